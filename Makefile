@@ -1,0 +1,50 @@
+# `make run` and `make test` are all a newcomer needs; both set up what they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
+
+.PHONY: run test check bench lock dictionary openapi clean
+.DEFAULT_GOAL := run
+
+$(VENV)/run-ready: requirements.lock pyproject.toml
+	@echo "setting up $(VENV) from requirements.lock (once) …"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --require-hashes --only-binary :all: -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/test-ready: requirements-dev.lock $(VENV)/run-ready
+	@echo "adding what the tests need from requirements-dev.lock (once) …"
+	$(PIP) --require-hashes --only-binary :all: -r requirements-dev.lock
+	@touch $@
+
+run: $(VENV)/run-ready
+	$(BIN)/smolsessions serve
+
+test: check
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+check: $(VENV)/test-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/test-ready
+	$(BIN)/python -m benchmarks
+
+# The lock files hold names, versions and hashes for every platform and Python; no address of an index.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+lock: $(VENV)/test-ready
+	$(LOCK) pyproject.toml --extra openai --extra embedded --group build -o requirements.lock
+	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
+
+openapi: $(VENV)/run-ready
+	$(BIN)/smolsessions openapi > openapi.yaml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -1,0 +1,125 @@
+"""What can go wrong, as one tree of exceptions with stable codes; the web room maps codes to statuses."""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """Something went wrong inside the service."""
+
+    code = "internal"
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str | None = None, **extensions: object) -> None:
+        """Take the sentence for the caller (default: the class's docstring) and the problem's own members."""
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.extensions = extensions
+        super().__init__(self.message)
+
+
+class StartError(ServiceError):
+    """The service cannot start as it is configured; the message names the mend."""
+
+    code = "cannot_start"
+
+
+class InvalidRequestError(ServiceError):
+    """A field of the request does not hold what it should."""
+
+    code = "invalid_request"
+
+    @classmethod
+    def at(cls, pointer: str, message: str) -> InvalidRequestError:
+        """Name the field by its JSON pointer."""
+        return cls(f"{pointer or 'body'}: {message}", errors=[{"pointer": pointer, "message": message}])
+
+
+class UnknownAgentError(InvalidRequestError):
+    """No agent of that name is configured here."""
+
+    code = "unknown_agent"
+
+
+class NotFoundError(ServiceError):
+    """There is no such thing, or it is not yours."""
+
+    code = "not_found"
+
+
+class ConversationNotFoundError(NotFoundError):
+    """There is no such conversation; leave conversation_id out to start one."""
+
+    code = "conversation_not_found"
+
+
+class TurnNotFoundError(NotFoundError):
+    """The conversation has no turn of that number."""
+
+    code = "turn_not_found"
+
+
+class ConflictError(ServiceError):
+    """The request does not fit the state of what it names."""
+
+    code = "conflict"
+
+
+class ConversationExistsError(ConflictError):
+    """A conversation with this id exists already."""
+
+    code = "conversation_exists"
+
+
+class BusyError(ConflictError):
+    """A turn of this conversation is running; wait for its end, then send the next."""
+
+    code = "busy"
+
+
+class OtherAgentError(ConflictError):
+    """The conversation belongs to another agent."""
+
+    code = "agent_mismatch"
+
+
+class AgentUnavailableError(ServiceError):
+    """The conversation's agent is not configured here."""
+
+    code = "agent_unavailable"
+
+
+class TooLargeError(ServiceError):
+    """The request is larger than this service accepts."""
+
+    code = "too_large"
+
+
+class UnauthorizedError(ServiceError):
+    """An API key is needed: send it as `Authorization: Bearer KEY`."""
+
+    code = "unauthorized"
+
+
+class StoreUnavailableError(ServiceError):
+    """The store does not answer; nothing was lost, try again."""
+
+    code = "store_unavailable"
+    retry_after_s = 2
+
+
+class ShuttingDownError(ServiceError):
+    """This process is shutting down; try again, another one will answer."""
+
+    code = "shutting_down"
+    retry_after_s = 2
+
+
+class SealBrokenError(ServiceError):
+    """A stored record does not verify: it was changed, moved, or sealed with a key that is not configured."""
+
+    code = "seal_broken"
+
+
+class LeaseLostError(ServiceError):
+    """Another worker, or a delete, took this turn; whatever is written for it now changes nothing."""
+
+    code = "lease_lost"
