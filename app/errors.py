@@ -22,6 +22,30 @@ class StartError(ServiceError):
     code = "cannot_start"
 
 
+class MalformedError(ServiceError):
+    """The body is not JSON in UTF-8."""
+
+    code = "malformed"
+
+
+class MediaTypeError(ServiceError):
+    """Send the body as `Content-Type: application/json`."""
+
+    code = "unsupported_media_type"
+
+
+class MethodNotAllowedError(ServiceError):
+    """This path does not take this method; /docs lists what it takes."""
+
+    code = "method_not_allowed"
+
+
+class ForeignHostError(ServiceError):
+    """This service listens on this machine alone and answers only to its names (127.0.0.1, localhost)."""
+
+    code = "foreign_host"
+
+
 class InvalidRequestError(ServiceError):
     """A field of the request does not hold what it should."""
 

@@ -1,0 +1,165 @@
+"""Agent names → factories. Fails closed: what could mix two conversations is refused before the first request."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smolagents import MultiStepAgent
+
+import app
+from app.agents.describe import describe
+from app.agents.session import AgentSession
+from app.agents.steps import unpack
+from app.errors import AgentUnavailableError, ServiceError, StartError
+from app.records import AgentInfo, AgentName, AgentVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from app.ports import Session
+
+Factory = "Callable[[], MultiStepAgent]"
+SMOLAGENTS = importlib.metadata.version("smolagents")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class FactoryFailedError(ServiceError):
+    """The agent could not be made: its factory failed; the service's log says how."""
+
+    code = "agent_error"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    factory: Callable[[], MultiStepAgent]
+    info: AgentInfo
+    carries: tuple[type, ...]
+
+
+class Catalog:
+    """The agents that this process can play, each checked by calling its factory twice."""
+
+    def __init__(self, factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]]) -> None:
+        self._entries: dict[AgentName, _Entry] = {}
+        for name, factory in factories:
+            if not _NAME.fullmatch(name):
+                raise StartError(f"the agent name {name!r} may hold letters, digits, - and _ only; rename it")
+            if name in self._entries:
+                raise StartError(f"two agents are called {name!r}; give each a name of its own in SMOLSESSIONS_AGENTS")
+            self._entries[AgentName(name)] = _checked(name, factory)
+
+    @property
+    def infos(self) -> dict[AgentName, AgentInfo]:
+        return {name: entry.info for name, entry in self._entries.items()}
+
+    def build(self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes]) -> Session:
+        """Make a live agent with these steps in its memory."""
+        entry = self._entry(name)
+        memory = [unpack(step, attachments, entry.carries) for step in steps]
+        try:
+            agent = entry.factory()
+        except Exception as error:
+            raise FactoryFailedError from error
+        return AgentSession(agent, memory, entry.carries)
+
+    def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
+        """Give a step as JSON."""
+        return describe(unpack(step, attachments, self._entry(name).carries))
+
+    def _entry(self, name: AgentName) -> _Entry:
+        if name not in self._entries:
+            raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
+        return self._entries[name]
+
+
+def factories_of(spec: str) -> list[tuple[str, Callable[[], MultiStepAgent]]]:
+    """Import what `name=module:factory,…` names; modules are also looked for in the working directory."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return [_import(entry.strip()) for entry in spec.split(",") if entry.strip()]
+
+
+def _import(entry: str) -> tuple[str, Callable[[], MultiStepAgent]]:
+    match = re.fullmatch(r"([^=]+)=([\w.]+):([\w.]+)", entry)
+    if not match:
+        raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
+    name, module_name, attribute = match.groups()
+    _refuse_namesake(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise StartError(
+            f"the agent {name!r}: importing {module_name} failed with {type(error).__name__}: "
+            f"{error}; mend the module, or start the service in the folder that holds it"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise StartError(f"the agent {name!r}: {module_name} has no function {attribute}; name the one that makes it")
+    return name, factory
+
+
+def _refuse_namesake(module_name: str) -> None:
+    ours = Path(next(iter(app.__path__)))
+    theirs = [path for path in (Path.cwd() / "app", Path.cwd() / "app.py") if path.exists() and path != ours]
+    if module_name.split(".", maxsplit=1)[0] == "app" and theirs:
+        raise StartError(
+            f"your {theirs[0].name} has the name of the service's own package, so {module_name} cannot be imported; "
+            "rename yours, say to my_agents"
+        )
+
+
+def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
+    first, second = _called(name, factory), _called(name, factory)
+    for one, other in zip(_family(first), _family(second), strict=False):
+        for what, part in (
+            ("agent", one),
+            ("memory", one.memory),
+            ("interpreter", getattr(one, "python_executor", None)),
+        ):
+            others = {"agent": other, "memory": other.memory, "interpreter": getattr(other, "python_executor", None)}
+            if part is not None and part is others[what]:
+                raise StartError(
+                    f"the factory of agent {name!r} gave the same {what} twice, so conversations would mix; make "
+                    "a new one in every call"
+                )
+    carries = tuple(getattr(first, "carries", ()))
+    for kind in carries:
+        if not isinstance(kind, type) or "." in kind.__qualname__:
+            raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
+    version = AgentVersion(AgentName(name), _kind(first), SMOLAGENTS)
+    tools = tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer")
+    info = AgentInfo(version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps))
+    return _Entry(factory, info, carries)
+
+
+def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
+    try:
+        agent = factory()
+    except StartError:
+        raise
+    except Exception as error:
+        raise StartError(
+            f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; it is called without arguments"
+        ) from error
+    if not isinstance(agent, MultiStepAgent):
+        raise StartError(
+            f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"
+        )
+    return agent
+
+
+def _family(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
+    yield agent
+    for managed in agent.managed_agents.values():
+        yield from _family(managed)
+
+
+def _kind(agent: MultiStepAgent) -> str:
+    """Name the smolagents class behind an agent's own."""
+    return next(kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith("smolagents"))

@@ -1,0 +1,138 @@
+"""What a client may know of a run that failed: a stable code and a fixed sentence, never an exception's own text.
+
+That text can hold keys, prompts and addresses. Providers' exceptions are told apart by their shape (statuses, codes,
+class names), so that none of their libraries is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from smolagents import Model
+from smolagents.utils import AgentGenerationError
+
+from app.records import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SENTENCES = {
+    "model_error": "The model gave no usable answer ({name}).",
+    "model_timeout": "The model did not answer in time ({name}).",
+    "model_auth": "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
+    "rate_limited": "The model's provider takes no more requests of this service for now ({name}).",
+    "context_overflow": "The conversation is longer than the model can read ({name}); prune it or start another one.",
+    "agent_error": "The agent's own code failed ({name}).",
+    "internal": "The service itself failed ({name}).",
+}
+_OVERFLOW_TEXT = re.compile(
+    r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens",
+    re.IGNORECASE,
+)
+_BROKEN_NAME = re.compile(r"Connect|TransportError|ProtocolError|ChunkedEncoding|IncompleteRead|JSONDecode")
+_HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
+_SWALLOWED_PREFIX = "Error in generating final LLM output: "
+
+FINAL_ANSWER_FAILED = Failure("model_error", "The model gave no usable answer after the last step.", retryable=True)
+"""For an answer that `is_swallowed_failure`: only the exception's text is left of it, so its kind is not known."""
+
+
+def classify(error: BaseException) -> Failure:
+    """Name the failure behind an exception that left `agent.run`; never `internal`, which is the host's own.
+
+    Hand it over with its traceback: that tells a model's exception that smolagents does not wrap (in a planning step)
+    from the same exception raised by a callback.
+    """
+    if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
+        return _failure("agent_error", error, retryable=False)
+    for link in _causes(error):
+        if verdict := _recognise(link):
+            code, retryable = verdict
+            return _failure(code, link, retryable=retryable)
+    return _failure("model_error", next(_causes(error)), retryable=False)
+
+
+def internal(error: BaseException) -> Failure:
+    """Make the failure of the host's own defects, which no exception of `agent.run` is."""
+    return _failure("internal", error, retryable=False)
+
+
+def is_swallowed_failure(output: object) -> bool:
+    """Tell whether an answer forced at `max_steps` is none: smolagents gives the model's exception as its text.
+
+    A model could also write this itself through `final_answer`: ask only where the run ended as `max_steps_error`.
+    """
+    match output:
+        case [{"type": "text", "text": str(text)}]:
+            return text.startswith(_SWALLOWED_PREFIX)
+    return False
+
+
+def _failure(code: str, error: BaseException, *, retryable: bool) -> Failure:
+    return Failure(code, _SENTENCES[code].format(name=type(error).__name__), retryable)
+
+
+def _passed_a_model(error: BaseException) -> bool:
+    return any(
+        frame.f_code.co_name in {"generate", "generate_stream"} and isinstance(frame.f_locals.get("self"), Model)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the chain from the outside in, without smolagents' wrapper: its text repeats what it wraps."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        inner = link.__cause__ if link.__suppress_context__ else link.__context__
+        if not isinstance(link, AgentGenerationError) or inner is None:
+            yield link
+        link = inner
+
+
+def _recognise(error: BaseException) -> tuple[str, bool] | None:
+    """Give code and retryability, or nothing for an exception of no known shape."""
+    names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    status, code = _status(error), _code(error)
+    if status in {401, 403} or "Authentication" in names or code == "invalid_api_key":
+        return "model_auth", False
+    if status == 429 or "RateLimit" in names or code == "rate_limit_exceeded":  # noqa: PLR2004
+        return "rate_limited", code != "insufficient_quota"  # a quota that is used up does not come back by waiting
+    if code == "context_length_exceeded" or "ContextWindow" in names or _OVERFLOW_TEXT.search(_text(error)):
+        return "context_overflow", False
+    if status in {408, 504} or "Timeout" in names:
+        return "model_timeout", True
+    if status >= 500 or _BROKEN_NAME.search(names):  # noqa: PLR2004
+        return "model_error", True
+    return None
+
+
+def _status(error: BaseException) -> int:
+    """Give the HTTP status that the exception carries (some send it as the code of an event in a stream), or 0."""
+    response = _attribute(error, "response")
+    held = (_attribute(error, "status_code"), _attribute(response, "status_code"), _code(error))
+    numbers = (str(value) for value in held if isinstance(value, str | int))
+    return next((int(number) for number in numbers if _HTTP_STATUS.fullmatch(number)), 0)
+
+
+def _code(error: BaseException) -> object:
+    """Give the provider's code: on the exception, in its body, or in the body's `error`."""
+    body = _attribute(error, "body")
+    inner = body.get("error") if isinstance(body, dict) else None
+    held = [holder.get("code") for holder in (body, inner) if isinstance(holder, dict)]
+    return next((value for value in (_attribute(error, "code"), *held) if isinstance(value, str | int)), None)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(argument for argument in error.args if isinstance(argument, str))
+
+
+def _attribute(holder: object, name: str) -> Any:
+    """Read an attribute of a foreign class, whose properties may raise (httpx has such)."""
+    with contextlib.suppress(Exception):
+        return getattr(holder, name, None)
+    return None

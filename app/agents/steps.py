@@ -1,0 +1,213 @@
+"""Steps ⇄ bytes: the only pickle of steps. What may be unpickled is an exact list of classes.
+
+What smolagents puts into a step survives; what a user's tool put there survives if it is plain data, as JSON where it
+has a JSON form, and otherwise as a text with a label, unless the agent declares its class in `carries`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import fractions
+import hashlib
+import io
+import pickle
+import uuid
+from typing import TYPE_CHECKING, Any, cast
+
+import PIL.Image
+from smolagents.agent_types import AgentAudio, AgentImage, AgentText
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentError
+
+from app.agents.plain import labelled, plain
+from app.errors import SealBrokenError, ServiceError
+from app.records import PackedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from app.records import StepType
+
+MAX_STEP_BYTES = 16 * 1024 * 1024
+
+_CARRIED: frozenset[type] = frozenset(
+    {
+        *(TaskStep, PlanningStep, ActionStep, ToolCall, Timing, TokenUsage),
+        *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
+        *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
+        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(set, frozenset, complex, bytearray, range),
+    }
+)
+
+
+class StepTooLargeError(ServiceError):
+    """A step of this turn is larger than the service keeps; let the tool return less."""
+
+    code = "agent_error"
+
+
+def finished(step: MemoryStep) -> bool:
+    """Tell a whole step from the half one that smolagents appends when a run is left in the middle of it."""
+    return not isinstance(step, ActionStep) or step.error is not None or step.observations is not None
+
+
+def strip(step: MemoryStep) -> None:
+    """Take from a finished step, in place, what nothing reads again and what pins memory.
+
+    That is the repeated history, the provider's own object, and the frames of an error.
+    """
+    if isinstance(step, ActionStep):
+        step.model_input_messages = None
+        if step.error is not None:
+            step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
+    elif isinstance(step, PlanningStep):
+        step.model_input_messages = []
+    message = getattr(step, "model_output_message", None)
+    if message is not None:
+        message.raw = None
+
+
+def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedStep:
+    """Make a step's bytes and read them once, so that what is committed can be read again."""
+    classes = frozenset(carries)
+    try:
+        data, attachments = _dump(step, classes)
+        unpack(data, attachments, classes)
+    except StepTooLargeError:
+        raise
+    except Exception:  # noqa: BLE001 - a value of foreign classes may fail in any way; the step itself must not
+        data, attachments = _dump(_simplified(step), frozenset())
+        unpack(data, attachments)
+    return PackedStep(step_type(step), turn, data, attachments)
+
+
+def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()) -> MemoryStep:
+    """Make the step again. The bytes come out of the seal; still only listed classes are made."""
+    step = _Unpickler(io.BytesIO(data), attachments, carries).load()
+    if not isinstance(step, TaskStep | PlanningStep | ActionStep):
+        raise SealBrokenError("a stored step is no step")
+    return step
+
+
+def step_type(step: MemoryStep) -> StepType:
+    if isinstance(step, TaskStep):
+        return "task"
+    return "planning" if isinstance(step, PlanningStep) else "action"
+
+
+def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes]]:
+    file = io.BytesIO()
+    pickler = _Pickler(file, carries)
+    pickler.dump(step)
+    if file.tell() > MAX_STEP_BYTES:
+        raise StepTooLargeError
+    return file.getvalue(), pickler.attachments
+
+
+def _simplified(step: MemoryStep) -> MemoryStep:
+    """Copy a step with every foreign value as text."""
+    if not isinstance(step, ActionStep):
+        return step
+    fields = vars(step) | {"action_output": labelled(step.action_output)}
+    if step.tool_calls:
+        fields["tool_calls"] = [ToolCall(call.name, labelled(call.arguments), call.id) for call in step.tool_calls]
+    if step.model_output_message is not None:
+        message = step.model_output_message
+        fields["model_output_message"] = ChatMessage(role=message.role, content=str(message.content))
+    return ActionStep(**fields)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, carries: frozenset[type]) -> None:
+        super().__init__(file, protocol=5)
+        # By identity: a foreign class may answer == and hash() with code of its own.
+        self._known = {id(thing) for thing in (*_CARRIED, *carries, *_MAKERS)}
+        self.attachments: dict[str, bytes] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if id(kind) in self._known or id(obj) in self._known:
+            return NotImplemented
+        if issubclass(kind, AgentError):
+            known = next(c.__name__ for c in kind.__mro__ if c.__name__ in _ERRORS)
+            return _error, (known, str(obj))
+        if issubclass(kind, PIL.Image.Image):
+            return _image, (self._attach(obj), issubclass(kind, AgentImage))
+        if kind is AgentText:
+            return _value, (str(obj),)
+        return _value, (labelled(obj) if kind is AgentAudio else plain(obj),)
+
+    def _attach(self, image: PIL.Image.Image) -> str:
+        raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
+        data = _image_bytes(raw)
+        name = hashlib.sha256(data).hexdigest()[:32]
+        self.attachments[name] = data
+        return name
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, attachments: dict[str, bytes], carries: Iterable[type]) -> None:
+        super().__init__(file)
+        self._attachments = attachments
+        self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == _image.__name__:
+            return self._image
+        found = self._listed.get((module, name))
+        if found is None:
+            raise SealBrokenError(f"a stored step holds {module}.{name}, which this agent does not carry")
+        return found
+
+    def _image(self, name: str, is_agent_image: bool) -> Any:
+        if name not in self._attachments:
+            raise SealBrokenError("an image of a stored step is missing")
+        image = _image_from(self._attachments[name])
+        return AgentImage(image) if is_agent_image else image
+
+
+def _value(value: object) -> object:
+    return value
+
+
+def _error(name: str, message: str) -> AgentError:
+    # AgentError.__init__ wants a logger to print to; what a step keeps of an error is its class and its words.
+    error = _ERRORS[name].__new__(_ERRORS[name], message)
+    error.message = message
+    return error
+
+
+def _image(name: str, is_agent_image: bool) -> Any:
+    raise AssertionError(name, is_agent_image)
+
+
+def _image_bytes(image: PIL.Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    kind = "PNG" if image.mode in {"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"} else "TIFF"
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def _image_from(data: bytes) -> PIL.Image.Image:
+    image = PIL.Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
+    found = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        if child.__module__ == kind.__module__:
+            found |= _subclasses(child)
+    return found
+
+
+_ERRORS = _subclasses(AgentError)
+_MAKERS: tuple[Callable[..., Any], ...] = (_value, _error, _image)
+_LISTED: dict[tuple[str, str], Any] = {
+    (thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, _value, _error)
+}

@@ -1,0 +1,109 @@
+"""What smolagents builds anew on every run and need not: the system prompt, finished steps' messages, log panels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents.memory import ActionStep
+from smolagents.monitoring import AgentLogger, LogLevel
+
+if TYPE_CHECKING:
+    from smolagents.memory import MemoryStep
+    from smolagents.models import ChatMessage
+
+
+def make_thrifty(agent: MultiStepAgent) -> None:
+    """Replace two public methods and the logger on this instance, and on its managed agents; prompts stay the same.
+
+    An agent class with methods of its own keeps them.
+    """
+    agent.logger = agent.monitor.logger = SilentLogger()
+    kind = type(agent)
+    if kind.initialize_system_prompt in _KNOWN_PROMPTS:
+        agent.initialize_system_prompt = _KeptPrompt(agent)
+    if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
+        agent.write_memory_to_messages = _KeptMessages(agent)
+    for managed in agent.managed_agents.values():
+        make_thrifty(managed)
+
+
+class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
+    """Prints nothing and builds nothing to print: prompts and answers are not for a service's output."""
+
+    def __init__(self) -> None:
+        super().__init__(level=LogLevel.OFF, console=Console(quiet=True))
+
+    def log(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
+
+
+class _KeptPrompt:
+    """The rendered system prompt, as long as what goes into it is the same."""
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        self._agent = agent
+        self._key: object = None
+        self._prompt = ""
+
+    def __call__(self) -> str:
+        agent = self._agent
+        key = (
+            agent.prompt_templates["system_prompt"],
+            agent.instructions,
+            [(name, tool.description, tool.inputs, tool.output_type) for name, tool in agent.tools.items()],
+            [(name, managed.description) for name, managed in agent.managed_agents.items()],
+            list(getattr(agent, "authorized_imports", ())),
+            getattr(agent, "code_block_tags", None),
+        )
+        if key != self._key:
+            self._prompt = type(agent).initialize_system_prompt(agent)
+            self._key = key
+        return self._prompt
+
+
+class _KeptMessages:
+    """The messages of finished steps, each built once. A step that a callback changed since is built again.
+
+    The messages are shared between model calls: a model must not change those that it is given (smolagents' own copy).
+    """
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        self._agent = agent
+        self._built: list[tuple[MemoryStep, object, list[ChatMessage]]] = []
+
+    def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
+        agent = self._agent
+        if summary_mode:
+            return type(agent).write_memory_to_messages(agent, summary_mode=True)
+        messages = agent.memory.system_prompt.to_messages()
+        steps = agent.memory.steps
+        del self._built[len(steps) :]
+        for index, step in enumerate(steps):
+            built = self._at(index, step)
+            messages.extend(built)
+        return messages
+
+    def _at(self, index: int, step: MemoryStep) -> list[ChatMessage]:
+        mark = _mark(step)
+        if index < len(self._built):
+            kept, kept_mark, messages = self._built[index]
+            if kept is step and kept_mark == mark:
+                return messages
+        messages = step.to_messages()
+        self._built[index : index + 1] = [(step, mark, messages)]
+        return messages
+
+
+def _mark(step: MemoryStep) -> tuple[object, ...]:
+    """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing."""
+    if not isinstance(step, ActionStep):
+        return ()
+    images = step.observations_images
+    return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
+
+
+_KNOWN_PROMPTS = (ToolCallingAgent.initialize_system_prompt, CodeAgent.initialize_system_prompt)

@@ -1,0 +1,80 @@
+"""Conversations as callers use them: make, show, list, patch, delete, and what is in their memory."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from app.errors import UnknownAgentError
+from app.records import AgentName, Owner, Page, Ref
+
+if TYPE_CHECKING:
+    from app.ports import Agents
+    from app.ports import Conversations as Store
+    from app.records import AgentInfo, Conversation
+
+
+class Conversations:
+    """An owner's conversations."""
+
+    def __init__(self, store: Store, agents: Agents, default_agent: AgentName) -> None:
+        self._store = store
+        self._agents = agents
+        self._default_agent = default_agent
+
+    def agents(self) -> list[AgentInfo]:
+        """Say which agents there are, the default one first."""
+        return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
+
+    async def create(
+        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, metadata: dict[str, Any]
+    ) -> Conversation:
+        """Make an empty conversation."""
+        if agent is not None and agent not in self._agents.infos:
+            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        return await self._store.create(ref, agent or self._default_agent, metadata)
+
+    async def show(self, ref: Ref) -> Conversation:
+        """Look at one."""
+        return await self._store.conversation(ref)
+
+    async def page(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
+        """Look at many, newest first."""
+        return await self._store.conversations(owner, cursor, limit)
+
+    async def patch(self, ref: Ref, patch: dict[str, Any]) -> Conversation:
+        """Merge a JSON merge patch (RFC 7396) into the metadata."""
+        return await self._store.patch(ref, lambda metadata: merge(metadata, patch))
+
+    async def delete(self, ref: Ref) -> None:
+        """Take it away, with all that it held."""
+        await self._store.delete(ref)
+
+    async def steps(self, ref: Ref, first: int, limit: int) -> Page[dict[str, Any]]:
+        """Give steps as JSON, hidden ones too."""
+        agent, page, attachments = await self._store.steps(ref, first, limit)
+        items = [
+            {
+                "index": step.index,
+                "turn": step.turn,
+                "type": step.type,
+                "hidden": step.hidden,
+                **self._agents.describe(agent, step.data, attachments),
+            }
+            for step in page.items
+        ]
+        return Page(tuple(items), page.next_cursor)
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch: null takes a member away, objects merge, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge(merged.get(name), value)
+    return merged

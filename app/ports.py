@@ -1,0 +1,200 @@
+"""What the core needs of the rooms around it: the store's side and the agents' side, as contracts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from app.events import Event, Logged
+    from app.records import (
+        AgentInfo,
+        AgentName,
+        AgentVersion,
+        Conversation,
+        Outcome,
+        Owner,
+        PackedStep,
+        Page,
+        Ref,
+        StoredStep,
+        Turn,
+        TurnInput,
+    )
+
+
+class LogReader(Protocol):
+    """One reader of a conversation's events. Registered before the turn is submitted, it misses nothing."""
+
+    def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged]:
+        """Yield the turn's events with `seq > after`, each once and in order; ends after the final one."""
+        ...
+
+
+class Turns(Protocol):
+    """Accepting turns and looking at them."""
+
+    async def submit(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        *,
+        create: dict[str, Any] | None,
+        asked: bool,
+        version_of: Callable[[AgentName], AgentVersion],
+    ) -> Turn:
+        """Accept a turn in one atomic step and give it back with its number and its conversation's agent.
+
+        `create` holds the metadata of a conversation to be made where there is none; `asked` says that the caller named
+        the agent, so that another one is an error; `version_of` describes
+        the agent that it turns out to be. Raises `ConversationNotFoundError`, `OtherAgentError`,
+        `AgentUnavailableError`, `BusyError`; then nothing was written.
+        """
+        ...
+
+    def reader(self, ref: Ref) -> AbstractContextManager[LogReader]:
+        """Register a reader of this process."""
+        ...
+
+    async def turn(self, ref: Ref, number: int) -> Turn:
+        """Raise `TurnNotFoundError` or `ConversationNotFoundError` where there is none."""
+        ...
+
+    async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
+        """Give turns in ascending order from number `first`."""
+        ...
+
+
+class Conversations(Protocol):
+    """Conversations at rest."""
+
+    async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
+        """Raise `ConversationExistsError` where the id is taken."""
+        ...
+
+    async def conversation(self, ref: Ref) -> Conversation:
+        """Raise `ConversationNotFoundError` where there is none."""
+        ...
+
+    async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
+        """Give an owner's conversations, newest first."""
+        ...
+
+    async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
+        """Apply `change` to the metadata, again where another writer came between."""
+        ...
+
+    async def delete(self, ref: Ref) -> None:
+        """End a running turn as cancelled, then take the conversation away."""
+        ...
+
+    async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
+        """Give steps from index `first`, hidden ones too, with their attachments; what does not verify is an error."""
+        ...
+
+
+class Lease(Protocol):
+    """A worker's fenced right to one conversation, while it plays one turn of it."""
+
+    @property
+    def turn(self) -> Turn: ...
+
+    @property
+    def given(self) -> TurnInput: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def version(self) -> bytes:
+        """What the conversation's steps are now; a session of the same version needs no loading."""
+        ...
+
+    async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
+        """Load the steps that the model is shown, verified, with their attachments."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """The store has said that another one holds the conversation."""
+        ...
+
+    async def adopt_tail(self) -> None:
+        """Keep the finished steps that an earlier attempt left."""
+        ...
+
+    def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
+        """Queue one write of the turn; returns at once. What was queued before is written before."""
+        ...
+
+    async def commit(self, outcome: Outcome) -> Turn:
+        """End the turn: the steps emitted so far stay, the final event is shown, the lease goes back.
+
+        Repeated until the store answers. Raises `LeaseLostError` where another one holds the conversation now.
+        """
+        ...
+
+
+class Scheduler(Protocol):
+    """Who plays what. Leases last `lease_s` seconds from claim or renewal."""
+
+    @property
+    def lease_s(self) -> float: ...
+
+    async def claim(self, agents: Sequence[AgentName], most: int) -> list[Lease]:
+        """Take up to `most` ready conversations of these agents, the longest waiting first."""
+        ...
+
+    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Extend the leases; give back those that are lost."""
+        ...
+
+    async def sweep(self) -> int:
+        """Make conversations with an expired lease ready again; give their number."""
+        ...
+
+    async def hand_back(self, lease: Lease) -> None:
+        """Give up a claim that was not begun; its conversation is ready again."""
+        ...
+
+    async def wait_for_work(self, timeout_s: float) -> None:
+        """Return when a conversation may have become ready, at the latest after the timeout. A hint, no promise."""
+        ...
+
+
+class Session(Protocol):
+    """A conversation's live agent in this process. One turn at a time."""
+
+    def play(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        keep: Callable[[PackedStep], None],
+        stopped: Callable[[], bool],
+    ) -> Outcome:
+        """Run the agent in the calling thread, handing each finished step to `keep`.
+
+        Never raises what the agent raises: that is a failed outcome. `stopped` is asked at every step's end.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what the agent holds."""
+        ...
+
+
+class Agents(Protocol):
+    """The agents that this process can play."""
+
+    @property
+    def infos(self) -> dict[AgentName, AgentInfo]: ...
+
+    def build(self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes]) -> Session:
+        """Make a session whose agent has these steps in its memory; called in a thread."""
+        ...
+
+    def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
+        """Give a step as JSON."""
+        ...

@@ -1,0 +1,193 @@
+"""What the service keeps, as frozen records without behaviour; the words are those of the design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NewType, TypeVar
+
+T = TypeVar("T")
+
+Owner = NewType("Owner", str)
+AgentName = NewType("AgentName", str)
+TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
+RunState = Literal["success", "max_steps_error"]
+StepType = Literal["task", "planning", "action"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A conversation's full name: ids are scoped to their owner."""
+
+    owner: Owner
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}/{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentVersion:
+    """What a turn records of the agent that plays it: its configured name, its class, the release of smolagents."""
+
+    name: AgentName
+    kind: str
+    smolagents: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """What `GET /agents` says of an agent."""
+
+    version: AgentVersion
+    description: str
+    tools: tuple[str, ...]
+    max_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The durable thing. Times are Unix seconds."""
+
+    ref: Ref
+    agent: AgentName
+    metadata: dict[str, Any]
+    created_at: float
+    updated_at: float
+    turns: int
+    step_counts: dict[StepType, int]
+    running_turn: int | None
+    queued_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a turn failed: a stable code, a sentence for the caller, and whether the same turn may work later."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of a turn. `arguments` is JSON; `ok` says that the tool returned."""
+
+    call_id: str
+    name: str
+    arguments: Any
+    agent: str
+    step_id: str
+    internal: bool
+    ok: bool
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the model reports them, summed over the turn's finished steps."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When the turn was accepted, taken by a worker and over: Unix seconds."""
+
+    submitted_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """What the caller asked of this turn beyond its message. `max_steps` None: the agent's own."""
+
+    max_steps: int | None = None
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a turn ended, as the session saw it."""
+
+    status: Literal["finished", "failed", "cancelled"]
+    reply: str | None = None
+    output: Any = None
+    state: RunState | None = None
+    steps: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One user message and all that the agent does until it answers. `outcome` is there when it is over."""
+
+    ref: Ref
+    number: int
+    agent: AgentVersion
+    message: str
+    options: TurnOptions
+    timing: Timing
+    attempts: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def status(self) -> TurnStatus:
+        if self.outcome:
+            return self.outcome.status
+        return "queued" if self.timing.started_at is None else "running"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInput:
+    """What only the run needs and the record does not repeat: images as files' bytes, arguments as JSON."""
+
+    images: tuple[bytes, ...] = ()
+    additional_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A finished step as bytes; what is large and repeats (images) lies beside it, by content hash."""
+
+    type: StepType
+    turn: int
+    data: bytes
+    attachments: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step as the store gives it back."""
+
+    index: int
+    type: StepType
+    turn: int
+    data: bytes
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a list; `next_cursor` None: there is no more."""
+
+    items: tuple[T, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
+
+    `shown_from` is the index where what the model is shown begins, `shown_hash` the running hash before it.
+    """
+
+    generation: int = 0
+    count: int = 0
+    hash: bytes = b""
+    shown_from: int = 0
+    shown_hash: bytes = b""
+    step_counts: dict[StepType, int] = field(default_factory=dict)

@@ -1,0 +1,127 @@
+"""Every setting, once: environment variables with the prefix SMOLSESSIONS_, each with its help."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.errors import StartError
+
+PREFIX = "SMOLSESSIONS_"
+
+
+class Settings(BaseSettings):
+    """Read once at start and passed on as plain arguments."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback needs API_KEYS_FILE.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 takes a free one.")
+    data_dir: Path = Field(
+        Path("smolsessions-data"), description="Folder of the embedded store and its key; not used with REDIS_URL."
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// or unix://.",
+    )
+    seal_keys: SecretStr | None = Field(
+        None,
+        description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
+        "`smolsessions new-key` prints one.",
+    )
+    seal_keys_file: Path | None = Field(None, description="The same in a file, one key a line.")
+    api_keys_file: Path | None = Field(
+        None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions new-api-key OWNER` prints one."
+    )
+    allow_anonymous: bool = Field(
+        False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
+    )
+    agents: str = Field("", description="Your agents: name=module:factory, with commas between.")
+    default_agent: str | None = Field(
+        None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
+    )
+    demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
+    model_id: str | None = Field(
+        None, description="Offers the agent chat on this model of an OpenAI-compatible endpoint."
+    )
+    model_api_base: str | None = Field(None, description="Address of that endpoint; without it, OpenAI itself.")
+    model_api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the endpoint's key (not the key)."
+    )
+    model_timeout_s: float = Field(60, gt=0, description="How long that endpoint may be silent.")
+    threads: int = Field(32, ge=1, le=512, description="Turns that this process plays at the same time.")
+    wait_s: float = Field(55, gt=0, description="How long POST /turn waits for the turn's end before it answers 202.")
+    lease_s: float = Field(
+        5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
+    )
+    drain_s: float = Field(20, ge=0, description="How long running turns may go on after SIGTERM.")
+    log_ttl_s: int = Field(3600, ge=1, description="How long the events of a turn that is over can be read.")
+    warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
+    warm_idle_s: float = Field(600, ge=0, description="How long an unused agent is kept in memory.")
+    max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
+    max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")
+    max_body_bytes: int = Field(20 * 1024 * 1024, ge=1024, description="Largest request that is accepted.")
+    max_image_pixels: int = Field(40_000_000, ge=1, description="Largest image that is accepted.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _is_no_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: false, "
+                "or call the Service something else"
+            )
+        return value
+
+    @property
+    def loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def read_settings() -> Settings:
+    """Read the environment; what is wrong is a `StartError` that names the variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        sentences = []
+        for problem in error.errors():
+            name = f"{PREFIX}{problem['loc'][0]}".upper() if problem["loc"] else PREFIX
+            sentences.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}")
+        raise StartError("\n".join([*sentences, "`smolsessions settings` lists all settings"])) from None
+
+
+def strangers() -> list[str]:
+    """Warn of variables that look like settings and are none."""
+    known = [f"{PREFIX}{name}".upper() for name in Settings.model_fields]
+    warnings = []
+    for name in sorted(os.environ):
+        if (
+            name.startswith(PREFIX)
+            and name not in known
+            and not name.startswith((f"{PREFIX}PORT_", f"{PREFIX}SERVICE_"))
+        ):
+            near = difflib.get_close_matches(name, known, 1)
+            warnings.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return warnings
+
+
+def table() -> str:
+    """Give all settings as a Markdown table."""
+    rows = ["| variable | default | what it sets |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = "" if default in {None, ""} else f"`{int(default) if isinstance(default, bool) else default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(rows)

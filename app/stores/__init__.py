@@ -1,0 +1,1 @@
+"""All that knows Redis, or Valkey: the same protocol."""

@@ -1,0 +1,101 @@
+"""Records ⇄ bytes: JSON, without what the record's place says already."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+
+from app.events import TurnEnded, TurnQueued, TurnStarted
+from app.records import Head, Owner, Ref, StoredStep, Turn, TurnInput
+
+if TYPE_CHECKING:
+    from app.events import Event
+    from app.records import PackedStep, StepType
+
+_TURN = TypeAdapter(Turn)
+_STARTED = TypeAdapter(TurnStarted)
+_STEP = struct.Struct(">BI")
+_TYPES: tuple[StepType, ...] = ("task", "planning", "action")
+
+
+def turn_to_bytes(turn: Turn) -> bytes:
+    return _TURN.dump_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
+
+
+def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
+    fields = from_json(data)
+    fields["ref"] = ref
+    fields["number"] = number
+    return _TURN.validate_python(fields)
+
+
+def event_to_bytes(event: Event) -> bytes:
+    assert not isinstance(event, TurnEnded), "a final event is the turn's record"
+    return b"" if isinstance(event, TurnQueued) else _STARTED.dump_json(event)
+
+
+def event_from_bytes(name: str, data: bytes) -> Event:
+    if name == TurnQueued.type:
+        return TurnQueued()
+    if name == TurnStarted.type:
+        return _STARTED.validate_json(data)
+    raise ValueError(f"an event {name!r} is of a newer release")
+
+
+def head_to_bytes(head: Head) -> bytes:
+    shown = [head.shown_from, head.shown_hash.hex()]
+    return to_json([head.generation, head.count, head.hash.hex(), *shown, head.step_counts])
+
+
+def head_from_bytes(data: bytes) -> Head:
+    generation, count, running, shown_from, shown_hash, step_counts = from_json(data)
+    return Head(generation, count, bytes.fromhex(running), shown_from, bytes.fromhex(shown_hash), step_counts)
+
+
+def input_to_bytes(given: TurnInput) -> bytes:
+    header = {"sizes": [len(image) for image in given.images], "args": given.additional_args}
+    return json.dumps(header).encode() + b"\n" + b"".join(given.images)
+
+
+def input_from_bytes(data: bytes) -> TurnInput:
+    line, _, rest = data.partition(b"\n")
+    header: dict[str, Any] = json.loads(line)
+    images = []
+    for size in header["sizes"]:
+        images.append(rest[:size])
+        rest = rest[size:]
+    return TurnInput(tuple(images), header["args"])
+
+
+def step_to_bytes(step: PackedStep) -> bytes:
+    return _STEP.pack(_TYPES.index(step.type), step.turn) + step.data
+
+
+def step_from_bytes(data: bytes, index: int, *, hidden: bool = False) -> StoredStep:
+    kind, turn = _STEP.unpack_from(data)
+    return StoredStep(index, _TYPES[kind], turn, data[_STEP.size :], hidden)
+
+
+def started(turn: Turn, at: float, attempts: int) -> Turn:
+    """Add what the store knows of a turn that runs."""
+    return replace(turn, timing=replace(turn.timing, started_at=at), attempts=attempts)
+
+
+def ref_of(scope: str) -> Ref:
+    """Take a conversation's name apart again."""
+    owner, _, conversation_id = scope.partition("/")
+    return Ref(Owner(owner), conversation_id)
+
+
+def conversation_to_bytes(agent: str, metadata: dict[str, Any]) -> bytes:
+    return to_json({"agent": agent, "metadata": metadata})
+
+
+def metadata_from_bytes(data: bytes) -> dict[str, Any]:
+    metadata: dict[str, Any] = from_json(data)["metadata"]
+    return metadata

@@ -1,0 +1,138 @@
+"""Conversations at rest: make, show, list, patch, delete, and their steps as bytes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ConversationExistsError, ConversationNotFoundError, StoreUnavailableError
+from app.events import Logged, TurnEnded
+from app.records import AgentName, Conversation, Failure, Outcome, Page
+from app.stores import codec
+from app.stores.lease import open_head, open_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.records import Owner, Ref, StoredStep, Turn
+    from app.stores.desk import Desk
+    from app.stores.turns import Turns
+
+MOST_TRIES = 20
+
+
+class Conversations:
+    """The store's side of conversations."""
+
+    def __init__(self, desk: Desk, turns: Turns) -> None:
+        self._desk = desk
+        self._turns = turns
+
+    async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
+        """Make an empty conversation."""
+        state, *rest = await self._desk.scripts.call(
+            "create", owner=ref.owner, ref=str(ref), agent=agent, record=self._record(ref, agent, metadata)
+        )
+        if state == b"exists":
+            raise ConversationExistsError
+        return self._conversation(*rest[0])
+
+    async def conversation(self, ref: Ref) -> Conversation:
+        """Read one conversation."""
+        return self._conversation(*await self._row(ref))
+
+    async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
+        """Read a page; the cursor is the age of the last one shown."""
+        rows = await self._desk.scripts.call("list", owner=owner, cursor=cursor or "", limit=limit + 1)
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return Page(tuple(self._conversation(*row) for row in rows), rows[-1][1][4].decode() if more else None)
+
+    async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
+        """Read, change and write the metadata, until no other writer comes between."""
+        for _ in range(MOST_TRIES):
+            row = await self._row(ref)
+            conversation = self._conversation(*row)
+            written = self._record(ref, conversation.agent, change(conversation.metadata))
+            state, *rest = await self._desk.scripts.call("patch", ref=str(ref), read=row[1][1], written=written)
+            if state == b"ok":
+                return self._conversation(*rest[0])
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def delete(self, ref: Ref) -> None:
+        """End what runs, then take everything away."""
+        for _ in range(MOST_TRIES):
+            running = await self._open_turn(ref)
+            ended = _cancelled(running) if running else None
+            number = ended.number if ended else 0
+            record = self._seal(codec.turn_to_bytes(ended), ref, "turn", number) if ended else b""
+            state, *rest = await self._desk.scripts.call(
+                "delete",
+                owner=ref.owner,
+                ref=str(ref),
+                turn=number or "",
+                record=record,
+                me=self._desk.channel,
+                log_ttl_s=self._desk.log_ttl_s,
+            )
+            if state == b"unknown":
+                raise ConversationNotFoundError
+            if state == b"ok":
+                if ended:
+                    self._desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+                return
+        raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
+
+    async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
+        """Read steps, each checked against its place."""
+        scope = str(ref)
+        found = await self._desk.scripts.call("steps", ref=scope, first=first, last=first + limit)
+        if not found:
+            raise ConversationNotFoundError
+        agent, generation, head_blob, blobs, images = found
+        head = open_head(self._desk.sealer, scope, generation, head_blob)
+        items = []
+        for index, blob in enumerate(blobs[:limit], first):
+            opened = self._desk.sealer.open(blob, scope, "step", head.generation, index)
+            items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
+        page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
+        return AgentName(agent.decode()), page, open_images(self._desk.sealer, scope, images)
+
+    async def _row(self, ref: Ref) -> Any:
+        row = await self._desk.scripts.call("show", ref=str(ref))
+        if not row:
+            raise ConversationNotFoundError
+        return row
+
+    async def _open_turn(self, ref: Ref) -> Turn | None:
+        _, fields, _, queued = await self._row(ref)
+        return await self._turns.turn(ref, int(fields[6])) if queued else None
+
+    def _conversation(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
+        agent, record, head, generation, created, updated, turns = fields
+        ref = codec.ref_of(scope.decode())
+        opened = self._desk.sealer.open(record, str(ref), "conversation")
+        return Conversation(
+            ref=ref,
+            agent=AgentName(agent.decode()),
+            metadata=codec.metadata_from_bytes(opened),
+            created_at=int(created) / 1_000_000,
+            updated_at=int(updated) / 1_000_000,
+            turns=int(turns),
+            step_counts=open_head(self._desk.sealer, str(ref), generation, head).step_counts if head else {},
+            running_turn=int(running) if running else None,
+            queued_turns=queued - 1 if running else queued,
+        )
+
+    def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> bytes:
+        return self._seal(codec.conversation_to_bytes(agent, metadata), ref, "conversation")
+
+    def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
+        return self._desk.sealer.seal(data, str(ref), *place)
+
+
+def _cancelled(turn: Turn) -> Turn:
+    failure = Failure("conversation_deleted", "The conversation was deleted while this turn ran.")
+    timing = replace(turn.timing, finished_at=time.time())
+    return replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure))

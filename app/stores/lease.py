@@ -1,0 +1,251 @@
+"""A claimed turn's writes: emitted in order, idempotent by key, and its one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
+from app.events import FINAL, Logged, TurnEnded
+from app.records import Head
+from app.seal import tag_of
+from app.stores import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from app.events import Event
+    from app.records import Outcome, PackedStep, StepType, StoredStep, Turn, TurnInput
+    from app.seal import Sealer
+    from app.stores.connection import Answer
+    from app.stores.desk import Desk
+    from app.stores.script import Argument
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
+RETRY_S = 0.25
+HASH_BYTES = 16
+
+
+class HeldLease:
+    """This worker's fenced right to one conversation while it plays one turn of it.
+
+    Entries stay in the backlog until the store has answered for them; a lost connection sends the whole backlog again,
+    in order, and what had arrived is a no-op there.
+    """
+
+    def __init__(
+        self, desk: Desk, scope: str, fence: str, turn: Turn, given: TurnInput, head: Head, version: bytes, stored: int
+    ) -> None:
+        self.scope = scope
+        self.fence = fence
+        self.turn = turn
+        self.given = given
+        self.version = version
+        self._desk = desk
+        self._loop = asyncio.get_running_loop()
+        self._head = _shown_from_here(head) if turn.options.reset else head
+        self._stored = stored
+        self._backlog: deque[tuple[list[Argument], list[Event]]] = deque()
+        self._unsent = 0
+        self._lost = False
+
+    @property
+    def attempt(self) -> int:
+        return self.turn.attempts
+
+    async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
+        """Load what the model is shown, up to the head; a gap, a swap or a cut is a `SealBrokenError`."""
+        head = self._head
+        blobs, images = await self._load(head.shown_from, head.count)
+        running = head.shown_hash
+        data = []
+        for index, blob in enumerate(blobs, head.shown_from):
+            running = extend_hash(running, blob)
+            data.append(self._open_step(blob, index).data)
+        if running != head.hash or len(blobs) != head.count - head.shown_from:
+            raise SealBrokenError("the stored steps of this conversation are not those that its head was sealed over")
+        return data, images
+
+    async def adopt_tail(self) -> None:
+        """Take over the finished steps that an earlier attempt left behind the head."""
+        tail, _ = await self._load(self._head.count, self._stored)
+        for index, blob in enumerate(tail, self._head.count):
+            step = self._open_step(blob, index)
+            self._head = _extended(self._head, step.type, blob)
+
+    def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
+        """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
+        entry: list[Argument] = [key, ""]
+        entry += self._sealed_step(step) if step else ["", "", 0]
+        told = list(events)
+        entry.append(len(told))
+        for event in told:
+            entry += [event.type, self._seal(codec.event_to_bytes(event), "event", self.turn.number, event.type)]
+        self._backlog.append((entry, told))
+        self._unsent += 1
+        if self._unsent == 1:
+            self._loop.call_soon(self._send)
+
+    async def commit(self, outcome: Outcome) -> Turn:
+        """End the turn. Asks again until the store has answered, for a bounded time."""
+        timing = replace(self.turn.timing, finished_at=time.time())
+        turn = replace(self.turn, timing=timing, outcome=outcome)
+        give_up_at = self._loop.time() + PATIENCE_S
+        while True:
+            try:
+                return await self._commit(turn)
+            except StoreUnavailableError:
+                if self._loop.time() > give_up_at:
+                    raise
+                self._unsent = len(self._backlog)
+                await asyncio.sleep(RETRY_S)
+
+    async def _commit(self, turn: Turn) -> Turn:
+        assert turn.outcome
+        self._send()
+        head = self._seal(codec.head_to_bytes(self._head), "head")
+        event = FINAL[turn.outcome.status]
+        state, *rest = await self._desk.scripts.call(
+            "commit",
+            ref=self.scope,
+            turn=turn.number,
+            fence=self.fence,
+            generation=self._head.generation,
+            count=self._head.count,
+            head=head,
+            record=self._seal(codec.turn_to_bytes(turn), "turn", turn.number),
+            event=event,
+            me=self._desk.channel,
+            wake=self._desk.wake,
+            log_ttl_s=self._desk.log_ttl_s,
+        )
+        if state == b"lost":
+            raise LeaseLostError
+        self.version = tag_of(head)
+        if state == b"ok":
+            self._desk.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
+        return turn
+
+    def _send(self) -> None:
+        if not self._unsent:
+            return
+        batch = list(self._backlog)[-self._unsent :]
+        self._unsent = 0
+        arguments = [argument for entry, _ in batch for argument in entry]
+        answer = self._desk.scripts.send(
+            "emit",
+            *arguments,
+            ref=self.scope,
+            turn=self.turn.number,
+            fence=self.fence,
+            generation=self._head.generation,
+            me=self._desk.channel,
+        )
+        events = [event for _, told in batch for event in told]
+        answer.add_done_callback(lambda answer: self._written(answer, len(batch), events))
+
+    def _written(self, answer: Answer, entries: int, events: list[Event]) -> None:
+        error = answer.exception()
+        if error:
+            log.warning("a write of turn %s#%d waits: %s", self.scope, self.turn.number, error)
+            if not self._unsent:
+                self._loop.call_later(RETRY_S, self._send)
+            self._unsent = len(self._backlog)
+            return
+        state, *rest = answer.result()
+        if state == b"lost":
+            self._lost = True
+            return
+        for _ in range(min(entries, len(self._backlog))):
+            self._backlog.popleft()
+        for seq, event in zip(rest[0], events, strict=True):
+            if seq:
+                self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
+
+    @property
+    def lost(self) -> bool:
+        """The store has said that another one holds the conversation."""
+        return self._lost
+
+    def _sealed_step(self, step: PackedStep) -> list[Argument]:
+        index = self._head.count
+        blob = self._seal(codec.step_to_bytes(step), "step", self._head.generation, index)
+        self._head = _extended(self._head, step.type, blob)
+        sealed: list[Argument] = [index, blob, len(step.attachments)]
+        for name, data in step.attachments.items():
+            sealed += [name, self._seal(data, "image", name)]
+        return sealed
+
+    def _seal(self, data: bytes, *place: str | int) -> bytes:
+        return self._desk.sealer.seal(data, self.scope, *place)
+
+    def _open_step(self, blob: bytes, index: int) -> StoredStep:
+        opened = self._desk.sealer.open(blob, self.scope, "step", self._head.generation, index)
+        return codec.step_from_bytes(opened, index)
+
+    async def _load(self, first: int, end: int) -> tuple[list[bytes], dict[str, bytes]]:
+        if end <= first:
+            return [], {}
+        found = await self._desk.scripts.call("steps", ref=self.scope, first=first, last=end - 1)
+        if not found:
+            raise LeaseLostError
+        return found[3], open_images(self._desk.sealer, self.scope, found[4])
+
+
+def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
+    desk: Desk,
+    name: bytes,
+    number: bytes,
+    fence: bytes,
+    attempt: int,
+    record: bytes,
+    given: bytes,
+    generation: bytes,
+    head: bytes,
+    stored: int,
+) -> HeldLease:
+    """Open what a claim gave."""
+    scope, turn = name.decode(), int(number)
+    played = codec.turn_from_bytes(desk.sealer.open(record, scope, "turn", turn), codec.ref_of(scope), turn)
+    return HeldLease(
+        desk,
+        scope=scope,
+        fence=fence.decode(),
+        turn=codec.started(played, time.time(), attempt),
+        given=codec.input_from_bytes(desk.sealer.open(given, scope, "input", turn)),
+        head=open_head(desk.sealer, scope, generation, head),
+        version=tag_of(head) if head else b"",
+        stored=stored,
+    )
+
+
+def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Head:
+    """Open a conversation's head; before its first commit it has none."""
+    return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
+
+
+def open_images(sealer: Sealer, scope: str, pairs: list[bytes]) -> dict[str, bytes]:
+    """Open attachments, given as name and blob in turn."""
+    named = zip(pairs[::2], pairs[1::2], strict=True)
+    return {name.decode(): sealer.open(blob, scope, "image", name.decode()) for name, blob in named}
+
+
+def _extended(head: Head, kind: StepType, blob: bytes) -> Head:
+    counts = {**head.step_counts, kind: head.step_counts.get(kind, 0) + 1}
+    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
+
+
+def extend_hash(running: bytes, blob: bytes) -> bytes:
+    """Carry the running hash over one more sealed step."""
+    return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
+
+
+def _shown_from_here(head: Head) -> Head:
+    return replace(head, shown_from=head.count, shown_hash=head.hash)

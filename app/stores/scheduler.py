@@ -1,0 +1,58 @@
+"""Who plays what: claiming conversations, keeping their leases, taking back what expired."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from app.stores.lease import HeldLease, open_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.records import AgentName
+    from app.stores.lease import Desk
+    from app.stores.script import Argument
+
+
+class Scheduler:
+    """Claims conversations for this process's worker and keeps its leases."""
+
+    def __init__(self, desk: Desk, *, worker: str, lease_s: float) -> None:
+        self._desk = desk
+        self._worker = worker
+        self._work = asyncio.Event()
+        self.lease_s = lease_s
+
+    def nudge(self) -> None:
+        """A conversation may be ready."""
+        self._work.set()
+
+    async def wait_for_work(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+        self._work.clear()
+
+    async def claim(self, agents: Sequence[AgentName], most: int) -> list[HeldLease]:
+        call = self._desk.scripts.call
+        found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
+        return [open_lease(self._desk, *fields) for fields in found]
+
+    async def renew(self, leases: Sequence[HeldLease]) -> list[HeldLease]:
+        held: list[Argument] = []
+        for lease in leases:
+            held += [lease.scope, lease.fence]
+        lost = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        return [lease for lease in leases if lease.scope.encode() in lost]
+
+    async def sweep(self) -> int:
+        return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))
+
+    async def hand_back(self, lease: HeldLease) -> None:
+        await self._desk.scripts.call("hand_back", ref=lease.scope, fence=lease.fence, wake=self._desk.wake)
+
+    @property
+    def _lease_us(self) -> int:
+        return int(self.lease_s * 1_000_000)

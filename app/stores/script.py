@@ -1,0 +1,103 @@
+"""The Lua scripts by name: arguments are bound by the names in each script's header."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import logging
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from app.errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from app.stores.connection import Answer, Command, Pipeline
+
+log = logging.getLogger(__name__)
+
+_HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
+Argument = str | bytes | int
+
+
+class Script:
+    """One operation on one partition, atomic on the server. Source: `scripts/NAME.lua` behind `scripts/prelude.lua`."""
+
+    def __init__(self, name: str) -> None:
+        folder = importlib.resources.files("app.stores").joinpath("scripts")
+        body = folder.joinpath(f"{name}.lua").read_text()
+        header = _HEADER.search(body)
+        assert header, f"{name}.lua has no ARGV header"
+        names = header[1].split()
+        self.name = name
+        self.rest = names.pop()[3:] if names[-1].startswith("...") else None
+        self.names = tuple(names)
+        self.source = f"{self._binding()}{folder.joinpath('prelude.lua').read_text()}\n{body}"
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def _binding(self) -> str:
+        lines = ["local partition = KEYS[1]"]
+        lines += [f"local {name} = ARGV[{i}]" for i, name in enumerate(self.names, 1)]
+        if self.rest:
+            first = len(self.names) + 1
+            lines.append(
+                f"local {self.rest} = {{}} for i = {first}, #ARGV do {self.rest}[i - {first - 1}] = ARGV[i] end"
+            )
+        return "\n".join(lines) + "\n"
+
+    def command(self, partition: str, rest: tuple[Argument, ...], named: dict[str, Argument]) -> Command:
+        """Give the EVALSHA of this call; a missing or a surplus argument is a KeyError or an assertion here."""
+        assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
+        return ("EVALSHA", self.sha, 1, partition, *(named[name] for name in self.names), *rest)
+
+
+class Scripts:
+    """Runs the scripts over one pipelining connection."""
+
+    def __init__(self, pipeline: Pipeline, partition: str) -> None:
+        self._pipeline = pipeline
+        self._partition = partition
+
+    def send(self, name: str, *rest: Argument, **named: Argument) -> Answer:
+        """Queue a call; calls that are queued one after the other run in that order."""
+        return self._pipeline.send(*script(name).command(self._partition, rest, named))
+
+    async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
+        """Run a script and give its answer."""
+        try:
+            return await self.send(name, *rest, **named)
+        except ResponseError as error:
+            log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})  # noqa: TRY400
+            raise StoreUnavailableError("The store refused an operation.") from error
+
+
+NAMES = [
+    "claim",
+    "commit",
+    "create",
+    "delete",
+    "emit",
+    "hand_back",
+    "list",
+    "patch",
+    "peek",
+    "renew",
+    "show",
+    "steps",
+    "submit",
+    "sweep",
+    "turns",
+    "watch",
+]
+
+
+@cache
+def script(name: str) -> Script:
+    return Script(name)
+
+
+def load_commands() -> list[Command]:
+    """Give what every new connection sends first."""
+    return [("SCRIPT", "LOAD", script(name).source) for name in NAMES]

@@ -1,0 +1,27 @@
+-- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues.
+-- ARGV: worker lease_us most ...agents
+local claims = {}
+while #claims < tonumber(most) do
+  local oldest, score, set
+  for _, agent in ipairs(agents) do
+    local first = redis.call('ZRANGE', key('ready', agent), 0, 0, 'WITHSCORES')
+    if first[1] and (not oldest or tonumber(first[2]) < score) then
+      oldest, score, set = first[1], tonumber(first[2]), key('ready', agent)
+    end
+  end
+  if not oldest then break end
+  redis.call('ZREM', set, oldest)
+  local conversation, turn = key('conversation', oldest), redis.call('LINDEX', key('queue', oldest), 0)
+  if turn then
+    local run, at = key('run', oldest, turn), now()
+    local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker
+    redis.call('HSET', conversation, 'fence', fence)
+    redis.call('ZADD', leases, at + lease_us, oldest)
+    local attempt = redis.call('HINCRBY', run, 'attempts', 1)
+    redis.call('HSETNX', run, 'started', at)
+    local head = redis.call('HMGET', conversation, 'generation', 'head')
+    claims[#claims + 1] = {oldest, turn, fence, attempt, redis.call('LINDEX', key('turns', oldest), turn - 1),
+      redis.call('HGET', run, 'input'), head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1]))}
+  end
+end
+return claims

@@ -1,0 +1,29 @@
+-- Every write of a running turn. Each entry has a key that a replay makes again: a key that is there is a no-op.
+-- An entry is: key, result, index and sealed step (or two empty strings), n and n (name, sealed attachment) pairs,
+-- m and m (name, sealed event) pairs.
+-- ARGV: ref turn fence generation me ...entries
+if not holds(ref, fence) then return {'lost'} end
+local journal, steps, images = key('journal', ref, turn), key('steps', ref, generation), key('images', ref)
+local seqs, i = {}, 1
+local function take() i = i + 1 return entries[i - 1] end
+while i <= #entries do
+  local name, result, index, step = take(), take(), take(), take()
+  local fresh = redis.call('HSETNX', journal, name, result) == 1
+  if fresh and index ~= '' then
+    local length = redis.call('LLEN', steps)
+    if length == tonumber(index) then
+      redis.call('RPUSH', steps, step)
+    elseif length < tonumber(index) then
+      return redis.error_reply('GAP step ' .. index .. ' of ' .. ref .. ' does not follow ' .. length)
+    end
+  end
+  for _ = 1, tonumber(take()) do
+    local hash, image = take(), take()
+    if fresh then redis.call('HSETNX', images, hash, image) end
+  end
+  for _ = 1, tonumber(take()) do
+    local event, blob = take(), take()
+    seqs[#seqs + 1] = fresh and append(ref, turn, event, blob, blob, me) or 0
+  end
+end
+return {'ok', seqs}

@@ -1,0 +1,62 @@
+-- What every script shares. All keys carry the partition's tag (`{p000}`), so a script stays on one node of a cluster.
+-- Times are microseconds of the server's clock.
+
+local function key(kind, ...)
+  return partition .. ':' .. kind .. ':' .. table.concat({...}, ':')
+end
+
+local leases = partition .. ':leases'
+
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- Scores are unique within an owner's list, so that a page's cursor is a score.
+local function create(owner, ref, agent, record)
+  local list, at = key('owner', owner), now()
+  while redis.call('ZCOUNT', list, at, at) > 0 do at = at + 1 end
+  redis.call('ZADD', list, at, ref)
+  redis.call('HSET', key('conversation', ref), 'agent', agent, 'record', record, 'created', at, 'updated', at,
+    'turns', 0, 'generation', 0)
+end
+
+-- The one way into a turn's log. Replicas with readers are told, but for the one that is writing: it has the reply.
+-- A final event has no blob of its own: it is the turn's record, which is told instead.
+local function append(ref, turn, name, blob, told, me)
+  local log = key('log', ref, turn)
+  local seq = redis.call('HINCRBY', key('run', ref, turn), 'seq', 1)
+  redis.call('XADD', log, seq .. '-0', 'name', name, 'blob', blob)
+  for _, channel in ipairs(redis.call('SMEMBERS', key('watch', ref, turn))) do
+    if channel ~= me then
+      redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, told}, '\n'))
+    end
+  end
+  return seq
+end
+
+local function holds(ref, fence)
+  return redis.call('HGET', key('conversation', ref), 'fence') == fence
+end
+
+local function make_ready(ref, wake)
+  local agent = redis.call('HGET', key('conversation', ref), 'agent')
+  redis.call('ZADD', key('ready', agent), 'NX', now(), ref)
+  if wake ~= '' then redis.call('SPUBLISH', wake, 'ready') end
+end
+
+-- A turn is over: its working keys go, its log stays for a while.
+local function close(ref, turn, log_ttl_s)
+  redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn))
+  redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
+end
+
+-- What lists and pages show of a conversation.
+local function row(ref)
+  local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
+    'updated', 'turns')
+  local queue = redis.call('LRANGE', key('queue', ref), 0, -1)
+  local running = ''
+  if queue[1] and redis.call('HEXISTS', key('run', ref, queue[1]), 'started') == 1 then running = queue[1] end
+  return {ref, fields, running, #queue}
+end

@@ -1,0 +1,8 @@
+-- A turn's log after a cursor, and from now on its news on channel `me` (if one is given): nothing falls between.
+-- ARGV: ref turn after me
+local record = redis.call('LINDEX', key('turns', ref), turn - 1)
+if not record then return {'unknown'} end
+local open = redis.call('EXISTS', key('run', ref, turn)) == 1
+if open and me ~= '' then redis.call('SADD', key('watch', ref, turn), me) end
+local entries = redis.call('XRANGE', key('log', ref, turn), '(' .. after .. '-0', '+')
+return {open and 'open' or 'over', record, entries}

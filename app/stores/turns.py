@@ -1,0 +1,140 @@
+"""Accepting a turn, and turns on record."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from app.errors import (
+    BusyError,
+    ConversationExistsError,
+    ConversationNotFoundError,
+    OtherAgentError,
+    StoreUnavailableError,
+    TurnNotFoundError,
+)
+from app.events import Logged, TurnQueued
+from app.records import AgentName, Page
+from app.stores import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from app.records import AgentVersion, Ref, Turn, TurnInput
+    from app.stores.desk import Desk
+    from app.stores.log import Reader
+
+MOST_GUESSES = 10_000
+MOST_TRIES = 20
+
+
+class Turns:
+    """The store's side of turns that are submitted and looked at."""
+
+    def __init__(self, desk: Desk, nudge: Callable[[], None]) -> None:
+        """`nudge` tells this process's own worker at once that there is work."""
+        self._desk = desk
+        self._nudge = nudge
+        self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
+
+    async def submit(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        *,
+        create: dict[str, Any] | None,
+        asked: bool,
+        version_of: Callable[[AgentName], AgentVersion],
+    ) -> Turn:
+        """Seal for the number that should come next, and again where the store says that it is another."""
+        number, agent = await self._expect(turn, new=create is not None)
+        for _ in range(MOST_TRIES):
+            if asked and agent != turn.agent.name:
+                raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
+            turn = replace(turn, number=number, agent=version_of(agent))
+            state, *rest = await self._submit(turn, given, create)
+            if state == b"ok":
+                self._remember(turn.ref, number + 1, agent)
+                self._desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
+                self._nudge()
+                return turn
+            if state != b"moved":
+                raise _refusal(state, rest)
+            number, agent = int(rest[0]), AgentName(rest[1].decode())
+        raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
+
+    def reader(self, ref: Ref) -> AbstractContextManager[Reader]:
+        return self._desk.log.reader(ref)
+
+    async def turn(self, ref: Ref, number: int) -> Turn:
+        """Read one turn."""
+        page = await self.turns(ref, number, 1)
+        if not page.items:
+            raise TurnNotFoundError
+        return page.items[0]
+
+    async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
+        """Read turns from number `first` on."""
+        scope = str(ref)
+        found = await self._desk.scripts.call("turns", ref=scope, first=first, last=first + limit)
+        if not found:
+            raise ConversationNotFoundError
+        records, running = found
+        known = {int(number): (int(at), int(attempts)) for number, at, attempts in running if at}
+        items = []
+        for number, record in enumerate(records[:limit], first):
+            turn = codec.turn_from_bytes(self._desk.sealer.open(record, scope, "turn", number), ref, number)
+            if number in known and not turn.outcome:
+                turn = codec.started(turn, known[number][0] / 1_000_000, known[number][1])
+            items.append(turn)
+        return Page(tuple(items), str(first + limit) if len(records) > limit else None)
+
+    async def _expect(self, turn: Turn, *, new: bool) -> tuple[int, AgentName]:
+        if new:
+            return 1, turn.agent.name
+        if turn.ref in self._next:
+            return self._next[turn.ref]
+        agent, turns = await self._desk.scripts.call("peek", ref=str(turn.ref))
+        if not agent:
+            raise ConversationNotFoundError
+        return int(turns) + 1, AgentName(agent.decode())
+
+    async def _submit(self, turn: Turn, given: TurnInput, create: dict[str, Any] | None) -> Any:
+        scope, seal = str(turn.ref), self._desk.sealer.seal
+        conversation = b""
+        if create is not None:
+            conversation = seal(codec.conversation_to_bytes(turn.agent.name, create), scope, "conversation")
+        return await self._desk.scripts.call(
+            "submit",
+            owner=turn.ref.owner,
+            ref=scope,
+            agent=turn.agent.name,
+            conversation=conversation,
+            turn=turn.number,
+            record=seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
+            input=seal(codec.input_to_bytes(given), scope, "input", turn.number),
+            event=seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
+            me=self._desk.channel,
+            wake=self._desk.wake,
+        )
+
+    def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:
+        self._next[ref] = (number, agent)
+        self._next.move_to_end(ref)
+        if len(self._next) > MOST_GUESSES:
+            self._next.popitem(last=False)
+
+
+def _refusal(state: bytes, rest: list[bytes]) -> Exception:
+    if state == b"busy":
+        running = int(rest[0])
+        return BusyError(
+            f"Turn {running} of this conversation is running; wait for its end, then send the next.",
+            running_turn=running,
+        )
+    return {b"unknown": ConversationNotFoundError, b"deleted": ConversationExistsError}[state]()
+
+
+__all__ = ["Turns"]

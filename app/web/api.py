@@ -1,0 +1,91 @@
+"""The HTTP interface put together: routes, errors, gate, and its description, served from here."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from app import __version__
+from app.web import problems
+from app.web.auth import Callers
+from app.web.common import Limits
+from app.web.conversations import agent_routes, conversation_routes
+from app.web.gate import Gate
+from app.web.health import health_routes
+from app.web.turns import turn_routes
+
+if TYPE_CHECKING:
+    from app.conversations import Conversations
+    from app.turns import TurnDesk
+    from app.web.metrics import Metrics
+
+DESCRIPTION = (
+    "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
+)
+
+
+def create_app(
+    turns: TurnDesk, conversations: Conversations, callers: Callers, metrics: Metrics, limits: Limits
+) -> FastAPI:
+    """Make the application."""
+    app = FastAPI(title="smolsessions", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
+    app.state.draining = False
+    app.state.callers = callers
+    app.include_router(turn_routes(turns, limits))
+    app.include_router(conversation_routes(conversations))
+    app.include_router(agent_routes(conversations))
+    app.include_router(health_routes(metrics))
+    _serve_docs(app)
+    problems.install(app)
+    app.add_middleware(Gate, loopback=callers.loopback, max_body_bytes=limits.max_body_bytes)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def schema_yaml() -> str:
+    """Give the description as YAML; it depends on no setting."""
+    nothing: Any = None
+    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits(0, 0, 0, 0, 0))
+    return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = schema["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
+            schemas.pop(name, None)
+        schemas["FieldProblem"] = problems.FieldProblem.model_json_schema()
+        problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        problem.pop("$defs", None)
+        schemas["Problem"] = problem
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _serve_docs(app: FastAPI) -> None:
+    """Serve the description's page and the front page with scripts of our own: no address outside the service."""
+    scripts = importlib.resources.files("fastapi_offline").joinpath("static")
+    app.mount("/docs/static", StaticFiles(directory=str(scripts)), name="docs-static")
+    page = importlib.resources.files("app.web").joinpath("page")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="smolsessions",
+            swagger_js_url="/docs/static/swagger-ui-bundle.js",
+            swagger_css_url="/docs/static/swagger-ui.css",
+            swagger_favicon_url="/docs/static/favicon.png",
+        )
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> FileResponse:
+        return FileResponse(str(page.joinpath("index.html")), media_type="text/html")

@@ -1,0 +1,91 @@
+"""Who is calling, and whether this process may be called by them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from app.errors import StartError, UnauthorizedError
+from app.records import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LOCAL = Owner("local")
+_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
+_KEY = re.compile(r"[Bb]earer +(\S+)")
+
+
+class Callers:
+    """Finds the owner behind a request. The keys file is read again when it changes."""
+
+    def __init__(self, path: Path | None, *, loopback: bool) -> None:
+        self._path = path
+        self._loopback = loopback
+        self._read_at: int | None = None
+        self._owners: Mapping[bytes, Owner] = {}
+        if path:
+            self._refresh(path)
+
+    @classmethod
+    def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Callers:
+        """Refuse to be open to a network without keys, unless asked to."""
+        if not path and not loopback and not anonymous:
+            raise StartError(
+                "SMOLSESSIONS_HOST is open to the network and no API keys are set; set SMOLSESSIONS_API_KEYS_FILE "
+                "(`smolsessions new-api-key OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let everybody in"
+            )
+        return cls(path, loopback=loopback)
+
+    @property
+    def sentence(self) -> str:
+        """Say who may connect."""
+        where = "this machine only" if self._loopback else "anyone who reaches it"
+        return f"{where}, {'with an API key' if self._path else 'without a key'}"
+
+    @property
+    def loopback(self) -> bool:
+        return self._loopback
+
+    def owner(self, authorization: str | None) -> Owner:
+        """Give the owner of the key, or raise `UnauthorizedError`."""
+        if not self._path:
+            return LOCAL
+        self._refresh(self._path)
+        match = _KEY.fullmatch(authorization or "")
+        if not match:
+            raise UnauthorizedError
+        # Looked up by digest: what a comparison's time could tell is about the digest, not about a key.
+        owner = self._owners.get(hashlib.sha256(match[1].encode()).digest())
+        if owner is None:
+            raise UnauthorizedError("This API key is not known here.")
+        return owner
+
+    def _refresh(self, path: Path) -> None:
+        try:
+            changed_at = path.stat().st_mtime_ns
+            if changed_at != self._read_at:
+                self._owners = _read(path)
+                self._read_at = changed_at
+        except (OSError, UnicodeDecodeError, StartError) as error:
+            if self._read_at is None:
+                sentence = error.message if isinstance(error, StartError) else f"it cannot be read: {error}"
+                raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {sentence}") from error
+            log.error("the API keys stay as they were: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
+
+
+def _read(path: Path) -> dict[bytes, Owner]:
+    owners = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if not match:
+            raise StartError(f"line {number} is not `owner sha256-of-key`; `smolsessions new-api-key OWNER` makes one")
+        owners[bytes.fromhex(match[2])] = Owner(match[1])
+    return owners

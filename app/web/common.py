@@ -1,0 +1,80 @@
+"""What the routers share: limits, paths, answers and how errors are described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Depends, Path, Query, Request, Response
+from fastapi.security import HTTPBearer
+from pydantic_core import to_json
+
+from app.errors import InvalidRequestError
+from app.records import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.web.auth import Callers
+
+PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
+TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
+Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
+Cursor = Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before.")]
+
+_MEANINGS = {
+    400: "The body is no JSON, or not UTF-8.",
+    401: "An API key is needed.",
+    403: "The host is not this machine's.",
+    404: "There is no such thing, or it is not yours.",
+    409: "It does not fit the state: a turn runs, the id is taken, the agent is another one.",
+    413: "The request is too large.",
+    415: "The body is not `application/json`.",
+    422: "A field does not hold what it should; `errors` names it.",
+    500: "The service made a mistake.",
+    503: "The store does not answer, or this process is shutting down; `Retry-After` says when to try again.",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What callers may send. `wait_s` is how long an answer may be waited for."""
+
+    max_body_bytes: int
+    max_message_chars: int
+    max_steps: int
+    max_image_pixels: int
+    wait_s: float
+
+
+_bearer = HTTPBearer(auto_error=False, description="An API key, where the service has a file of them.")
+
+
+def _owner(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
+    callers: Callers = request.app.state.callers
+    return callers.owner(request.headers.get("authorization"))
+
+
+CallerOwner = Annotated[Owner, Depends(_owner)]
+
+
+def number_of(cursor: str | None, first: int) -> int:
+    """Read a cursor that counts."""
+    if cursor is None:
+        return first
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise InvalidRequestError.at("query:cursor", "is not a next_cursor of this list")
+    return max(int(cursor), first)
+
+
+def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Send JSON data as it is: the views made it, a second validation would only cost."""
+    return Response(to_json(data), status, headers, media_type="application/json")
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the errors of a route."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": _MEANINGS[status], "content": content} for status in (*statuses, 401, 403, 500, 503)
+    }

@@ -1,0 +1,89 @@
+"""Conversations and agents over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Response
+
+from app.records import AgentName, Ref
+from app.web.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
+from app.web.schemas import (
+    AgentList,
+    ConversationPage,
+    ConversationPatch,
+    ConversationView,
+    NewConversation,
+    StepPage,
+    agent_view,
+    conversation_view,
+    page_view,
+)
+
+if TYPE_CHECKING:
+    from app.conversations import Conversations
+
+
+def conversation_routes(conversations: Conversations) -> APIRouter:
+    """Make the router."""
+    router = APIRouter(tags=["conversations"])
+
+    @router.post(
+        "/conversations",
+        status_code=201,
+        responses={201: {"model": ConversationView}, **problems(400, 409, 413, 415, 422)},
+    )
+    async def create(owner: CallerOwner, body: NewConversation) -> Response:
+        """Make an empty conversation; POST /turn does it by itself."""
+        agent = AgentName(body.agent) if body.agent is not None else None
+        made = await conversations.create(owner, body.id, agent, body.metadata)
+        return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
+
+    @router.get("/conversations", responses={200: {"model": ConversationPage}, **problems(422)})
+    async def list_conversations(owner: CallerOwner, limit: Limit = 20, cursor: Cursor = None) -> Response:
+        """List conversations, newest first."""
+        if cursor is not None:
+            number_of(cursor, 0)
+        return answer(page_view(await conversations.page(owner, cursor, limit), conversation_view))
+
+    @router.get("/conversations/{conversation_id}", responses={200: {"model": ConversationView}, **problems(404, 422)})
+    async def show(owner: CallerOwner, conversation_id: PathId) -> Response:
+        """Look at one conversation."""
+        return answer(conversation_view(await conversations.show(Ref(owner, conversation_id))))
+
+    @router.patch(
+        "/conversations/{conversation_id}",
+        responses={200: {"model": ConversationView}, **problems(400, 404, 413, 415, 422)},
+    )
+    async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
+        """Change the metadata by a merge patch."""
+        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), body.metadata)))
+
+    @router.delete("/conversations/{conversation_id}", status_code=204, responses=problems(404, 422))
+    async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
+        """Delete a conversation for good; a turn that runs is cancelled first."""
+        await conversations.delete(Ref(owner, conversation_id))
+        return Response(status_code=204)
+
+    @router.get(
+        "/conversations/{conversation_id}/steps", responses={200: {"model": StepPage}, **problems(404, 409, 422)}
+    )
+    async def steps(owner: CallerOwner, conversation_id: PathId, limit: Limit = 20, cursor: Cursor = None) -> Response:
+        """List the steps of the agent's memory, the oldest first, also those that a reset hides."""
+        page = await conversations.steps(Ref(owner, conversation_id), number_of(cursor, 0), limit)
+        return answer({"items": list(page.items), "next_cursor": page.next_cursor})
+
+    return router
+
+
+def agent_routes(conversations: Conversations) -> APIRouter:
+    """Make the router."""
+    router = APIRouter(tags=["agents"])
+
+    @router.get("/agents", responses={200: {"model": AgentList}, **problems()})
+    async def agents(_owner: CallerOwner) -> Response:
+        """List the agents that conversations can be held with, the default one first."""
+        views = [agent_view(info, default=number == 0) for number, info in enumerate(conversations.agents())]
+        return answer({"items": views})
+
+    return router

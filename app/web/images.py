@@ -1,0 +1,41 @@
+"""Images of a request: decoded and looked at before anything is stored."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import warnings
+
+import PIL.Image
+
+from app.errors import InvalidRequestError, TooLargeError
+
+_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+
+
+def read_images(images: list[str], max_pixels: int) -> tuple[bytes, ...]:
+    """Give each image's bytes; one that is broken, of another kind or too large is an error that names it."""
+    return tuple(_read(image, f"/images/{index}", max_pixels) for index, image in enumerate(images))
+
+
+def _read(text: str, pointer: str, max_pixels: int) -> bytes:
+    match = _DATA_URL.match(text)
+    try:
+        data = base64.b64decode(text[match.end() :] if match else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError.at(pointer, "is neither base64 nor a data:image/…;base64, URL") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images; the bound below is ours
+            image = PIL.Image.open(io.BytesIO(data), formats=_FORMATS)
+            if image.width * image.height > max_pixels:
+                raise TooLargeError(f"{pointer}: the image has more than {max_pixels} pixels.")
+            image.load()
+    except TooLargeError:
+        raise
+    except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+        raise InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}") from None
+    return data

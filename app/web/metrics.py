@@ -1,0 +1,57 @@
+"""Figures for Prometheus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.records import Turn
+    from app.threads import Threads
+
+_SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+class Metrics:
+    """What this process did and does."""
+
+    def __init__(self, threads: Threads, sessions: Callable[[], int], store_errors: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._turns = Counter(
+            "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=self._registry
+        )
+        self._duration = Histogram(
+            "smolsessions_turn_seconds",
+            "From start to end of a turn.",
+            ("agent",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._queued = Histogram(
+            "smolsessions_turn_queued_seconds", "From submit to start.", buckets=_SECONDS, registry=self._registry
+        )
+        self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
+        self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
+        self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
+        errors = Gauge("smolsessions_store_errors_total", "Losses of the store's connection.", registry=self._registry)
+        errors.set_function(store_errors)
+
+    def turn_ended(self, turn: Turn) -> None:
+        """Count a turn that this process's worker ended."""
+        outcome, timing = turn.outcome, turn.timing
+        if not outcome or timing.started_at is None or timing.finished_at is None:
+            return
+        code = outcome.error.code if outcome.error else ""
+        self._turns.labels(turn.agent.name, outcome.status, code).inc()
+        self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
+        self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
+
+    def text(self) -> bytes:
+        """Give them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
+        Gauge(f"smolsessions_{name}", text, registry=self._registry).set_function(value)

@@ -1,0 +1,121 @@
+"""Errors on the wire: one table from error to status, `application/problem+json`, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from app import errors
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+log = logging.getLogger(__name__)
+
+STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
+    errors.ServiceError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.MalformedError: HTTPStatus.BAD_REQUEST,
+    errors.UnauthorizedError: HTTPStatus.UNAUTHORIZED,
+    errors.ForeignHostError: HTTPStatus.FORBIDDEN,
+    errors.NotFoundError: HTTPStatus.NOT_FOUND,
+    errors.MethodNotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
+    errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.AgentUnavailableError: HTTPStatus.CONFLICT,
+    errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.MediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+_OF_THE_FRAMEWORK = {
+    HTTPStatus.NOT_FOUND: errors.NotFoundError("There is nothing at this path; /docs lists what there is."),
+    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError(),
+    HTTPStatus.BAD_REQUEST: errors.MalformedError(),
+}
+
+
+class FieldProblem(BaseModel):
+    """One field that does not hold what it should."""
+
+    pointer: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457). `code` is stable; `detail` is for people."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[FieldProblem] | None = None
+
+
+def status_of(error: errors.ServiceError) -> HTTPStatus:
+    """Find the status of the nearest class in the table."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def response_to(error: errors.ServiceError) -> JSONResponse:
+    """Say an error to the client."""
+    status = status_of(error)
+    detail = error.message
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, errors.SealBrokenError):
+        detail = "The service made a mistake; it is in its log."
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "code": error.code,
+        "detail": detail,
+        **error.extensions,
+    }
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, status.value, headers, media_type="application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application this way."""
+
+    @app.exception_handler(errors.ServiceError)
+    async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
+        return response_to(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return response_to(_as_service_error(error))
+
+    @app.exception_handler(HTTPException)
+    async def of_framework(_request: Request, error: HTTPException) -> JSONResponse:
+        return response_to(_OF_THE_FRAMEWORK.get(HTTPStatus(error.status_code), errors.ServiceError()))
+
+    @app.exception_handler(Exception)
+    async def defect(_request: Request, error: Exception) -> JSONResponse:
+        log.error("a request met a defect of this service", exc_info=error)
+        return response_to(errors.ServiceError())
+
+
+def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
+    problems = []
+    for problem in error.errors():
+        if problem["type"] == "json_invalid":
+            return errors.MalformedError(f"The body is no JSON: {problem.get('ctx', {}).get('error', 'syntax error')}.")
+        place, *path = problem["loc"]
+        pointer = "".join(f"/{part}" for part in path) if place == "body" else f"{place}:{'.'.join(map(str, path))}"
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        problems.append({"pointer": pointer, "message": message})
+    sentence = "; ".join(f"{problem['pointer'] or 'body'}: {problem['message']}" for problem in problems[:5])
+    return errors.InvalidRequestError(sentence, errors=problems)

@@ -1,0 +1,255 @@
+"""Requests and answers on the wire."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.records import AgentInfo, Conversation, Page, ToolCall, Turn
+
+ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class TurnRequest(BaseModel):
+    """One user message."""
+
+    model_config = ConfigDict(
+        extra="forbid", str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]}
+    )
+
+    message: str = Field(description="What the user says; not only white space.")
+    conversation_id: ConversationId | None = Field(None, description="Goes on with this conversation; else a new one.")
+    agent: str | None = Field(None, description="Agent of a new conversation; an existing one has its own.")
+    images: list[str] = Field([], max_length=16, description="PNG, JPEG, GIF or WebP: base64, or a data: URL of it.")
+    additional_args: dict[str, Any] = Field({}, description="Variables for the agent. They become part of the prompt.")
+    max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own.")
+    reset: bool = Field(False, description="Hide all earlier steps from the model, from here on.")
+    include_internal_tools: bool = Field(False, description="Name python_interpreter and final_answer too.")
+    metadata: dict[str, Any] = Field({}, description="Of the conversation, if this turn starts it.")
+
+
+class NewConversation(BaseModel):
+    """A conversation to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: ConversationId | None = None
+    agent: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class ConversationPatch(BaseModel):
+    """A JSON merge patch (RFC 7396)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    metadata: dict[str, Any] = Field(description="null takes a member away, objects merge, all else replaces.")
+
+
+class AgentVersionView(BaseModel):
+    name: str
+    kind: str
+    smolagents: str
+
+
+class ToolCallView(BaseModel):
+    call_id: str
+    name: str
+    arguments: Any
+    agent: str
+    step_id: str
+    internal: bool
+    ok: bool
+    duration_ms: float
+
+
+class UsageView(BaseModel):
+    input_tokens: int
+    output_tokens: int
+
+
+class TimingView(BaseModel):
+    submitted_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    queued_ms: float | None = None
+    duration_ms: float | None = None
+
+
+class FailureView(BaseModel):
+    code: str
+    message: str
+    retryable: bool
+
+
+class TurnView(BaseModel):
+    """A turn. What is not known yet (reply, output, state, error) is null."""
+
+    conversation_id: str
+    turn: int
+    status: Literal["queued", "running", "finished", "failed", "cancelled"]
+    agent: AgentVersionView
+    message: str
+    reply: str | None
+    output: Any
+    tool_call_names: list[str]
+    tool_calls: list[ToolCallView]
+    state: Literal["success", "max_steps_error"] | None
+    steps: int
+    usage: UsageView
+    timing: TimingView
+    attempts: int
+    error: FailureView | None
+
+
+class ConversationView(BaseModel):
+    id: str
+    agent: str
+    metadata: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+    turns: int
+    step_counts: dict[str, int]
+    running_turn: int | None
+    queued_turns: int
+
+
+class AgentView(BaseModel):
+    name: str
+    kind: str
+    smolagents: str
+    description: str
+    tools: list[str]
+    max_steps: int
+    default: bool
+
+
+class StepView(BaseModel):
+    """A step of the memory. More members by type: task; plan; model_output, code, observations, output, error."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    turn: int
+    type: Literal["task", "planning", "action"]
+    hidden: bool = Field(description="A later turn's reset hides it from the model.")
+
+
+class TurnPage(BaseModel):
+    items: list[TurnView]
+    next_cursor: str | None
+
+
+class ConversationPage(BaseModel):
+    items: list[ConversationView]
+    next_cursor: str | None
+
+
+class StepPage(BaseModel):
+    items: list[StepView]
+    next_cursor: str | None
+
+
+class AgentList(BaseModel):
+    items: list[AgentView]
+
+
+def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
+    """Give a turn as JSON data, without the internal tools unless asked."""
+    outcome = turn.outcome
+    calls = [call for call in outcome.tool_calls if internal or not call.internal] if outcome else []
+    return {
+        "conversation_id": turn.ref.id,
+        "turn": turn.number,
+        "status": turn.status,
+        "agent": {"name": turn.agent.name, "kind": turn.agent.kind, "smolagents": turn.agent.smolagents},
+        "message": turn.message,
+        "reply": outcome.reply if outcome else None,
+        "output": outcome.output if outcome else None,
+        "tool_call_names": [call.name for call in calls],
+        "tool_calls": [_call_view(call) for call in calls],
+        "state": outcome.state if outcome else None,
+        "steps": outcome.steps if outcome else 0,
+        "usage": {
+            "input_tokens": outcome.usage.input_tokens if outcome else 0,
+            "output_tokens": outcome.usage.output_tokens if outcome else 0,
+        },
+        "timing": _timing_view(turn),
+        "attempts": turn.attempts,
+        "error": {
+            "code": outcome.error.code,
+            "message": outcome.error.message,
+            "retryable": outcome.error.retryable,
+        }
+        if outcome and outcome.error
+        else None,
+    }
+
+
+def conversation_view(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.ref.id,
+        "agent": conversation.agent,
+        "metadata": conversation.metadata,
+        "created_at": _time(conversation.created_at),
+        "updated_at": _time(conversation.updated_at),
+        "turns": conversation.turns,
+        "step_counts": {kind: conversation.step_counts.get(kind, 0) for kind in ("task", "planning", "action")},
+        "running_turn": conversation.running_turn,
+        "queued_turns": conversation.queued_turns,
+    }
+
+
+def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
+    return {
+        "name": info.version.name,
+        "kind": info.version.kind,
+        "smolagents": info.version.smolagents,
+        "description": info.description,
+        "tools": list(info.tools),
+        "max_steps": info.max_steps,
+        "default": default,
+    }
+
+
+def page_view(page: Page[Any], view: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"items": [view(item) for item in page.items], "next_cursor": page.next_cursor}
+
+
+def _call_view(call: ToolCall) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "agent": call.agent,
+        "step_id": call.step_id,
+        "internal": call.internal,
+        "ok": call.ok,
+        "duration_ms": call.duration_ms,
+    }
+
+
+def _timing_view(turn: Turn) -> dict[str, Any]:
+    timing = turn.timing
+    return {
+        "submitted_at": _time(timing.submitted_at),
+        "started_at": _time(timing.started_at),
+        "finished_at": _time(timing.finished_at),
+        "queued_ms": _between(timing.submitted_at, timing.started_at),
+        "duration_ms": _between(timing.started_at, timing.finished_at),
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(0.0, end - start) * 1000, 3)

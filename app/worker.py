@@ -1,0 +1,194 @@
+"""The worker: claims turns, plays them in threads, keeps their leases, and ends them. It reads top-down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
+from app.events import TurnStarted
+from app.records import Failure, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.ports import Agents, Lease, Scheduler, Session
+    from app.records import PackedStep, Turn
+    from app.registry import Registry
+    from app.threads import Threads
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
+MOST_AT_ONCE = 16
+
+
+class Worker:
+    """Plays turns of this process's agents, one thread each."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        agents: Agents,
+        registry: Registry,
+        threads: Threads,
+        on_end: Callable[[Turn], None],
+    ) -> None:
+        """`on_end` is told of every turn that this worker ended."""
+        self._scheduler = scheduler
+        self._agents = agents
+        self._registry = registry
+        self._threads = threads
+        self._on_end = on_end
+        self._playing: dict[Lease, asyncio.Task[None]] = {}
+        self._lost: set[Lease] = set()
+        self._slot_free = asyncio.Event()
+        self._draining = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until drained or cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(self._keep_leases())
+            sweeper = tasks.create_task(self._sweep())
+            await self._claim_until_drained(tasks)
+            while self._playing:
+                await asyncio.wait(self._playing.values())
+            keeper.cancel()
+            sweeper.cancel()
+        self._registry.clear()
+
+    def drain(self) -> None:
+        """Claim nothing more; `run` returns when what plays is over."""
+        self._draining.set()
+        self._slot_free.set()
+
+    async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._draining.is_set():
+            free = self._threads.free
+            if not free:
+                self._slot_free.clear()
+                await self._slot_free.wait()
+                continue
+            leases = await self._claim(min(free, MOST_AT_ONCE))
+            for lease in leases:
+                self._threads.busy += 1
+                self._playing[lease] = tasks.create_task(self._play_and_forget(lease))
+            if not leases:
+                await self._idle()
+
+    async def _claim(self, most: int) -> list[Lease]:
+        try:
+            return await self._scheduler.claim(list(self._agents.infos), most)
+        except StoreUnavailableError:
+            return []
+        except SealBrokenError as error:
+            log.error("a turn's record cannot be opened: %s", error.message, extra={"action": "turn.unreadable"})  # noqa: TRY400
+            return []
+
+    async def _idle(self) -> None:
+        work = asyncio.ensure_future(self._scheduler.wait_for_work(LOOK_S))
+        drained = asyncio.ensure_future(self._draining.wait())
+        await asyncio.wait((work, drained), return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        drained.cancel()
+
+    async def _play_and_forget(self, lease: Lease) -> None:
+        try:
+            await self._play(lease)
+        finally:
+            del self._playing[lease]
+            self._lost.discard(lease)
+            self._threads.busy -= 1
+            self._slot_free.set()
+
+    async def _play(self, lease: Lease) -> None:
+        """One turn, from claim to commit."""
+        turn = lease.turn
+        where = {"conversation": str(turn.ref), "turn": turn.number}
+        log.info("turn %s#%d starts", turn.ref, turn.number, extra={"action": "turn.start", **where})
+        session = None
+        try:
+            session, outcome = await self._outcome(lease)
+            ended = await lease.commit(outcome)
+        except LeaseLostError:
+            log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
+        except StoreUnavailableError as error:
+            log.error("turn %s#%d is left: %s", turn.ref, turn.number, error, extra={"action": "turn.left", **where})  # noqa: TRY400 - the store's outage is no defect of ours
+        else:
+            if session and outcome.status == "finished":
+                self._registry.check_in(turn.ref, lease.version, session)
+                session = None
+            self._on_end(ended)
+            how = outcome.error.code if outcome.error else outcome.status
+            log.info("turn %s#%d: %s", turn.ref, turn.number, how, extra={"action": "turn.end", **where})
+        finally:
+            if session:
+                session.close()
+
+    async def _outcome(self, lease: Lease) -> tuple[Session | None, Outcome]:
+        if lease.attempt > 1:
+            await lease.adopt_tail()
+            return None, _failed("worker_lost", "The process that played this turn ended; its finished steps are kept.")
+        lease.emit("started", events=[TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)])
+        session = None
+        try:
+            session = await self._check_out(lease)
+            return session, await self._run(lease, session)
+        except (LeaseLostError, StoreUnavailableError):
+            raise
+        except ServiceError as error:
+            return session, _failed(error.code, error.message)
+        except Exception:
+            log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
+            return session, _failed("internal", "The service made a mistake; it is in its log.")
+
+    async def _check_out(self, lease: Lease) -> Session:
+        """Take the warm session of these very steps, or build one."""
+        turn = lease.turn
+        warm = self._registry.check_out(turn.ref, b"" if turn.options.reset else lease.version)
+        if warm:
+            return warm
+        steps, attachments = await lease.steps()
+        return await self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments))
+
+    async def _run(self, lease: Lease, session: Session) -> Outcome:
+        """Play in a thread; finished steps come back to the loop, which writes them in order."""
+        loop = asyncio.get_running_loop()
+        count = 0
+
+        def keep(step: PackedStep) -> None:
+            nonlocal count
+            count += 1
+            loop.call_soon_threadsafe(partial(lease.emit, f"step:{count}", step=step))
+
+        def stopped() -> bool:
+            return lease.lost or lease in self._lost
+
+        return await self._threads.run(lambda: session.play(lease.turn, lease.given, keep, stopped))
+
+    async def _keep_leases(self) -> None:
+        """Renew in time; a lease that is lost stops its turn at the next step."""
+        while True:
+            await asyncio.sleep(self._scheduler.lease_s / 3)
+            if not self._playing:
+                continue
+            try:
+                lost = await self._scheduler.renew(list(self._playing))
+            except StoreUnavailableError:
+                continue
+            self._lost.update(lease for lease in lost if lease in self._playing)
+
+    async def _sweep(self) -> None:
+        """Make conversations ready again whose worker is gone; let idle sessions go."""
+        while True:
+            await asyncio.sleep(self._scheduler.lease_s / 4)
+            self._registry.evict_idle()
+            with suppress(StoreUnavailableError):
+                await self._scheduler.sweep()
+
+
+def _failed(code: str, message: str) -> Outcome:
+    return Outcome("failed", error=Failure(code, message, retryable=code == "worker_lost"))

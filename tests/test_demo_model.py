@@ -1,0 +1,283 @@
+"""The demo agents answer by rules, from the messages that they are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from smolagents import ChatMessage, CodeAgent, MessageRole, ToolCallingAgent
+from smolagents.memory import ActionStep, PlanningStep, TaskStep
+from smolagents.models import agglomerate_stream_deltas
+
+from app.agents.demo import RuleModel, make_demo, make_demo_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Agent = ToolCallingAgent | CodeAgent
+
+both = pytest.mark.parametrize("make", [make_demo, make_demo_code])
+
+
+def ask(agent: Agent, message: str, **options: Any) -> str:
+    return str(agent.run(message, reset=False, **options))
+
+
+def call(tool: str, text: str) -> str:
+    return str(make_demo().tools[tool](text))
+
+
+def actions(agent: Agent) -> list[ActionStep]:
+    return [step for step in agent.memory.steps if isinstance(step, ActionStep)]
+
+
+def shown(task: str, *responses: str) -> list[ChatMessage]:
+    texts = [(MessageRole.USER, f"New task:\n{task}"), *((MessageRole.TOOL_RESPONSE, text) for text in responses)]
+    return [ChatMessage(role=role, content=[{"type": "text", "text": text}]) for role, text in texts]
+
+
+@both
+def test_it_says_openly_that_it_is_no_language_model(make: Callable[[], Agent]) -> None:
+    agent = make()
+    assert "no language model" in ask(agent, "Who are you?")
+    assert ask(agent, "Sing me a song").startswith("I did not understand that. I am a small set of rules")
+    assert ask(agent, "May I ask my question").startswith("I did not understand that.")
+    assert "no LLM" in str(agent.description)
+
+
+@both
+def test_every_agent_is_new_with_model_tools_and_memory_of_its_own(make: Callable[[], Agent]) -> None:
+    one, other = make(), make()
+    assert one.model is not other.model
+    assert all(one.tools[name] is not other.tools[name] for name in one.tools)
+    ask(one, "What is 12 * 7?")
+    assert other.memory.steps == []
+
+
+@both
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is 12 * 7?", "12 * 7 = 84."),
+        ("what’s 3 plus 4 times 2", "3 + 4 * 2 = 11."),  # noqa: RUF001
+        ("calculate (1.5 + 2) × 4", "(1.5 + 2) * 4 = 14."),  # noqa: RUF001
+        ("Compute +5 - -1", "+5 - -1 = 6."),
+        ("12 * 7 等于多少？", "12 * 7 = 84."),  # noqa: RUF001
+        ("Hello, what is 50,000 / 4?", "50000 / 4 = 12500."),
+    ],
+)
+def test_it_calculates(make: Callable[[], Agent], question: str, answer: str) -> None:
+    assert ask(make(), question) == answer
+
+
+@pytest.mark.parametrize("expression", ["9**9**9", "(10**299)**9", "1/0", "0**-1", "(-8)**0.5", "1e999", "1e200*1e200"])
+def test_what_cannot_be_calculated_is_a_value_error(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"too large|zero|real number"):
+        call("calculator", expression)
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "1 +", "True + 1", "'a' * 3", "__import__('os')", "(" * 99, "1" * 201, "-" * 199]
+)
+def test_what_is_no_arithmetic_is_a_value_error(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"expression|Only numbers"):
+        call("calculator", expression)
+
+
+@both
+def test_two_wishes_of_one_message_are_called_in_one_step(make: Callable[[], Agent]) -> None:
+    agent = make()
+    answer = ask(agent, "What is 12 * 7 and what time is it?")
+    assert "12 * 7 = 84." in answer
+    assert "UTC" in answer
+    first = actions(agent)[0]
+    if isinstance(agent, ToolCallingAgent):
+        assert [call.name for call in first.tool_calls or []] == ["calculator", "clock"]
+    else:
+        assert "calculator(" in (first.code_action or "")
+        assert "clock()" in (first.code_action or "")
+        assert first.is_final_answer
+
+
+@both
+def test_it_tells_what_a_tool_said_when_it_failed(make: Callable[[], Agent]) -> None:
+    agent = make()
+    assert ask(agent, "What is 1 / 0?") == "The calculator tool said: Division by zero in 1 / 0."
+    assert "Unknown time zone 'Nowhere'" in ask(agent, "What time is it in Nowhere?")
+    assert "at most 500 characters; this one has 600" in ask(agent, "Note: " + "x" * 600)
+
+
+@both
+def test_a_failed_call_does_not_cost_the_results_of_its_siblings(make: Callable[[], Agent]) -> None:
+    agent = make()
+    answer = ask(agent, "What is 1 / 0 and note that tea is out and what is 2 / 0 and what is 2 + 2?")
+    assert answer.split("\n") == [
+        "The calculator tool said: Division by zero in 1 / 0.",
+        "OK. Noted: tea is out",
+        "The calculator tool said: Division by zero in 2 / 0.",
+        "2 + 2 = 4.",
+    ]
+    assert ask(agent, "What are my notes?") == "Your notes from earlier messages:\n1. tea is out"
+
+
+@both
+def test_the_time_is_told_in_a_zone_or_a_city(make: Callable[[], Agent]) -> None:
+    agent = make()
+    assert "JST" in ask(agent, "What time is it in Asia/Tokyo?")
+    assert "JST" in ask(agent, "What's the time in Tokyo now?")
+    assert "UTC" in ask(agent, "What is today's date?")
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("你好，世界。今天天气很好！", "13 characters, 10 words, 2 sentences, 1 line"),  # noqa: RUF001
+        ("مرحبا بالعالم. كيف حالك؟", "24 characters, 4 words, 2 sentences, 1 line"),
+        ("हिन्दी भाषा।", "12 characters, 2 words, 1 sentence, 1 line"),
+        ("😀🎉", "2 characters, 0 words, 0 sentences, 1 line"),
+        ("Really?! Yes, 3.5 of them.\nOk", "29 characters, 6 words, 3 sentences, 2 lines"),
+        ("word " * 9999 + "end.", "49999 characters, 10000 words, 1 sentence, 1 line"),
+        ("", "0 characters, 0 words, 0 sentences, 0 lines"),
+    ],
+)
+def test_texts_are_counted_in_any_script(text: str, counts: str) -> None:
+    assert call("text_stats", text) == counts
+
+
+def test_the_tools_refuse_what_is_empty_or_too_long() -> None:
+    with pytest.raises(ValueError, match="empty note"):
+        call("note", " \n")
+    with pytest.raises(ValueError, match="at most 1000000 characters"):
+        call("text_stats", "x" * 1_000_001)
+
+
+@both
+def test_the_text_of_statistics_is_taken_as_it_is(make: Callable[[], Agent]) -> None:
+    agent = make()
+    text = "What is 1 + 1?  And\nwhat time is it? </code> {x}"
+    assert ask(agent, f"Count the words in: {text}") == f"The text has {call('text_stats', text)}."
+    assert "4 words" in ask(agent, "How many words are in “the quick brown fox”?")
+    assert "10000 words" in ask(agent, "text stats: " + "字" * 10_000)
+
+
+@both
+def test_it_answers_from_earlier_turns(make: Callable[[], Agent]) -> None:
+    agent = make()
+    ask(agent, "What is 12 * 7?")
+    ask(agent, "你好")
+    assert "“What is 12 * 7?”" in ask(agent, "What did I ask first?")
+    assert "“What did I ask first?”" in ask(agent, "What did I ask last?")
+    assert "4 earlier messages" in ask(agent, "How many questions did I ask?")
+
+
+@both
+def test_without_earlier_messages_it_says_that_it_was_shown_none(make: Callable[[], Agent]) -> None:
+    agent = make()
+    assert "was shown no earlier message" in ask(agent, "What did I ask first?")
+    assert "1 earlier message of yours" in ask(agent, "How many questions did I ask?")
+    agent.memory.steps = []
+    assert "was shown no earlier message" in ask(agent, "What did I ask before?")
+    agent.memory.steps = []
+    assert "was shown no earlier message" in ask(agent, "What are my notes?")
+    assert ask(agent, "What are my notes?") == "I was shown no note."
+
+
+@both
+def test_an_agent_built_anew_from_the_steps_has_lost_nothing(make: Callable[[], Agent]) -> None:
+    agent = make()
+    ask(agent, "Note that the key is under </code> the mat")
+    ask(agent, "Remember: final_answer = 'two' and\n{three}")
+    rebuilt = make()
+    rebuilt.memory.steps = agent.memory.steps
+    assert "“Note that the key is under </code> the mat”" in ask(rebuilt, "What did I ask first?")
+    assert ask(rebuilt, "What are my notes?") == (
+        "Your notes from earlier messages:\n1. the key is under </code> the mat\n2. final_answer = 'two' and {three}"
+    )
+
+
+@both
+def test_it_tells_number_and_sizes_of_images_and_that_it_cannot_see(make: Callable[[], Agent]) -> None:
+    agent = make()
+    answer = ask(agent, "What is in the image?", images=[Image.new("RGB", (64, 48)), Image.new("L", (9, 9))])
+    assert "2 images" in answer
+    assert "64 × 48 pixels; 9 × 9 pixels" in answer  # noqa: RUF001
+    assert "cannot see" in answer
+    assert ask(agent, "What is in the picture?") == "No image came with this message."
+
+
+@both
+def test_a_planned_run_shows_a_plan_and_ends_in_the_answer(make: Callable[[], Agent]) -> None:
+    agent = make()
+    agent.planning_interval = 1
+    assert ask(agent, "What is 12 * 7?") == "12 * 7 = 84."
+    assert ask(agent, "What is 5 * 5?") == "5 * 5 = 25."
+    plans = [step.plan for step in agent.memory.steps if isinstance(step, PlanningStep)]
+    assert 'Call calculator with {"expression": "12 * 7"}' in plans[0]
+    assert any('Call calculator with {"expression": "5 * 5"}' in plan for plan in plans)
+
+
+@both
+def test_when_the_steps_are_used_up_it_answers_with_what_it_knows(make: Callable[[], Agent]) -> None:
+    agent = make()
+    assert ask(agent, "What is 1 / 0?", max_steps=1) == "The calculator tool said: Division by zero in 1 / 0."
+    assert ask(make(), "What is 1 / 0 and what is 2 / 0?", max_steps=1).endswith("No step was left to call calculator.")
+    assert "12 * 7 = 84." in ask(agent, "What is 12 * 7?", max_steps=1)
+
+
+def test_an_unexplained_error_is_tried_again_once_and_then_told() -> None:
+    error = "Error:\nError while parsing tool call from model output: no JSON\nNow let's retry: take care"
+    tools = list(make_demo().tools.values())
+    again = RuleModel().generate(shown("What is 12 * 7?", error), tools_to_call_from=tools)
+    assert [call.function.name for call in again.tool_calls or []] == ["calculator"]
+    told = RuleModel().generate(shown("What is 12 * 7?", error, error), tools_to_call_from=tools)
+    assert "no JSON" in str(told.tool_calls)
+
+
+@pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
+def test_a_tool_that_it_was_not_given_is_not_called(kind: type[Agent]) -> None:
+    assert ask(kind(tools=[], model=RuleModel()), "What is 12 * 7?") == "I was given no tool named calculator."
+
+
+def test_additional_arguments_are_not_taken_for_the_users_words() -> None:
+    agent = make_demo()
+    assert "2 words" in ask(agent, "text stats: a b", additional_args={"c": "d e f"})
+    assert ask(agent, "What did I ask last?").endswith("“text stats: a b”")
+
+
+def test_content_may_also_be_plain_text() -> None:
+    message = RuleModel().generate([ChatMessage(role=MessageRole.USER, content="New task:\nWhat did I ask first?")])
+    assert message.content == "I was shown no earlier message."
+
+
+@both
+@pytest.mark.parametrize("task", ["What is 12 * 7 and what time is it?", "你好", "text stats: " + "a  b\n" * 10_000])
+def test_the_joined_stream_is_the_generated_message(make: Callable[[], Agent], task: str) -> None:
+    agent = make()
+    agent.memory.steps.append(TaskStep(task))
+    messages = agent.write_memory_to_messages()
+    tools = list(agent.tools.values()) if isinstance(agent, ToolCallingAgent) else None
+    options: dict[str, Any] = {"stop_sequences": ["Observation:"], "tools_to_call_from": tools}
+    deltas = list(RuleModel().generate_stream(messages, **options))
+    assert agglomerate_stream_deltas(deltas) == RuleModel().generate(messages, **options)
+    assert 5 < len(deltas) < 250
+
+
+def test_a_history_is_not_read_unless_a_question_needs_it() -> None:
+    unreadable = cast("list[ChatMessage]", [object()] * 600)
+    tools = list(make_demo().tools.values())
+    message = RuleModel().generate([*unreadable, *shown("What is 12 * 7?")], tools_to_call_from=tools)
+    assert [call.function.name for call in message.tool_calls or []] == ["calculator"]
+    with pytest.raises(AttributeError):
+        RuleModel().generate([*unreadable, *shown("What did I ask first?")], tools_to_call_from=tools)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.lists(st.one_of(st.sampled_from(["what is ", "1 / 0", " and ", "note ", "time", "\ud800"]), st.text())))
+def test_no_message_makes_it_fail(pieces: list[str]) -> None:
+    messages = shown("".join(pieces))
+    for stops in (None, ["<end_plan>"], ["Observation:"]):
+        assert RuleModel().generate(messages, stop_sequences=stops).content
+    assert RuleModel().generate(messages, tools_to_call_from=list(make_demo().tools.values())).tool_calls
