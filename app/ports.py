@@ -108,6 +108,11 @@ class Lease(Protocol):
     def attempt(self) -> int: ...
 
     @property
+    def fence(self) -> str:
+        """The token without which nothing is written."""
+        ...
+
+    @property
     def version(self) -> bytes:
         """What the conversation's steps are now; a session of the same version needs no loading."""
         ...
@@ -143,7 +148,7 @@ class Scheduler(Protocol):
     @property
     def lease_s(self) -> float: ...
 
-    async def claim(self, agents: Sequence[AgentName], most: int) -> list[Lease]:
+    async def claim(self, agents: Sequence[AgentName], most: int) -> Sequence[Lease]:
         """Take up to `most` ready conversations of these agents, the longest waiting first."""
         ...
 

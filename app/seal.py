@@ -1,8 +1,8 @@
 """The envelope of everything at rest: compressed, then AES-256-GCM bound to its place; and the ring of keys.
 
 Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. The key of a
-conversation is derived from the master key and the conversation's name, so that random nonces stay far from their bound however many
-records the service writes; the place (what it is, generation, index) is the associated data.
+conversation is derived from the master key and the conversation's name, so that random nonces stay far from their bound
+however many records the service writes; the place (what it is, generation, index) is the associated data.
 """
 
 from __future__ import annotations

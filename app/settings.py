@@ -75,8 +75,8 @@ class Settings(BaseSettings):
     def _is_no_service_link(cls, value: object) -> object:
         if isinstance(value, str) and "://" in value:
             raise ValueError(
-                f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: false, "
-                "or call the Service something else"
+                f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: "
+                "false, or call the Service something else"
             )
         return value
 

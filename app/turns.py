@@ -26,6 +26,7 @@ class TurnDesk:
 
     async def play(
         self,
+        *,
         owner: Owner,
         conversation_id: str | None,
         agent: AgentName | None,

@@ -19,8 +19,9 @@ from app.stores.embedded import embedded_server
 from app.stores.space import open_store
 from app.threads import Threads
 from app.turns import TurnDesk
-from app.web.api import Limits, create_app
+from app.web.api import create_app
 from app.web.auth import Callers
+from app.web.common import Limits
 from app.web.metrics import Metrics
 from app.worker import Worker
 
@@ -43,7 +44,7 @@ class Service:
     store: str
     store_ended: Future[None] | None
     callers: Callers
-    agents: list[str]
+    agents: list[AgentName]
 
 
 def make_catalog(settings: Settings) -> tuple[Catalog, AgentName]:

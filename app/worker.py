@@ -13,7 +13,7 @@ from app.events import TurnStarted
 from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from app.ports import Agents, Lease, Scheduler, Session
     from app.records import PackedStep, Turn
@@ -79,7 +79,7 @@ class Worker:
             if not leases:
                 await self._idle()
 
-    async def _claim(self, most: int) -> list[Lease]:
+    async def _claim(self, most: int) -> Sequence[Lease]:
         try:
             return await self._scheduler.claim(list(self._agents.infos), most)
         except StoreUnavailableError:

@@ -8,7 +8,9 @@ which is another process, is given `llm.base_url`.
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,6 +46,8 @@ class LLM:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self._open = 0
+        self._changed = threading.Condition()
         self._script: deque[tuple[Behavior | str, ...]] = deque()
         self._server = LLMockServer()
         self._server.app.add_middleware(_Wire, llm=self)
@@ -100,6 +104,24 @@ class LLM:
         """Queue one answer made of llmock's own behaviours."""
         self._script.append(parts)
 
+    def is_idle(self, within_s: float) -> bool:
+        """Wait until every request was answered or given up by its client."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open == 0, timeout=within_s)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._open += change
+            self._changed.notify_all()
+
     def reset(self) -> None:
         self._script.clear()
         self.requests.clear()
@@ -121,6 +143,10 @@ class _Wire:
         self._llm = llm
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._llm.serving():
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode()
         fault = self._llm.take(Request(authorization.removeprefix("Bearer "), json.loads(body or b"{}")))

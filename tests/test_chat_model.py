@@ -341,6 +341,7 @@ class TestAFailingModel:
         assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 2
         assert (failure.code, failure.retryable) == ("model_timeout", True)
         assert len(llm.requests) == 1
+        assert llm.is_idle(within_s=5)
 
     def test_that_is_cut_off_in_the_middle_of_its_answer_can_be_tried_again(
         self, llm: LLM, agent: ToolCallingAgent
@@ -423,7 +424,7 @@ class TestAStream:
         plain, streamed = (request.body for request in llm.requests)
         assert streamed == plain | {"stream": True, "stream_options": {"include_usage": True}}
 
-    @pytest.mark.parametrize("kind", ["disconnect", "malformed"])
+    @pytest.mark.parametrize("kind", ["disconnect", "malformed", "truncate"])
     def test_that_breaks_is_a_failure_that_can_be_tried_again(
         self, llm: LLM, agent: ToolCallingAgent, kind: str
     ) -> None:
@@ -444,6 +445,16 @@ class TestAStream:
 
         assert time.monotonic() - began < TIMEOUT_S + 2
         assert classify(caught.value).code == "model_timeout"
+
+    def test_that_is_given_up_frees_its_connection(self, llm: LLM, model: OpenAIModel) -> None:
+        llm.break_stream("stall")
+        deltas = model.generate_stream([ChatMessage(MessageRole.USER, QUESTION)])
+        next(deltas)
+        assert not llm.is_idle(within_s=0)
+
+        deltas.close()
+
+        assert llm.is_idle(within_s=5)
 
 
 class Raising(Model):
@@ -509,6 +520,7 @@ class TestClassify:
             (hub_error(503), "model_error", True),
             (httpx2.ReadTimeout(KEY), "model_timeout", True),
             (httpx2.ConnectError(KEY), "model_error", True),
+            (httpx2.ReadError(KEY), "model_error", True),
             (httpx2.RemoteProtocolError(KEY), "model_error", True),
             (TimeoutError(KEY), "model_timeout", True),
             (ConnectionResetError(KEY), "model_error", True),

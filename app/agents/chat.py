@@ -12,7 +12,7 @@ import importlib.resources
 import os
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
@@ -21,9 +21,12 @@ from app.agents.demo_tools import Calculator, Clock, TextStats
 from app.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from openai import Stream
+    from openai.types.chat import ChatCompletionChunk
     from smolagents import PromptTemplates, Tool
+    from smolagents.utils import Retrying
 
 OPENAI_BASE = "https://api.openai.com/v1"
 NO_KEY = "none"
@@ -59,6 +62,10 @@ def chat_factory(
     return make
 
 
+class IncompleteStreamError(ConnectionError):
+    """A streamed answer ended before the model had finished it."""
+
+
 class _Secret(str):
     """A key that shows itself only where it is formatted into a header, in no repr of what holds it."""
 
@@ -74,7 +81,7 @@ def _model(model_id: str, api_base: str | None, api_key_env: str | None, timeout
         import openai  # noqa: PLC0415 - an extra, and 0.3 s that only this agent needs
     except ImportError as error:
         raise StartError("The chat agent needs the openai package: pip install 'smolsessions[openai]'") from error
-    return OpenAIModel(
+    model = OpenAIModel(
         model_id=model_id,
         api_base=api_base or OPENAI_BASE,
         api_key=key,
@@ -82,6 +89,25 @@ def _model(model_id: str, api_base: str | None, api_key_env: str | None, timeout
         client_kwargs={"max_retries": 0, "timeout": openai.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))},
         retry=False,
     )
+    # The one seam where all of a stream's events pass.
+    model.retryer = functools.partial(_ask, model.retryer)  # type: ignore[assignment]
+    return model
+
+
+def _ask(retryer: Retrying, create: Callable[..., Any], **arguments: Any) -> Any:
+    answer = retryer(create, **arguments)
+    return _whole(answer) if arguments.get("stream") else answer
+
+
+def _whole(events: Stream[ChatCompletionChunk]) -> Iterator[ChatCompletionChunk]:
+    """Pass events on; raise where they end early, which openai and smolagents take for the end of a whole answer."""
+    finished = False
+    with events:
+        for event in events:
+            finished = finished or any(choice.finish_reason for choice in event.choices)
+            yield event
+    if not finished:
+        raise IncompleteStreamError("The stream ended without a finish reason.")
 
 
 def _key(api_base: str | None, api_key_env: str | None) -> _Secret:

@@ -16,7 +16,7 @@ from smolagents.utils import AgentMaxStepsError
 
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.agents.plain import labelled, plain
-from app.agents.steps import finished, pack, strip
+from app.agents.steps import Step, finished, pack, strip
 from app.agents.thrift import make_thrifty
 from app.records import Failure, Outcome, ToolCall, Usage
 
@@ -35,7 +35,7 @@ MAX_REPLY_CHARS = 1_000_000
 class AgentSession:
     """A conversation's agent with its memory. Not for two threads at once."""
 
-    def __init__(self, agent: MultiStepAgent, steps: Sequence[MemoryStep], carries: Sequence[type]) -> None:
+    def __init__(self, agent: MultiStepAgent, steps: Sequence[Step], carries: Sequence[type]) -> None:
         self._agent = agent
         self._carries = tuple(carries)
         agent.memory.steps = list(steps)
@@ -69,7 +69,7 @@ class AgentSession:
             cleanup()
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
-        images = [PIL.Image.open(io.BytesIO(data)) for data in given.images]
+        images: list[PIL.Image.Image] = [PIL.Image.open(io.BytesIO(data)) for data in given.images]
         return self._agent.run(
             turn.message,
             stream=True,

@@ -27,10 +27,11 @@ from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from app.records import StepType
 
+Step = TaskStep | PlanningStep | ActionStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 
 _CARRIED: frozenset[type] = frozenset(
@@ -85,10 +86,12 @@ def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedSte
     return PackedStep(step_type(step), turn, data, attachments)
 
 
-def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()) -> MemoryStep:
+def unpack(
+    data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()
+) -> TaskStep | PlanningStep | ActionStep:
     """Make the step again. The bytes come out of the seal; still only listed classes are made."""
     step = _Unpickler(io.BytesIO(data), attachments, carries).load()
-    if not isinstance(step, TaskStep | PlanningStep | ActionStep):
+    if not isinstance(step, Step):
         raise SealBrokenError("a stored step is no step")
     return step
 
@@ -207,7 +210,5 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 
 
 _ERRORS = _subclasses(AgentError)
-_MAKERS: tuple[Callable[..., Any], ...] = (_value, _error, _image)
-_LISTED: dict[tuple[str, str], Any] = {
-    (thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, _value, _error)
-}
+_MAKERS: tuple[Any, ...] = (_value, _error, _image)
+_LISTED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, *_MAKERS)}

@@ -24,7 +24,7 @@ def make_thrifty(agent: MultiStepAgent) -> None:
     if kind.initialize_system_prompt in _KNOWN_PROMPTS:
         agent.initialize_system_prompt = _KeptPrompt(agent)
     if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
-        agent.write_memory_to_messages = _KeptMessages(agent)
+        agent.write_memory_to_messages = _KeptMessages(agent)  # type: ignore[method-assign]
     for managed in agent.managed_agents.values():
         make_thrifty(managed)
 

@@ -90,7 +90,7 @@ class Pipeline:
             self._fail(StoreUnavailableError("The service is closing its connection to the store."))
 
     async def _open(self) -> AbstractConnection:
-        connection = self._client.connection_pool.make_connection()
+        connection: AbstractConnection = self._client.connection_pool.make_connection()
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             await connection.connect()
             for command in self._on_connect:
@@ -161,7 +161,7 @@ class Listener:
     def __init__(
         self,
         client: Redis,
-        channels: Iterable[str],
+        channels: Iterable[str | bytes],
         on_message: Callable[[bytes, bytes], None],
         on_gap: Callable[[], None],
     ) -> None:

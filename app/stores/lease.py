@@ -41,7 +41,16 @@ class HeldLease:
     """
 
     def __init__(
-        self, desk: Desk, scope: str, fence: str, turn: Turn, given: TurnInput, head: Head, version: bytes, stored: int
+        self,
+        desk: Desk,
+        *,
+        scope: str,
+        fence: str,
+        turn: Turn,
+        given: TurnInput,
+        head: Head,
+        version: bytes,
+        stored: int,
     ) -> None:
         self.scope = scope
         self.fence = fence

@@ -11,8 +11,9 @@ from app.stores.lease import HeldLease, open_lease
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from app.ports import Lease
     from app.records import AgentName
-    from app.stores.lease import Desk
+    from app.stores.desk import Desk
     from app.stores.script import Argument
 
 
@@ -40,18 +41,18 @@ class Scheduler:
         found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
         return [open_lease(self._desk, *fields) for fields in found]
 
-    async def renew(self, leases: Sequence[HeldLease]) -> list[HeldLease]:
+    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         held: list[Argument] = []
         for lease in leases:
-            held += [lease.scope, lease.fence]
+            held += [str(lease.turn.ref), lease.fence]
         lost = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
-        return [lease for lease in leases if lease.scope.encode() in lost]
+        return [lease for lease in leases if str(lease.turn.ref).encode() in lost]
 
     async def sweep(self) -> int:
         return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))
 
-    async def hand_back(self, lease: HeldLease) -> None:
-        await self._desk.scripts.call("hand_back", ref=lease.scope, fence=lease.fence, wake=self._desk.wake)
+    async def hand_back(self, lease: Lease) -> None:
+        await self._desk.scripts.call("hand_back", ref=str(lease.turn.ref), fence=lease.fence, wake=self._desk.wake)
 
     @property
     def _lease_us(self) -> int:

@@ -38,7 +38,7 @@ class Callers:
         if not path and not loopback and not anonymous:
             raise StartError(
                 "SMOLSESSIONS_HOST is open to the network and no API keys are set; set SMOLSESSIONS_API_KEYS_FILE "
-                "(`smolsessions new-api-key OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let everybody in"
+                "(`smolsessions new-api-key OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let all in"
             )
         return cls(path, loopback=loopback)
 

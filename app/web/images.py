@@ -27,15 +27,17 @@ def _read(text: str, pointer: str, max_pixels: int) -> bytes:
         data = base64.b64decode(text[match.end() :] if match else text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError.at(pointer, "is neither base64 nor a data:image/…;base64, URL") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large images; the bound below is ours
+    broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
+        try:
             image = PIL.Image.open(io.BytesIO(data), formats=_FORMATS)
-            if image.width * image.height > max_pixels:
-                raise TooLargeError(f"{pointer}: the image has more than {max_pixels} pixels.")
+        except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+            raise broken from None
+        if image.width * image.height > max_pixels:
+            raise TooLargeError(f"{pointer}: the image has more than {max_pixels} pixels.")
+        try:
             image.load()
-    except TooLargeError:
-        raise
-    except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
-        raise InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}") from None
+        except Exception:  # noqa: BLE001 - see above
+            raise broken from None
     return data

@@ -38,14 +38,14 @@ def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
         images = await _images(body, limits)
         wait_s, applied = wait_of(prefer, limits.wait_s)
         turn = await turns.play(
-            owner,
-            conversation_id,
-            AgentName(body.agent) if body.agent is not None else None,
-            body.message,
-            TurnOptions(body.max_steps, body.reset),
-            TurnInput(images, body.additional_args),
-            body.metadata,
-            wait_s,
+            owner=owner,
+            conversation_id=conversation_id,
+            agent=AgentName(body.agent) if body.agent is not None else None,
+            message=body.message,
+            options=TurnOptions(body.max_steps, body.reset),
+            given=TurnInput(images, body.additional_args),
+            metadata=body.metadata,
+            wait_s=wait_s,
         )
         return _turn_answer(turn, applied, internal=body.include_internal_tools)
 
