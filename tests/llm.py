@@ -3,6 +3,8 @@
 `llmock` makes the answers, the streams and most of the faults; what it cannot do (silence, a body that is cut short,
 the keys that were sent) is done here, around it. Load the fixture with `pytest_plugins = ["tests.llm"]`; the service,
 which is another process, is given `llm.base_url`.
+
+PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
 """
 
 from __future__ import annotations
@@ -62,11 +64,6 @@ class LLM:
     @property
     def base_url(self) -> str:
         return self._server.base_url("openai")
-
-    @property
-    def left(self) -> int:
-        """How many scripted answers were not asked for."""
-        return len(self._script)
 
     def answer(self, answer: object) -> None:
         """Call `final_answer`."""

@@ -238,7 +238,7 @@ class TestTheFactory:
     def test_does_not_repeat_a_key_that_was_given_as_a_name(self, name: str) -> None:
         factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env=name, timeout_s=TIMEOUT_S)
 
-        with pytest.raises(StartError, match="not the key") as caught:
+        with pytest.raises(StartError, match="not to the key") as caught:
             factory()
         assert KEY not in str(caught.value)
 
@@ -581,8 +581,11 @@ class TestClassify:
     def test_ends_where_causes_go_in_circles(self) -> None:
         one, other = ValueError(KEY), ValueError(KEY)
         one.__cause__, other.__cause__ = other, one
+        wrapped, again = generation_error(one), generation_error(other)
 
-        assert classify(generation_error(one)).code == "model_error"
+        assert classify(wrapped).code == "model_error"
+        wrapped.__cause__, again.__cause__ = again, wrapped
+        assert classify(wrapped).code == "model_error"
 
     def test_reads_a_generation_error_that_came_without_its_cause(self) -> None:
         error = generation_error(ValueError("the maximum context length is 4096"))

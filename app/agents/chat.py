@@ -80,7 +80,7 @@ def _model(model_id: str, api_base: str | None, api_key_env: str | None, timeout
     try:
         import openai  # noqa: PLC0415 - an extra, and 0.3 s that only this agent needs
     except ImportError as error:
-        raise StartError("The chat agent needs the openai package: pip install 'smolsessions[openai]'") from error
+        raise StartError("the chat agent needs the openai package; pip install 'smolsessions[openai]'") from error
     model = OpenAIModel(
         model_id=model_id,
         api_base=api_base or OPENAI_BASE,
@@ -114,18 +114,21 @@ def _key(api_base: str | None, api_key_env: str | None) -> _Secret:
     if not api_key_env:
         if not api_base:
             raise StartError(
-                "The chat agent asks OpenAI itself, which wants a key: name the environment variable that holds it, "
-                "or give the address of an endpoint that needs none."
+                "the chat agent asks OpenAI itself, which wants a key: name the environment variable that holds it in "
+                "SMOLSESSIONS_MODEL_API_KEY_ENV, or an endpoint that needs none in SMOLSESSIONS_MODEL_API_BASE"
             )
         return _Secret(NO_KEY)
     if not _VARIABLE.fullmatch(api_key_env):  # not repeated: it may well be the key
-        raise StartError("The chat agent wants the name of the environment variable that holds its key, not the key.")
+        raise StartError(
+            "SMOLSESSIONS_MODEL_API_KEY_ENV holds no name; set it to the name of the environment variable that holds "
+            "the key, not to the key"
+        )
     key = os.environ.get(api_key_env, "").strip()
     if not key:
-        raise StartError(f"The chat agent's key is missing: set the environment variable {api_key_env} to it.")
+        raise StartError(f"the chat agent's key is missing; set the environment variable {api_key_env} to it")
     if not _KEY.fullmatch(key):  # a header refuses it, with an exception that shows it
         raise StartError(
-            f"The environment variable {api_key_env} holds no key: blanks or letters beyond ASCII are in it."
+            f"the environment variable {api_key_env} holds no key, having blanks or letters beyond ASCII; mend it"
         )
     return _Secret(key)
 

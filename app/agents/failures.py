@@ -52,7 +52,7 @@ def classify(error: BaseException) -> Failure:
         if verdict := _recognise(link):
             code, retryable = verdict
             return _failure(code, link, retryable=retryable)
-    return _failure("model_error", next(_causes(error)), retryable=False)
+    return _failure("model_error", next(_causes(error), error), retryable=False)
 
 
 def internal(error: BaseException) -> Failure:

@@ -22,7 +22,7 @@ def make_thrifty(agent: MultiStepAgent) -> None:
     agent.logger = agent.monitor.logger = SilentLogger()
     kind = type(agent)
     if kind.initialize_system_prompt in _KNOWN_PROMPTS:
-        agent.initialize_system_prompt = _KeptPrompt(agent)
+        agent.initialize_system_prompt = _KeptPrompt(agent)  # type: ignore[method-assign]
     if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
         agent.write_memory_to_messages = _KeptMessages(agent)  # type: ignore[method-assign]
     for managed in agent.managed_agents.values():

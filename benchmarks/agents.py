@@ -1,0 +1,126 @@
+"""The agent of all contenders: five small tools and a scripted model that costs next to nothing at any length."""
+
+from __future__ import annotations
+
+import importlib.resources
+import operator
+import random
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from smolagents import ChatMessage, LogLevel, MessageRole, Model, TokenUsage, ToolCallingAgent, tool
+from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_QUESTION = "What is "
+_ids = random.Random(1)  # as long and as hard to compress as a provider's, the same in every run
+
+
+def question(number: int) -> str:
+    """Give the message of a conversation's turn `number`."""
+    return f"{_QUESTION}{number} * 7?"
+
+
+def right_answer(number: int) -> str:
+    """Give what the agent must reply to it."""
+    return f"The result is {number * 7}."
+
+
+class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
+    """Calls the calculator, then gives its result as the final answer. Looks at the last message only."""
+
+    def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
+        last = messages[-1]
+        text = str(last.content[-1]["text"] if isinstance(last.content, list) else last.content)
+        if last.role == MessageRole.TOOL_RESPONSE:
+            result = text.removeprefix("Observation:\n")
+            return _call("final_answer", {"answer": f"The result is {result}."})
+        return _call("calculator", {"expression": text.rpartition(_QUESTION)[2].rstrip("?")})
+
+
+def _call(name: str, arguments: dict[str, str]) -> ChatMessage:
+    function = ChatMessageToolCallFunction(name=name, arguments=arguments)
+    call = ChatMessageToolCall(id=f"call_{_ids.getrandbits(96):024x}", type="function", function=function)
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        content=None,
+        tool_calls=[call],
+        token_usage=TokenUsage(input_tokens=1200, output_tokens=20),
+    )
+
+
+@tool
+def calculator(expression: str) -> int:
+    """Calculates with whole numbers.
+
+    Args:
+        expression: Two numbers with an operator between them, such as "12 * 7".
+    """
+    left, sign, right = expression.split()
+    return _OPERATORS[sign](int(left), int(right))
+
+
+@tool
+def count_words(text: str) -> int:
+    """Counts the words of a text.
+
+    Args:
+        text: The text, in any language that writes spaces between words.
+    """
+    return len(text.split())
+
+
+@tool
+def to_celsius(fahrenheit: float) -> float:
+    """Converts a temperature.
+
+    Args:
+        fahrenheit: Degrees Fahrenheit.
+    """
+    return (fahrenheit - 32) / 1.8
+
+
+@tool
+def find_city(name: str, country: str) -> str:
+    """Looks a city up and says where it lies.
+
+    Args:
+        name: The city's name in English.
+        country: The country's name in English.
+    """
+    return f"{name} lies in {country}."
+
+
+@tool
+def send_note(recipient: str, note: str) -> str:
+    """Sends somebody a short note.
+
+    Args:
+        recipient: Who gets it.
+        note: What it says.
+    """
+    return f"{recipient} has got {len(note)} characters."
+
+
+TOOLS = [calculator, count_words, to_celsius, find_city, send_note]
+
+
+def make_agent() -> ToolCallingAgent:
+    """Make an agent as a careful user does: the prompts' YAML is parsed once. Service and naive service use it."""
+    return ToolCallingAgent(
+        tools=TOOLS, model=ScriptedModel(), prompt_templates=_templates(), verbosity_level=LogLevel.OFF
+    )
+
+
+def make_shipped_agent() -> ToolCallingAgent:
+    """Make an agent as smolagents' own examples do: the bare contender."""
+    return ToolCallingAgent(tools=TOOLS, model=ScriptedModel(), verbosity_level=LogLevel.OFF)
+
+
+@cache
+def _templates() -> Any:
+    return yaml.safe_load(importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text())

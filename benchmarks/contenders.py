@@ -1,0 +1,115 @@
+"""Starts the contenders' processes and the store, each on its core, and reads what they use."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import psutil
+from redis import Redis
+
+from app.seal import new_key
+from app.stores.embedded import embedded_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).parent.parent
+START_TIMEOUT_S = 60
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
+HTTP_CONTENDERS = ("service", "naive")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A contender that listens."""
+
+    pid: int
+    port: int
+
+    def cpu_ms(self) -> float:
+        return cpu_ms(self.pid)
+
+    def resident_bytes(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+
+def cpu_ms(pid: int) -> float:
+    """Give the CPU time of all threads of a process that ever were, to the nanosecond: its POSIX CPU clock."""
+    return time.clock_gettime_ns((~pid << 3) | 2) / 1e6
+
+
+@contextmanager
+def store() -> Iterator[Path]:
+    """Run an empty store, the embedded one with its options, on the core of who asks; yield its socket."""
+    with TemporaryDirectory(prefix="smolbench-") as folder, embedded_server(Path(folder)) as server:
+        yield server.socket_path
+
+
+def store_pid(socket_path: Path) -> int:
+    with Redis(unix_socket_path=str(socket_path)) as redis:
+        info: dict[str, int] = redis.info("server")  # type: ignore[assignment]
+        return info["process_id"]
+
+
+@contextmanager
+def server(contender: str, socket_path: Path) -> Iterator[Server]:
+    """Run one of the HTTP contenders on its core, with that store."""
+    if contender == "naive":
+        command = [sys.executable, "-m", "benchmarks.naive", str(socket_path)]
+    else:
+        command = [sys.executable, "-m", "app", "serve"]
+    settings = {
+        "REDIS_URL": f"unix://{socket_path}",
+        "SEAL_KEYS": new_key(),
+        "PORT": "0",
+        "AGENTS": "bench=benchmarks.agents:make_agent",
+        "DEFAULT_AGENT": "bench",
+    }
+    with running(command, [SERVER_CORE], settings) as found:
+        yield found
+
+
+@contextmanager
+def running(
+    command: Sequence[str], cores: Sequence[int], settings: dict[str, str], cwd: Path = ROOT
+) -> Iterator[Server]:
+    """Run a server until the block ends; its first line says where it listens."""
+    with TemporaryDirectory(prefix="smolbench-") as folder, Path(folder, "log").open("w+b") as log:
+        process = subprocess.Popen(command, cwd=cwd, env=_environment(settings), stdout=subprocess.PIPE, stderr=log)
+        try:
+            os.sched_setaffinity(process.pid, cores)
+            yield Server(process.pid, _port(process, Path(log.name)))
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    assert process.stdout
+    ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+    line = process.stdout.readline().decode() if ready else ""
+    if " serves on " not in line:
+        raise RuntimeError(f"a contender did not start:\n{log.read_text()}")
+    return int(line.rpartition(":")[2])
+
+
+def _environment(settings: dict[str, str]) -> dict[str, str]:
+    """Give ours without any setting of the service's but these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
+    return kept | {f"SMOLSESSIONS_{name}": value for name, value in settings.items()}

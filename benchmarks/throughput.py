@@ -1,0 +1,109 @@
+"""Table A: turns per second, CPU and latency of each contender at two concurrencies, in interleaved rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from benchmarks.client import Load, Talk
+from benchmarks.contenders import HTTP_CONTENDERS, ROOT, SERVER_CORE, cpu_ms, server, store, store_pid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONTENDERS = (*HTTP_CONTENDERS, "bare")
+CONCURRENCIES = (1, 16)
+TURNS = 20  # of a conversation; the next message starts a new one
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contender at one concurrency. Shares are of one core."""
+
+    contender: str
+    concurrency: int
+    turns_per_s: float
+    cpu_ms_per_turn: float
+    p50_ms: float
+    p99_ms: float
+    client_share: float = 0
+    store_share: float = 0
+    building_ms: float = 0
+    """Bare only: the median time that making an agent took, which is part of its figures once in 20 turns."""
+
+
+def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: Callable[[str], None]) -> list[Run]:
+    """Play all rounds; contenders take turns, so that a slow minute of the machine meets all of them."""
+    runs = []
+    for number in range(1, rounds + 1):
+        for concurrency in CONCURRENCIES:
+            for contender in CONTENDERS:
+                progress(f"throughput, round {number} of {rounds}: {contender} at concurrency {concurrency}")
+                measure = _bare if contender == "bare" else _over_http
+                runs.append(measure(contender, concurrency, seconds, warmup_s))
+    return runs
+
+
+def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
+    """Give the median of each figure over the rounds, by contender and concurrency."""
+    found = {}
+    for concurrency in CONCURRENCIES:
+        for contender in CONTENDERS:
+            same = [run for run in runs if (run.contender, run.concurrency) == (contender, concurrency)]
+            figures = [name for name, value in vars(same[0]).items() if isinstance(value, float | int)]
+            middle = {name: median(getattr(run, name) for run in same) for name in figures}
+            found[contender, concurrency] = Run(**{**vars(same[0]), **middle})
+    return found
+
+
+def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
+    with store() as socket_path, server(contender, socket_path) as running:
+        pids = [running.pid, os.getpid(), store_pid(socket_path)]
+        load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
+        load.run(warmup_s)
+        before = [cpu_ms(pid) for pid in pids]
+        elapsed_s = load.run(seconds)
+        server_ms, client_ms, store_ms = (cpu_ms(pid) - at for pid, at in zip(pids, before, strict=True))
+        turns = len(load.latencies_ms)
+        p50, p99 = _percentiles(load.latencies_ms)
+        load.finish()
+    return Run(
+        contender,
+        concurrency,
+        turns_per_s=turns / elapsed_s,
+        cpu_ms_per_turn=server_ms / turns,
+        p50_ms=p50,
+        p99_ms=p99,
+        client_share=client_ms / 1000 / elapsed_s,
+        store_share=store_ms / 1000 / elapsed_s,
+    )
+
+
+def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
+    options = {"concurrency": concurrency, "turns": TURNS, "warmup": warmup_s, "seconds": seconds}
+    command = [sys.executable, "-m", "benchmarks.bare", *(f"--{name}={value}" for name, value in options.items())]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        os.sched_setaffinity(process.pid, [SERVER_CORE])
+        printed, _ = process.communicate(timeout=seconds + warmup_s + 60)
+    found = json.loads(printed)
+    turns = len(found["latencies_ms"])
+    p50, p99 = _percentiles(found["latencies_ms"])
+    return Run(
+        contender,
+        concurrency,
+        turns_per_s=turns / seconds,
+        cpu_ms_per_turn=found["cpu_s"] * 1000 / turns,
+        p50_ms=p50,
+        p99_ms=p99,
+        building_ms=median(found["building_ms"]),
+    )
+
+
+def _percentiles(latencies_ms: list[float]) -> tuple[float, float]:
+    parts = quantiles(latencies_ms, n=100)
+    return parts[49], parts[98]

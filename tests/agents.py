@@ -1,0 +1,281 @@
+"""Agents for the tests: a model that does what the message says, and tools that return all kinds of things.
+
+A message is a script: a JSON list with one entry for each model call of the turn. The model finds its place by counting
+what came after the task, so it needs no state and plays the same in any process:
+    {"call": [["tool", {"argument": 1}], …]}   tool calls        {"say": "text"}    final_answer
+    {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
+    {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import yaml
+from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, ToolCallingAgent, tool
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import TokenUsage
+
+TASK = "New task:\n"
+
+
+class ScriptedModel(Model):
+    """Plays the script in the task that it is shown last."""
+
+    def generate(self, messages: list[ChatMessage], stop_sequences: Any = None, **_options: Any) -> ChatMessage:
+        texts = [_text(message) for message in messages]
+        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
+        if stop_sequences == ["<end_plan>"]:
+            return _message("1. Do what the script says.")
+        script, _ = json.JSONDecoder().raw_decode(texts[start].removeprefix(TASK))
+        done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
+        is_code = bool(stop_sequences) and "</code>" in stop_sequences
+        if stop_sequences is None:
+            return _message("forced answer")
+        return _play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
+
+
+def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_code: bool) -> ChatMessage:
+    match entry:
+        case {"raise": str(text)}:
+            raise RuntimeError(text)
+        case {"text": str(text)}:
+            return _message(text)
+        case {"code": str(code)}:
+            return _message(f"Thought: run it.\n<code>\n{code}\n</code>")
+        case {"prompt": True}:
+            entry = {"say": digest(messages)}
+    if "say" in entry and is_code:
+        return _message(f"<code>\nfinal_answer({entry['say']!r})\n</code>")
+    calls = entry.get("call") or [["final_answer", {"answer": entry["say"]}]]
+    return _message(
+        "I call.",
+        [
+            ChatMessageToolCall(
+                id=f"call_{len(messages)}_{step}_{number}",
+                type="function",
+                function=ChatMessageToolCallFunction(name=name, arguments=arguments),
+            )
+            for number, (name, arguments) in enumerate(calls)
+        ],
+    )
+
+
+def _message(text: str, calls: list[ChatMessageToolCall] | None = None) -> ChatMessage:
+    usage = TokenUsage(input_tokens=10, output_tokens=5)
+    return ChatMessage(role=MessageRole.ASSISTANT, content=text, tool_calls=calls, raw=object(), token_usage=usage)
+
+
+def digest(messages: list[ChatMessage]) -> str:
+    """Give a fingerprint of a prompt: every role and every text, images by their pixels."""
+    seen = [[str(message.role), [_part(part) for part in _parts(message)]] for message in messages]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+
+
+def _part(part: dict[str, Any]) -> str:
+    image = part.get("image")
+    return str(part["text"]) if image is None else hashlib.sha256(image.tobytes()).hexdigest()
+
+
+def _parts(message: ChatMessage) -> list[dict[str, Any]]:
+    content = message.content
+    return [{"text": content}] if isinstance(content, str) else content or []
+
+
+def _text(message: ChatMessage) -> str:
+    return "".join(str(part.get("text", "")) for part in _parts(message))
+
+
+@dataclass
+class Money:
+    """A class of a user's own."""
+
+    amount: int
+    currency: str
+
+
+class Opaque:
+    """A class of a user's own without a JSON form."""
+
+    def __str__(self) -> str:
+        return "opaque!"
+
+
+@tool
+def echo(text: str) -> str:
+    """Give the text back.
+
+    Args:
+        text: any text.
+    """
+    return text
+
+
+@tool
+def fail(reason: str) -> str:
+    """Fail.
+
+    Args:
+        reason: what the error says.
+    """
+    raise ValueError(reason)
+
+
+@tool
+def leave() -> str:
+    """End the interpreter."""
+    raise SystemExit(3)
+
+
+@tool
+def compute(seconds: float) -> str:
+    """Keep a core busy in Python code.
+
+    Args:
+        seconds: for how long.
+    """
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        count += 1
+    return "computed"
+
+
+@tool
+def wait_for(path: str) -> str:
+    """Say `started` beside a file, then wait until the file is there.
+
+    Args:
+        path: of the file.
+    """
+    Path(f"{path}.started").touch()
+    end = time.monotonic() + 30
+    while not Path(path).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.005)
+    return "it is there"
+
+
+@tool
+def make(what: str) -> Any:
+    """Make a value of some kind.
+
+    Args:
+        what: the kind.
+    """
+    makers: dict[str, Any] = {
+        "money": lambda: Money(7, "EUR"),
+        "opaque": Opaque,
+        "generator": lambda: (number for number in range(3)),
+        "function": lambda: lambda: 1,
+        "decimal": lambda: decimal.Decimal("1.10"),
+        "date": lambda: dt.date(2026, 1, 2),
+        "ordered": lambda: OrderedDict(a=1),
+        "set": lambda: {1, 2},
+        "nested": lambda: {"money": [Money(1, "USD")], "opaque": Opaque()},
+        "image": lambda: PIL.Image.new("RGB", (3, 2), (255, 0, 0)),
+        "error": lambda: ValueError("returned, not raised"),
+        "deep": _deep,
+    }
+    return makers[what]()
+
+
+def _deep() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    return nested
+
+
+@tool
+def picture() -> Any:
+    """Draw a picture."""
+    return PIL.Image.new("RGB", (4, 4), (0, 128, 255))
+
+
+picture.output_type = "image"
+TOOLS = [echo, fail, leave, compute, wait_for, make, picture]
+
+
+@cache
+def _templates(name: str) -> Any:
+    return yaml.safe_load(files("smolagents.prompts").joinpath(name).read_text())
+
+
+def make_scripted(**options: Any) -> ToolCallingAgent:
+    return ToolCallingAgent(
+        tools=TOOLS,
+        model=ScriptedModel(),
+        prompt_templates=_templates("toolcalling_agent.yaml"),
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        **options,
+    )
+
+
+def make_code(**options: Any) -> CodeAgent:
+    return CodeAgent(
+        tools=TOOLS,
+        model=ScriptedModel(),
+        prompt_templates=_templates("code_agent.yaml"),
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        executor_kwargs={"timeout_seconds": None},
+        **options,
+    )
+
+
+def make_planner() -> ToolCallingAgent:
+    return make_scripted(planning_interval=1)
+
+
+def make_carrier() -> CodeAgent:
+    agent = make_code()
+    agent.carries = (Money,)
+    return agent
+
+
+def make_manager() -> ToolCallingAgent:
+    helper = make_scripted(name="helper", description="Helps.")
+    return make_scripted(managed_agents=[helper])
+
+
+def make_checked() -> ToolCallingAgent:
+    """Make an agent that accepts only answers that end in a full stop."""
+    return make_scripted(final_answer_checks=[lambda answer, _memory, **_: str(answer).endswith(".")])
+
+
+_SHARED: MultiStepAgent | None = None
+
+
+def make_same() -> MultiStepAgent:
+    """Make the mistake of giving the same agent twice."""
+    global _SHARED  # noqa: PLW0603 - the mistake is the point
+    _SHARED = _SHARED or make_scripted()
+    return _SHARED
+
+
+_EXECUTOR = make_code().python_executor
+
+
+def make_same_interpreter() -> CodeAgent:
+    return make_code(executor=_EXECUTOR)
+
+
+def make_nothing() -> str:
+    return "no agent"
+
+
+def make_trouble() -> MultiStepAgent:
+    raise LookupError("no such model")

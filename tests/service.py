@@ -1,0 +1,148 @@
+"""The service as a process of its own, as an operator starts it, and a client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ROOT = Path(__file__).parent.parent
+START_S = 20.0
+AGENTS = ",".join(
+    f"{name}=tests.agents:{factory}"
+    for name, factory in {
+        "scripted": "make_scripted",
+        "code": "make_code",
+        "planner": "make_planner",
+        "carrier": "make_carrier",
+        "manager": "make_manager",
+        "checked": "make_checked",
+    }.items()
+)
+
+
+@dataclass
+class Service:
+    """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix."""
+
+    folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[str] = field(init=False)
+    client: httpx2.Client = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until it says where it listens."""
+        self.process = spawn(self.folder, self.settings, self.environment)
+        first = self._line()
+        assert "serves on" in first, first + self.log()
+        self.said = [first] + [self._line() for _ in range(6)]
+        self.client = httpx2.Client(base_url=f"http://{first.split()[-1]}", timeout=30)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                if self.client.get("/readyz").status_code == 200:
+                    return
+            except httpx2.TransportError:
+                assert time.monotonic() < end, self.log()
+
+    def stop(self) -> int:
+        """End it as an operator does."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def kill(self) -> None:
+        """End it as a power cut does."""
+        self.process.kill()
+        self._end()
+
+    def log(self) -> str:
+        return (self.folder / "service.log").read_text()
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.client.post(path, json=body)
+
+    def play(self, *script: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """Play a script as one turn and give the turn."""
+        response = self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body))
+        assert response.status_code == 200, response.text
+        turn: dict[str, Any] = response.json()
+        return turn
+
+    def follow_up(self, turn: dict[str, Any], *script: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """Play the next turn of the same conversation."""
+        return self.play(*script, agent=turn["agent"]["name"], conversation_id=turn["conversation_id"], **body)
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        response = self.client.get(path, params=query)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
+        page = self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)
+        return list(page["items"])
+
+    def _line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip()
+
+    def _end(self) -> int:
+        status = self.process.wait(30)
+        assert self.process.stdout
+        self.process.stdout.close()
+        if hasattr(self, "client"):
+            self.client.close()
+        return status
+
+
+def spawn(
+    folder: Path, settings: dict[str, str], environment: dict[str, str] | None = None, *command: str
+) -> subprocess.Popen[str]:
+    """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
+    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
+    named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
+    with (folder / "service.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "app", *(command or ("serve",))],
+            cwd=ROOT,
+            env=inherited | named | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+
+def run(folder: Path, settings: dict[str, str], *command: str, **environment: str) -> tuple[int, str, str]:
+    """Run a command to its end; give status, output and errors."""
+    process = spawn(folder, settings, environment, *command)
+    assert process.stdout
+    output = process.stdout.read()
+    process.stdout.close()
+    return process.wait(30), output, (folder / "service.log").read_text()

@@ -1,0 +1,207 @@
+"""POST /turn and what it carries."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.service import Service
+
+
+def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
+    response = service.post("/turn", message="What is 12 * 7?", agent="demo")
+    turn = response.json()
+    assert response.status_code == 200
+    assert "84" in turn["reply"]
+    assert turn["tool_call_names"] == ["calculator"]
+    call = turn["tool_calls"][0]
+    assert (call["name"], call["arguments"], call["ok"]) == ("calculator", {"expression": "12 * 7"}, True)
+    assert (turn["turn"], turn["status"], turn["state"], turn["attempts"]) == (1, "finished", "success", 1)
+    assert turn["agent"] == {"name": "demo", "kind": "ToolCallingAgent", "smolagents": "1.26.0"}
+    assert turn["error"] is None
+    assert response.headers["location"] == f"/conversations/{turn['conversation_id']}/turns/1"
+    assert service.get(response.headers["location"]) == turn
+
+
+def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
+    first = service.play({"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]}, {"say": "done"})
+    second = service.follow_up(first, {"call": [["echo", {"text": "c"}]]}, {"say": "done"})
+    assert first["tool_call_names"] == ["echo", "echo"]
+    assert [call["arguments"] for call in second["tool_calls"]] == [{"text": "c"}]
+
+
+def test_internal_tools_are_named_only_on_request(service: Service) -> None:
+    turn = service.play({"say": "hi"}, include_internal_tools=True)
+    where = f"/conversations/{turn['conversation_id']}/turns/1"
+    assert turn["tool_call_names"] == ["final_answer"]
+    assert service.get(where)["tool_call_names"] == []
+    assert service.get(where, include_internal_tools=True)["tool_call_names"] == ["final_answer"]
+
+
+def test_a_code_agent_plays_its_code(service: Service) -> None:
+    turn = service.play(
+        {"code": "x = echo(text='deep')\nfinal_answer(x * 2)"}, agent="code", include_internal_tools=True
+    )
+    assert turn["reply"] == "deepdeep"
+    assert turn["agent"]["kind"] == "CodeAgent"
+    assert turn["tool_call_names"] == ["python_interpreter"]
+
+
+def test_the_next_turn_goes_on_with_the_conversation(service: Service) -> None:
+    first = service.post("/turn", message="What is 12 * 7?", agent="demo").json()
+    second = service.post("/turn", message="What did I ask first?", conversation_id=first["conversation_id"]).json()
+    assert second["turn"] == 2
+    assert "12 * 7" in second["reply"]
+
+
+def test_users_write_in_any_language(service: Service) -> None:
+    for text in ("你好,世界", "مرحبا بالعالم", "здравствуйте", "नमस्ते", "👩‍👩‍👧‍👦 emoji \u202e rtl \x00 nul"):
+        turn = service.play({"say": text})
+        assert turn["reply"] == text
+        assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["reply"] == text
+
+
+def test_a_tool_error_is_told_to_the_model_and_the_turn_goes_on(service: Service) -> None:
+    turn = service.play({"call": [["fail", {"reason": "broken pipe"}]]}, {"say": "recovered"})
+    assert (turn["status"], turn["reply"]) == ("finished", "recovered")
+    assert [(call["name"], call["ok"]) for call in turn["tool_calls"]] == [("fail", False)]
+    assert "broken pipe" in service.steps(turn)[1]["error"]["message"]
+
+
+def test_running_out_of_steps_is_a_state_with_an_answer(service: Service) -> None:
+    turn = service.play({"call": [["echo", {"text": "again"}]]}, max_steps=2)
+    assert (turn["status"], turn["state"], turn["reply"]) == ("finished", "max_steps_error", "forced answer")
+    assert turn["tool_call_names"] == ["echo", "echo"]
+    assert turn["steps"] == 3
+
+
+def test_reset_hides_earlier_steps_from_the_model_and_keeps_the_record(service: Service) -> None:
+    first = service.play({"say": "one"})
+    fresh = service.play({"prompt": True})
+    turn = service.follow_up(first, {"prompt": True}, reset=True)
+    assert turn["reply"] == fresh["reply"]
+    hidden = [step["hidden"] for step in service.steps(turn)]
+    assert hidden == [True, True, False, False]
+    assert service.post("/turn", message="what did I ask first?", agent="demo", reset=True).json()["reply"]
+
+
+def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
+    turn = service.play(
+        {"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=[_png((5, 4)), _data_url((2, 2))]
+    )
+    steps = service.steps(turn)
+    assert [step["images"] for step in steps] == [[{"width": 5, "height": 4}, {"width": 2, "height": 2}]] * 3
+
+
+def test_additional_args_become_part_of_the_task(service: Service) -> None:
+    turn = service.play({"say": "ok"}, additional_args={"city": "Kyōto"})
+    assert "Kyōto" in service.steps(turn)[0]["task"]
+    assert turn["message"] == '[{"say": "ok"}]'
+
+
+def test_metadata_is_the_conversations(service: Service) -> None:
+    turn = service.play({"say": "ok"}, metadata={"user": {"name": "Ada"}})
+    assert service.get(f"/conversations/{turn['conversation_id']}")["metadata"] == {"user": {"name": "Ada"}}
+
+
+def test_an_answer_that_is_data_is_data(service: Service) -> None:
+    turn = service.play({"code": "final_answer({'n': 1, 'list': [1, 2]})"}, agent="code")
+    assert turn["output"] == {"n": 1, "list": [1, 2]}
+    assert turn["reply"] == '{"n": 1, "list": [1, 2]}'
+
+
+def test_usage_is_summed_over_the_turns_steps(service: Service) -> None:
+    turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "b"})
+    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 10}
+
+
+def test_a_client_need_not_wait(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    response = service.client.post(
+        "/turn",
+        json={"agent": "scripted", "message": f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'},
+        headers={"Prefer": "respond-async"},
+    )
+    turn = response.json()
+    assert (response.status_code, turn["status"] in {"queued", "running"}) == (202, True)
+    assert response.headers["preference-applied"] == "respond-async"
+    busy = service.post("/turn", message="x", conversation_id=turn["conversation_id"])
+    assert (busy.status_code, busy.json()["code"], busy.json()["running_turn"]) == (409, "busy", 1)
+    gate.touch()
+    assert until_over(service, turn)["reply"] == "end"
+
+
+def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    message = f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'
+    response = service.client.post(
+        "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=1"}
+    )
+    assert (response.status_code, response.json()["status"]) == (202, "running")
+    shown = service.get(f"/conversations/{response.json()['conversation_id']}")
+    assert (shown["running_turn"], shown["queued_turns"]) == (1, 0)
+    gate.touch()
+    assert until_over(service, response.json())["status"] == "finished"
+
+
+def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> None:
+    turns: list[dict[str, Any]] = []
+    player = threading.Thread(
+        target=lambda: turns.append(service.play({"call": [["compute", {"seconds": 2}]]}, {"say": "x"}))
+    )
+    player.start()
+    delays = []
+    while player.is_alive():
+        start = time.perf_counter()
+        assert service.client.get("/livez").status_code == 200
+        delays.append(time.perf_counter() - start)
+    player.join()
+    assert turns[0]["status"] == "finished"
+    assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
+
+
+def test_a_conversation_with_errors_is_shown_to_the_model_as_an_uninterrupted_agent_would(service: Service) -> None:
+    from tests import agents  # noqa: PLC0415 - smolagents, only here
+
+    scripts: list[tuple[list[dict[str, Any]], int | None]] = [
+        ([{"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}], None),
+        ([{"text": "no tool call at all"}, {"call": [["nonexistent", {}]]}, {"say": "two"}], None),
+        ([{"call": [["echo", {"text": "x"}], ["make", {"what": "money"}]]}], 2),
+        ([{"prompt": True}], None),
+    ]
+    bare = agents.make_scripted()
+    import json  # noqa: PLC0415
+
+    expected = [bare.run(json.dumps(script), reset=False, max_steps=limit) for script, limit in scripts]
+    turn: dict[str, Any] = {}
+    for script, limit in scripts:
+        body = {"max_steps": limit} if limit else {}
+        turn = service.follow_up(turn, *script, **body) if turn else service.play(*script, **body)
+    assert turn["reply"] == expected[-1]
+
+
+def until_over(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
+    end = time.monotonic() + 20
+    while True:
+        found = service.get(f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}")
+        if found["status"] not in {"queued", "running"}:
+            return found
+        assert time.monotonic() < end
+
+
+def _png(size: tuple[int, int]) -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", size, (1, 2, 3)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _data_url(size: tuple[int, int]) -> str:
+    return f"data:image/png;base64,{_png(size)}"
