@@ -73,24 +73,7 @@ class Scripts:
             raise StoreUnavailableError("The store refused an operation.") from error
 
 
-NAMES = [
-    "claim",
-    "commit",
-    "create",
-    "delete",
-    "emit",
-    "hand_back",
-    "list",
-    "patch",
-    "peek",
-    "renew",
-    "show",
-    "steps",
-    "submit",
-    "sweep",
-    "turns",
-    "watch",
-]
+NAMES = "claim commit create delete emit hand_back list patch peek renew show steps submit sweep turns watch".split()
 
 
 @cache

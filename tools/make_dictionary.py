@@ -1,0 +1,86 @@
+"""Trains the compression dictionary of a seal format from what turns of the demo agents leave behind.
+
+Run it once for a new format (`python tools/make_dictionary.py app/seal-2.zdict`); a dictionary in use never changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zstandard
+from smolagents.memory import PlanningStep
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+
+from app.agents.demo import make_demo, make_demo_code
+from app.agents.session import AgentSession
+from app.agents.steps import pack
+from app.events import TurnStarted
+from app.records import AgentName, AgentVersion, Head, Owner, PackedStep, Ref, Turn, TurnInput, TurnOptions
+from app.records import Timing as TurnTiming
+from app.stores import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE_BYTES = 16 * 1024
+WORDS = "order invoice Berlin weather report user total flight search ticket status price query result page".split()
+
+
+def messages() -> Iterator[str]:
+    for number, (word, other) in enumerate(itertools.product(WORDS, WORDS[:5])):
+        yield f"What is {number * 37} * {len(word) + number}?"
+        yield f"Note that the {word} of the {other} is number {number}."
+        yield f"What time is it, and what is {number} + {number * 7}?"
+        yield f"Count the words in: the {word} {other} was found, {number} of them"
+        yield f"What is {number} / 0?"
+        yield "What did I ask first?"
+
+
+def samples() -> Iterator[bytes]:
+    kept: list[PackedStep] = []
+    for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
+        session, kind = AgentSession(make(), [], ()), make.__name__
+        version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
+        for number, message in enumerate(messages(), 1):
+            if number % 12 == 1:
+                session = AgentSession(make(), [], ())
+            turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
+            yield codec.turn_to_bytes(turn)
+            turn = codec.started(turn, time.time(), 1)
+            outcome = session.play(turn, TurnInput(), kept.append, lambda: False)
+            yield codec.turn_to_bytes(
+                replace(turn, outcome=outcome, timing=replace(turn.timing, finished_at=time.time()))
+            )
+            yield codec.event_to_bytes(TurnStarted(1, time.time()))
+            yield codec.head_to_bytes(Head(0, number * 3, b"\1" * 16, 0, b"", {"task": number, "action": number * 2}))
+            yield codec.input_to_bytes(TurnInput())
+            if number % 10 == 0:
+                kept.append(pack(_plan(message), number))
+    yield from (codec.step_to_bytes(step) for step in kept)
+
+
+def _plan(message: str) -> PlanningStep:
+    text = f"## 1. Facts survey\n### 1.1. Facts given in the task\n{message}\n## 2. Plan\n1. Call the tool.\n2. Answer."
+    plan = f"Here are the facts I know and the plan of action that I will follow to solve the task:\n```\n{text}\n```"
+    now = time.time()
+    usage = TokenUsage(input_tokens=120, output_tokens=40)
+    return PlanningStep([], ChatMessage(MessageRole.ASSISTANT, text), plan, Timing(now, now + 1), usage)
+
+
+def main() -> None:
+    found: list[bytes | bytearray | memoryview] = [sample for sample in samples() if sample]
+    data = zstandard.train_dictionary(SIZE_BYTES, found, level=3).as_bytes()
+    Path(sys.argv[1]).write_bytes(data)
+    compressor = zstandard.ZstdCompressor(level=3, dict_data=zstandard.ZstdCompressionDict(data))
+    packed = sum(len(compressor.compress(sample)) for sample in found)
+    print(f"{len(data)} bytes from {len(found)} samples: {sum(map(len, found))} → {packed} bytes")
+
+
+if __name__ == "__main__":
+    main()
