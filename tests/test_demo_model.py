@@ -11,6 +11,7 @@ from PIL import Image
 from smolagents import ChatMessage, CodeAgent, MessageRole, ToolCallingAgent
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import agglomerate_stream_deltas
+from smolagents.utils import AgentGenerationError
 
 from app.agents.demo import RuleModel, make_demo, make_demo_code
 
@@ -281,3 +282,8 @@ def test_no_message_makes_it_fail(pieces: list[str]) -> None:
     for stops in (None, ["<end_plan>"], ["Observation:"]):
         assert RuleModel().generate(messages, stop_sequences=stops).content
     assert RuleModel().generate(messages, tools_to_call_from=list(make_demo().tools.values())).tool_calls
+
+
+def test_it_fails_on_demand_so_that_a_failed_turn_can_be_seen() -> None:
+    with pytest.raises(AgentGenerationError):
+        make_demo().run("Please fail.")

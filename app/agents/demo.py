@@ -15,7 +15,7 @@ from smolagents.models import (
     ChatMessageToolCallStreamDelta,
 )
 
-from app.agents.demo_rules import ERROR, OBSERVATION, Call, Part, Turn, short, understand
+from app.agents.demo_rules import ERROR, FORCED_FAILURE, OBSERVATION, Call, Part, Turn, short, understand
 from app.agents.demo_tools import TOOLS
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ def _prompts(kind: type[ToolCallingAgent | CodeAgent]) -> Any:
     return kind(tools=[], model=RuleModel(), verbosity_level=LogLevel.OFF).prompt_templates
 
 
+class DemoFailure(Exception):  # noqa: N818 - a client reads this name
+    """What a model's failure looks like, on demand."""
+
+
 class RuleModel(Model):
     """Replies by rules, from the messages that it is given and nothing else: the same messages, the same reply.
 
@@ -81,6 +85,8 @@ class RuleModel(Model):
         **_: Any,
     ) -> ChatMessage:
         turn = Turn.current(messages)
+        if FORCED_FAILURE.fullmatch(turn.task):
+            raise DemoFailure
         calls: list[ChatMessageToolCall] = []
         if tools_to_call_from:
             content, calls = _tool_calls(turn, {tool.name for tool in tools_to_call_from})

@@ -21,6 +21,8 @@ READ_CHARS = 500  # a longer wish is not read, unless it is a note or a text for
 TASK, OBSERVATION, ERROR = "New task:\n", "Observation:\n", "Error:\n"
 ADDITIONAL_ARGS = "\nYou have been provided with these additional arguments"
 
+FORCED_FAILURE = re.compile(r"\s*(please )?fail( now)?[.!]?\s*", re.IGNORECASE)
+
 HELP = """I am a small set of rules and no language model (LLM). I know a few English phrases:
 - arithmetic: What is 12 * 7?
 - date and time: What time is it? What time is it in Europe/Berlin?
@@ -28,6 +30,7 @@ HELP = """I am a small set of rules and no language model (LLM). I know a few En
 - text statistics, in any language: Count the words in: Hello world
 - earlier messages: What did I ask first? What did I ask last? How many questions did I ask?
 - the number and sizes of images: What is in the image?
+- a failure of the model, to see one: Please fail.
 Several can be joined: What is 12 * 7 and what time is it?"""
 
 

@@ -106,20 +106,24 @@ class HeldLease:
         """End the turn. Asks again until the store has answered, for a bounded time."""
         timing = replace(self.turn.timing, finished_at=time.time())
         turn = replace(self.turn, timing=timing, outcome=outcome)
+        # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
+        record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
+        head = self._seal(codec.head_to_bytes(self._head), "head")
         give_up_at = self._loop.time() + PATIENCE_S
         while True:
             try:
-                return await self._commit(turn)
+                await self._commit(turn, record, head)
             except StoreUnavailableError:
                 if self._loop.time() > give_up_at:
                     raise
                 self._unsent = len(self._backlog)
                 await asyncio.sleep(RETRY_S)
+            else:
+                return turn
 
-    async def _commit(self, turn: Turn) -> Turn:
+    async def _commit(self, turn: Turn, record: bytes, head: bytes) -> None:
         assert turn.outcome
         self._send()
-        head = self._seal(codec.head_to_bytes(self._head), "head")
         event = FINAL[turn.outcome.status]
         state, *rest = await self._desk.scripts.call(
             "commit",
@@ -129,7 +133,7 @@ class HeldLease:
             generation=self._head.generation,
             count=self._head.count,
             head=head,
-            record=self._seal(codec.turn_to_bytes(turn), "turn", turn.number),
+            record=record,
             event=event,
             me=self._desk.channel,
             wake=self._desk.wake,
@@ -140,7 +144,6 @@ class HeldLease:
         self.version = tag_of(head)
         if state == b"ok":
             self._desk.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
-        return turn
 
     def _send(self) -> None:
         if not self._unsent:
