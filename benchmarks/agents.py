@@ -123,4 +123,6 @@ def make_shipped_agent() -> ToolCallingAgent:
 
 @cache
 def _templates() -> Any:
-    return yaml.safe_load(importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text())
+    return yaml.safe_load(
+        importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text()
+    )

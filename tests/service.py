@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ROOT = Path(__file__).parent.parent
+PROGRAM = (sys.executable, "-m", "app")
+COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
 START_S = 20.0
+END_S = 20.0
 AGENTS = ",".join(
     f"{name}=tests.agents:{factory}"
     for name, factory in {
@@ -39,6 +42,7 @@ class Service:
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path = ROOT
     process: subprocess.Popen[str] = field(init=False)
     client: httpx2.Client = field(init=False)
 
@@ -53,7 +57,7 @@ class Service:
 
     def start(self) -> None:
         """Start and wait until it says where it listens."""
-        self.process = spawn(self.folder, self.settings, self.environment)
+        self.process = spawn(self.folder, self.settings, self.environment, cwd=self.cwd)
         first = self._line()
         assert "serves on" in first, first + self.log()
         self.said = [first] + [self._line() for _ in range(6)]
@@ -121,17 +125,24 @@ class Service:
 
 
 def spawn(
-    folder: Path, settings: dict[str, str], environment: dict[str, str] | None = None, *command: str
+    folder: Path,
+    settings: dict[str, str],
+    environment: dict[str, str] | None = None,
+    *command: str,
+    cwd: Path = ROOT,
 ) -> subprocess.Popen[str]:
-    """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log."""
+    """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log.
+
+    In another `cwd` than the repository it is the installed command, as users have it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     with (folder / "service.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "app", *(command or ("serve",))],
-            cwd=ROOT,
+            [*(PROGRAM if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            cwd=cwd,
             env=inherited | named | (environment or {}),
             stdout=subprocess.PIPE,
             stderr=log,
@@ -139,10 +150,13 @@ def spawn(
         )
 
 
-def run(folder: Path, settings: dict[str, str], *command: str, **environment: str) -> tuple[int, str, str]:
-    """Run a command to its end; give status, output and errors."""
-    process = spawn(folder, settings, environment, *command)
-    assert process.stdout
-    output = process.stdout.read()
-    process.stdout.close()
-    return process.wait(30), output, (folder / "service.log").read_text()
+def run(
+    folder: Path, settings: dict[str, str], *command: str, cwd: Path = ROOT, **environment: str
+) -> tuple[int, str, str]:
+    """Run a command to its end, which is bounded; give status, output and errors."""
+    with spawn(folder, settings, environment, *command, cwd=cwd) as process:
+        try:
+            output, _ = process.communicate(timeout=END_S)
+        finally:
+            process.kill()  # one that serves where it should have ended
+    return process.returncode, output, (folder / "service.log").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shlex
@@ -48,11 +49,10 @@ except StartError as error:
 
 
 @contextmanager
-def service(folder: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
+def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
     """Another process that holds `folder`, and a client of its server."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVICE, folder, "120"],
-        env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -96,11 +96,16 @@ def until(condition: Callable[[], bool], within_s: float = 10) -> None:
 
 
 def pid_of(client: Redis) -> int:
-    """The server's process; zero while it does not answer."""
+    """The server's process."""
+    assert client.ping()  # unlike INFO, it waits for the data
+    return int(client.info("server")["process_id"])
+
+
+def successor_of(pid: int, client: Redis) -> bool:
     try:
-        return int(client.info("server")["process_id"])
+        return pid_of(client) != pid
     except (RedisError, OSError):
-        return 0
+        return False
 
 
 def alive(pid: int) -> bool:
@@ -114,7 +119,7 @@ def kill_server(client: Redis) -> None:
     """Kill the server and wait for its successor."""
     pid = pid_of(client)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: pid_of(client) not in (0, pid))
+    until(lambda: successor_of(pid, client))
 
 
 def outlive_a_signal(client: Redis) -> int:
@@ -160,6 +165,7 @@ def test_the_end_of_the_block_ends_the_server_and_says_so(tmp_path: Path) -> Non
         pid = pid_of(client)
         assert not server.ended.done()
     assert not alive(pid)
+    assert "ready to exit" in (tmp_path / "valkey.log").read_text()  # it was asked, not killed
     assert server.ended.result(timeout=0) is None
 
 
@@ -241,6 +247,16 @@ def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
         assert values(server) == []
 
 
+def test_a_stop_between_death_and_restart_leaves_no_server(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
+        kill_server(client)  # the next restart pauses first
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(pid))
+    assert server.ended.result(timeout=0) is None
+    assert not server.socket_path.exists()
+
+
 def test_ctrl_c_does_not_end_the_server_before_the_service_has_drained(tmp_path: Path) -> None:
     with service(tmp_path) as (process, client):
         assert process.stdin
@@ -290,7 +306,7 @@ def test_an_orphan_that_did_not_notice_is_asked_to_end(tmp_path: Path) -> None:
         orphan = subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()])
     with orphan, connect(tmp_path / "store.sock") as client:
         try:
-            until(lambda: pid_of(client) == orphan.pid)
+            until(lambda: successor_of(0, client))
             client.rpush("list", "value")
             with embedded_server(tmp_path) as server:
                 assert values(server) == ["value"]
@@ -326,6 +342,18 @@ def test_a_cut_end_of_the_data_is_dropped_with_a_warning(tmp_path: Path, caplog:
     with embedded_server(tmp_path) as server:
         assert len(values(server)) == 9
     assert "Truncating the AOF" in caplog.text
+
+
+def test_loading_may_take_longer_than_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    slow = ("EVAL", "for i = 1, 1e4 do end redis.call('RPUSH', 'list', 'value')", "0")
+    command = f"*{len(slow)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in slow)
+    write(tmp_path, values=1).write_text(command * 30_000, newline="")
+    caplog.set_level(logging.INFO)
+    began = time.monotonic()
+    with embedded_server(tmp_path, silence_s=0.5) as server:
+        assert time.monotonic() - began > 0.5
+        assert len(values(server)) == 30_000
+    assert "is loading its data" in caplog.text
 
 
 def test_damaged_data_is_refused_with_a_mend_that_mends(tmp_path: Path) -> None:
@@ -384,5 +412,8 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 
 def test_the_server_sees_none_of_the_keys_of_the_service(tmp_path: Path) -> None:
-    with service(tmp_path, SMOLSESSIONS_SECRET="hush") as (_, client):
-        assert "hush" not in psutil.Process(pid_of(client)).environ().values()
+    program(tmp_path / "bin" / "valkey-server", '[ "$1" = --version ] && echo v=9.1.2 || /usr/bin/env')
+    refusal(tmp_path / "data", "-S", PATH=str(tmp_path / "bin"), SMOLSESSIONS_KEY="hush")
+    seen = (tmp_path / "data" / "valkey.log").read_text()
+    assert "LC_ALL=C" in seen
+    assert "hush" not in seen

@@ -63,7 +63,8 @@ class AgentSession:
         return _outcome(answer, failure, tail, calls)
 
     def close(self) -> None:
-        """Let go of the interpreter of a CodeAgent."""
+        """Let go of steps and interpreter at once: the agent refers to itself, so it waits for the collector."""
+        self._agent.memory.steps = []
         cleanup = getattr(self._agent, "cleanup", None)
         if cleanup:
             cleanup()

@@ -10,8 +10,12 @@ from smolagents.memory import ActionStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
+
+MOST_PROMPTS = 1000
 
 
 def make_thrifty(agent: MultiStepAgent) -> None:
@@ -42,27 +46,36 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
 
 
 class _KeptPrompt:
-    """The rendered system prompt, as long as what goes into it is the same."""
+    """The rendered system prompt, shared by all agents into whose prompt the same goes."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
-        self._key: object = None
-        self._prompt = ""
 
     def __call__(self) -> str:
-        agent = self._agent
-        key = (
-            agent.prompt_templates["system_prompt"],
-            agent.instructions,
-            [(name, tool.description, tool.inputs, tool.output_type) for name, tool in agent.tools.items()],
-            [(name, managed.description) for name, managed in agent.managed_agents.items()],
-            list(getattr(agent, "authorized_imports", ())),
-            getattr(agent, "code_block_tags", None),
-        )
-        if key != self._key:
-            self._prompt = type(agent).initialize_system_prompt(agent)
-            self._key = key
-        return self._prompt
+        ingredients = _ingredients(self._agent)
+        prompt = _rendered.get(ingredients)
+        if prompt is None:
+            prompt = type(self._agent).initialize_system_prompt(self._agent)
+            if len(_rendered) >= MOST_PROMPTS:
+                _rendered.clear()
+            _rendered[ingredients] = prompt
+        return prompt
+
+
+def _ingredients(agent: MultiStepAgent) -> tuple[Hashable, ...]:
+    tools = [
+        (name, type(tool), tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
+        for name, tool in agent.tools.items()
+    ]
+    return (
+        type(agent),
+        agent.prompt_templates["system_prompt"],
+        agent.instructions,
+        tuple(tools),
+        tuple((name, managed.description) for name, managed in agent.managed_agents.items()),
+        tuple(getattr(agent, "authorized_imports", ())),
+        getattr(agent, "code_block_tags", None),
+    )
 
 
 class _KeptMessages:
@@ -106,4 +119,5 @@ def _mark(step: MemoryStep) -> tuple[object, ...]:
     return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
 
 
+_rendered: dict[tuple[Hashable, ...], str] = {}
 _KNOWN_PROMPTS = (ToolCallingAgent.initialize_system_prompt, CodeAgent.initialize_system_prompt)

@@ -215,19 +215,19 @@ class _Supervisor:
             process = self._fork()
         except OSError as error:
             raise _unusable(self._folder, error) from error
-        heard = said = time.monotonic()
+        heard, said = time.monotonic(), -PROGRESS_S
         while not (answer := _ask(self._socket_path, b"PING")) or answer.startswith(b"-LOADING"):
             now = time.monotonic()
             if process.poll() is not None:
                 raise self._failure(f"ended with code {process.returncode}")
             if answer:
                 heard = now
+            if answer and now - said > PROGRESS_S:
+                said = now
+                _log.info("the embedded store is loading its data", extra={"action": "store_loading"})
             if now - heard > self._silence_s:
                 process.kill()
                 raise self._failure(f"was silent for {self._silence_s:g} s")
-            if now - said > PROGRESS_S:
-                said = now
-                _log.info("the embedded store is loading its data", extra={"action": "store_loading"})
             time.sleep(0.01)
         for line in self._log_lines():
             if "!!!" in line:  # the end of the append-only file was cut short; Valkey goes on without it
@@ -249,7 +249,8 @@ class _Supervisor:
             try:
                 self.start()
             except StartError as error:
-                _log.error(error.message, extra={"action": "store_restart"})
+                if not self._stopping.is_set():
+                    _log.error(error.message, extra={"action": "store_restart"})
 
     def stop(self, grace_s: float) -> None:
         """End the server; it completes its append-only file."""

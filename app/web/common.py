@@ -50,7 +50,7 @@ class Limits:
 _bearer = HTTPBearer(auto_error=False, description="An API key, where the service has a file of them.")
 
 
-def _owner(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
+async def _owner(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
     callers: Callers = request.app.state.callers
     return callers.owner(request.headers.get("authorization"))
 

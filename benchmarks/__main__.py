@@ -1,0 +1,74 @@
+"""Runs the benchmark: `python -m benchmarks [--quick] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.contenders import OTHER_CORE
+from benchmarks.growth import MARKS, measure_growth
+from benchmarks.report import Results, as_data, as_text
+from benchmarks.startup import measure_startup
+from benchmarks.throughput import measure_throughput
+
+PARTS = ("throughput", "growth", "startup")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured. The naive service's long turns are far above the noise: few conversations do."""
+
+    rounds: int
+    seconds: float
+    warmup_s: float
+    conversations: int
+    naive_conversations: int
+    naive_marks: tuple[int, ...]
+    starts: int
+
+
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3)
+
+
+def main() -> None:
+    """Measure, print, and end with status 0 whether the goals are met or not."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less than a minute; naive goes up to turn 100 only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
+    options = parser.parse_args()
+    results = measure(QUICK if options.quick else FULL, options.only or PARTS)
+    sys.stderr.write("\n")
+    print(as_text(results))
+    if options.json:
+        options.json.write_text(json.dumps(as_data(results), indent=2) + "\n")
+
+
+def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
+    """Measure the parts one after the other; this process and its store stay on their core."""
+    load_before = os.getloadavg()[0]
+    os.sched_setaffinity(0, [OTHER_CORE])
+    runs, marks, startup_s = [], [], []
+    if "throughput" in parts:
+        runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
+    if "growth" in parts:
+        marks = measure_growth("service", extent.conversations, MARKS, _progress)
+        marks += measure_growth("naive", extent.naive_conversations, extent.naive_marks, _progress)
+    if "startup" in parts:
+        _progress(f"startup, {extent.starts} times")
+        startup_s = measure_startup(extent.starts)
+    return Results(runs, marks, startup_s, load_before)
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"\r\x1b[K{text}" if sys.stderr.isatty() else f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What was measured, as text and as JSON data: machine, both tables, startup, and the goals."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from app.stores.embedded import find_binary
+from benchmarks.contenders import CORES, OTHER_CORE, SERVER_CORE
+from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.growth import Mark
+    from benchmarks.throughput import Run
+
+PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
+KB, MB = 1000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Results:
+    """All figures of one run of the benchmark."""
+
+    runs: list[Run]
+    marks: list[Mark]
+    startup_s: list[float]
+    load_before: float
+    """The machine's load average before the first measurement: anything near 1 or above disturbs."""
+
+    def mark(self, contender: str, turn: int) -> Mark | None:
+        return next((mark for mark in self.marks if (mark.contender, mark.turn) == (contender, turn)), None)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure and its bound."""
+
+    what: str
+    value: float
+    bound: float
+    at_least: bool
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+def goals(results: Results) -> list[Goal]:
+    """Hold what was measured against the goals of issue 2; what was not measured is left out."""
+    found = []
+    if results.runs:
+        middle = medians(results.runs)
+        service, naive, bare = (middle[name, 16].turns_per_s for name in CONTENDERS)
+        found.append(Goal("turns/s at concurrency 16, service : naive", service / naive, 3, True, "x"))
+        found.append(Goal("turns/s at concurrency 16, service : bare agent.run", service / bare, 2, True, "x"))
+    early, middle_turn, late = (results.mark("service", turn) for turn in (2, 100, 200))
+    if early and late:
+        more = late.cpu_ms_per_turn - early.cpu_ms_per_turn
+        found.append(Goal("CPU of turn 200 beyond that of turn 2", more, 5, False, "ms"))
+    if middle_turn:
+        found.append(Goal("stored after 100 turns, all keys", middle_turn.stored.used / KB, 100, False, "KB"))
+    if results.startup_s:
+        found.append(Goal("serve to first answered turn", median(results.startup_s), 2, False, "s"))
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Describe where this was measured."""
+    models = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return {
+        "processor": f"{models[0].strip() if models else platform.machine()}, cores {', '.join(map(str, CORES))}",
+        "pinned": f"server (and bare) to core {SERVER_CORE}; store and client to core {OTHER_CORE}",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "store": f"{find_binary().name} on a unix socket, append-only file on, the embedded store's own options",
+        "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+    }
+
+
+def as_data(results: Results) -> dict[str, Any]:
+    """Give everything, each run too."""
+    middle = medians(results.runs).values() if results.runs else ()
+    return {
+        "machine": machine(),
+        "goals": [{**asdict(goal), "met": goal.met} for goal in goals(results)],
+        "throughput_medians": [asdict(run) for run in middle],
+        **asdict(results),
+    }
+
+
+def as_text(results: Results) -> str:
+    """Lay the figures out for reading."""
+    lines = [f"{name:<10} {value}" for name, value in machine().items()]
+    lines.append(f"{'load':<10} {results.load_before:.2f} before the start ({os.cpu_count()} cores)")
+    if results.runs:
+        lines += ["", *_throughput(results.runs)]
+    if results.marks:
+        lines += ["", *_growth(results.marks)]
+    if results.startup_s:
+        each = ", ".join(f"{seconds:.2f}" for seconds in results.startup_s)
+        lines += ["", f"Startup: serve on an empty folder to the first answered turn, embedded store: {each} s"]
+    lines += ["", "Goals"]
+    for goal in goals(results):
+        sign = ">=" if goal.at_least else "<="
+        shown = f"{goal.value:8.2f} {goal.unit:<2} ({sign} {goal.bound:g} {goal.unit})"
+        lines.append(f"  {'met   ' if goal.met else 'MISSED'} {shown:<26} {goal.what}")
+    return "\n".join(lines)
+
+
+def _throughput(runs: list[Run]) -> Iterator[str]:
+    middle = medians(runs)
+    rounds = len(runs) // len(middle)
+    yield f"A. Throughput: a calculator call and an answer a turn, a new conversation every {TURNS} turns, {rounds} rounds"
+    yield "   clients  contender  turns/s (from-to)    CPU ms/turn   p50 ms   p99 ms   store's core use   client's"
+    for concurrency in CONCURRENCIES:
+        for contender in CONTENDERS:
+            run = middle[contender, concurrency]
+            each = [one.turns_per_s for one in runs if (one.contender, one.concurrency) == (contender, concurrency)]
+            spread = f"({min(each):.0f}-{max(each):.0f})"
+            shares = f"{run.store_share:17.0%} {run.client_share:10.0%}" if run.store_share else ""
+            yield (
+                f"   {concurrency:7}  {contender:<9} {run.turns_per_s:8.0f} {spread:<12} {run.cpu_ms_per_turn:11.2f} "
+                f"{run.p50_ms:8.1f} {run.p99_ms:8.1f}  {shares}"
+            )
+        service, naive, bare = (middle[name, concurrency].turns_per_s for name in CONTENDERS)
+        yield f"   {concurrency:7}  service is {service / naive:.2f} x naive, {service / bare:.2f} x bare"
+    yield (
+        "   bare: agent.run as shipped, in process, no HTTP, no store, nothing durable; at 16, 16 conversations in 16 "
+        f"threads;\n   includes making an agent every {TURNS} turns ({middle['bare', 1].building_ms:.1f} ms each)"
+    )
+
+
+def _growth(marks: list[Mark]) -> Iterator[str]:
+    yield "B. One conversation: what it has come to after a turn, and what that turn costs (mean of the 5 up to it)"
+    yield "   contender  turn   CPU ms       ms   stored KB: all    lasting  payload: all    lasting    dataset   resident MB"
+    for mark in marks:
+        stored = mark.stored
+        sizes = (stored.used, stored.used_lasting, stored.payload, stored.payload_lasting, stored.dataset)
+        shown = " ".join(f"{size / KB:{width}.1f}" for size, width in zip(sizes, (16, 10, 13, 10, 10), strict=True))
+        yield (
+            f"   {mark.contender:<9} {mark.turn:5} {mark.cpu_ms_per_turn:8.2f} {mark.ms_per_turn:8.2f} {shown} "
+            f"{mark.resident_bytes / MB:13.2f}"
+        )
+    yield "   stored: MEMORY USAGE of all keys; lasting: without keys that expire; payload: names and values alone;"
+    yield "   dataset: growth of the server's used_memory_dataset; resident: growth of the server process"
