@@ -126,6 +126,10 @@ class Lease(Protocol):
         """The store has said that another one holds the conversation."""
         ...
 
+    def check(self) -> None:
+        """Raise `SealBrokenError` where what was claimed cannot be read; the turn can be ended all the same."""
+        ...
+
     async def adopt_tail(self) -> None:
         """Keep the finished steps that an earlier attempt left."""
         ...
@@ -137,7 +141,8 @@ class Lease(Protocol):
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn: the steps emitted so far stay, the final event is shown, the lease goes back.
 
-        Repeated until the store answers. Raises `LeaseLostError` where another one holds the conversation now.
+        Repeated until the store answers. Raises `LeaseLostError` where another one holds the conversation now, and
+        `SealBrokenError` where stored steps are missing; then a second commit ends the turn and leaves the steps.
         """
         ...
 

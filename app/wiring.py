@@ -81,12 +81,12 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
             server = stack.enter_context(embedded_server(settings.data_dir))
             url, ended, where = f"unix://{server.socket_path}", server.ended, f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
-        store = await stack.enter_async_context(
-            open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s)
-        )
         threads = Threads(settings.threads)
         registry = Registry(settings.warm_sessions, settings.warm_idle_s)
-        metrics = Metrics(threads, lambda: len(registry), lambda: store.pipeline.errors)
+        metrics = Metrics(threads, lambda: len(registry))
+        store = await stack.enter_async_context(
+            open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s, on_loss=metrics.store_lost)
+        )
         worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended)
         turns = TurnDesk(store.turns, catalog, default)
         conversations = Conversations(store.conversations, catalog, default)

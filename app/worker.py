@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 MOST_AT_ONCE = 16
+LOST_SENTENCE = "The process that played this turn ended before it did; the turn's finished steps are kept."
 
 
 class Worker:
@@ -73,6 +74,9 @@ class Worker:
                 await self._slot_free.wait()
                 continue
             leases = await self._claim(min(free, MOST_AT_ONCE))
+            if self._draining.is_set():
+                await self._hand_back(leases)
+                return
             for lease in leases:
                 self._threads.busy += 1
                 self._playing[lease] = tasks.create_task(self._play_and_forget(lease))
@@ -84,9 +88,13 @@ class Worker:
             return await self._scheduler.claim(list(self._agents.infos), most)
         except StoreUnavailableError:
             return []
-        except SealBrokenError as error:
-            log.error("a turn's record cannot be opened: %s", error.message, extra={"action": "turn.unreadable"})  # noqa: TRY400
-            return []
+
+    async def _hand_back(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            with suppress(
+                StoreUnavailableError
+            ):  # then the lease expires, and the turn is played elsewhere all the same
+                await self._scheduler.hand_back(lease)
 
     async def _idle(self) -> None:
         work = asyncio.ensure_future(self._scheduler.wait_for_work(LOOK_S))
@@ -112,7 +120,11 @@ class Worker:
         session = None
         try:
             session, outcome = await self._outcome(lease)
-            ended = await lease.commit(outcome)
+            try:
+                ended = await lease.commit(outcome)
+            except SealBrokenError as error:
+                outcome = _failed(error.code, error.message)
+                ended = await lease.commit(outcome)
         except LeaseLostError:
             log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
         except StoreUnavailableError as error:
@@ -129,12 +141,15 @@ class Worker:
                 session.close()
 
     async def _outcome(self, lease: Lease) -> tuple[Session | None, Outcome]:
-        if lease.attempt > 1:
-            await lease.adopt_tail()
-            return None, _failed("worker_lost", "The process that played this turn ended; its finished steps are kept.")
-        lease.emit("started", events=[TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)])
         session = None
         try:
+            lease.check()
+            lease.emit(
+                f"started:{lease.attempt}", events=[TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)]
+            )
+            if lease.attempt > 1:
+                await lease.adopt_tail()
+                return None, _failed("worker_lost", LOST_SENTENCE)
             session = await self._check_out(lease)
             return session, await self._run(lease, session)
         except (LeaseLostError, StoreUnavailableError):

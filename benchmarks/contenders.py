@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from redis import Redis
@@ -57,8 +57,8 @@ def store() -> Iterator[Path]:
 
 def store_pid(socket_path: Path) -> int:
     with Redis(unix_socket_path=str(socket_path)) as redis:
-        info: dict[str, int] = redis.info("server")  # type: ignore[assignment]
-        return info["process_id"]
+        info: Any = redis.info("server")
+        return int(info["process_id"])
 
 
 @contextmanager
@@ -88,7 +88,10 @@ def running(
         process = subprocess.Popen(command, cwd=cwd, env=_environment(settings), stdout=subprocess.PIPE, stderr=log)
         try:
             os.sched_setaffinity(process.pid, cores)
-            yield Server(process.pid, _port(process, Path(log.name)))
+            yield Server(process.pid, _port(process))
+        except Exception as error:
+            error.add_note(f"the last the contender said:\n{Path(log.name).read_text()[-4000:]}")
+            raise
         finally:
             process.terminate()
             try:
@@ -100,12 +103,12 @@ def running(
                 process.stdout.close()
 
 
-def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+def _port(process: subprocess.Popen[bytes]) -> int:
     assert process.stdout
     ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
     line = process.stdout.readline().decode() if ready else ""
     if " serves on " not in line:
-        raise RuntimeError(f"a contender did not start:\n{log.read_text()}")
+        raise RuntimeError("a contender did not start")
     return int(line.rpartition(":")[2])
 
 

@@ -106,19 +106,17 @@ def read_stored(redis: Redis) -> Stored:
 
 def _value(redis: Redis, key: bytes) -> Any:
     kind: Any = redis.type(key)
-    read: dict[bytes, Callable[[], Any]] = {
-        b"string": lambda: redis.get(key),
-        b"list": lambda: redis.lrange(key, 0, -1),
-        b"hash": lambda: list(redis.hgetall(key).items()),
-        b"set": lambda: list(redis.smembers(key)),
-        b"zset": lambda: redis.zrange(key, 0, -1, withscores=True),
-        b"stream": lambda: [(name, list(fields.items())) for name, fields in redis.xrange(key)],
-    }
-    return read[kind]()
+    if kind == b"zset":
+        return redis.zrange(key, 0, -1, withscores=True)
+    read = {b"string": "GET", b"list": "LRANGE", b"hash": "HGETALL", b"set": "SMEMBERS", b"stream": "XRANGE"}[kind]
+    bounds = {"LRANGE": (0, -1), "XRANGE": ("-", "+")}.get(read, ())
+    return redis.execute_command(read, key, *bounds)
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, list | tuple):
+    if isinstance(value, dict):
+        return sum(map(_size, value.items()))
+    if isinstance(value, list | tuple | set):
         return sum(map(_size, value))
     return len(value) if isinstance(value, bytes) else 8
 

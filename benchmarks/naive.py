@@ -9,16 +9,18 @@ import socket
 import sys
 from collections import defaultdict
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 from redis import Redis
-from smolagents import ToolCallingAgent
 from smolagents.memory import ActionStep
 
 from benchmarks.agents import make_agent
+
+if TYPE_CHECKING:
+    from smolagents import ToolCallingAgent
 
 
 class TurnRequest(BaseModel):
@@ -73,7 +75,7 @@ def _tool_names(steps: list[Any]) -> list[str]:
 
 
 def main() -> None:
-    """Serve on a free port and say which, with uvicorn set as the service sets it (uvloop, httptools, no access log)."""
+    """Serve on a free port and say which, uvicorn set as in the service: uvloop, httptools, no access log."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("socket_path", help="the store's")
     options = parser.parse_args()

@@ -118,7 +118,7 @@ def as_text(results: Results) -> str:
 def _throughput(runs: list[Run]) -> Iterator[str]:
     middle = medians(runs)
     rounds = len(runs) // len(middle)
-    yield f"A. Throughput: a calculator call and an answer a turn, a new conversation every {TURNS} turns, {rounds} rounds"
+    yield f"A. Throughput: a tool call and an answer a turn, a new conversation every {TURNS} turns, {rounds} round(s)"
     yield "   clients  contender  turns/s (from-to)    CPU ms/turn   p50 ms   p99 ms   store's core use   client's"
     for concurrency in CONCURRENCIES:
         for contender in CONTENDERS:
@@ -140,14 +140,14 @@ def _throughput(runs: list[Run]) -> Iterator[str]:
 
 def _growth(marks: list[Mark]) -> Iterator[str]:
     yield "B. One conversation: what it has come to after a turn, and what that turn costs (mean of the 5 up to it)"
-    yield "   contender  turn   CPU ms       ms   stored KB: all    lasting  payload: all    lasting    dataset   resident MB"
+    yield "   contender  turn   CPU ms       ms   stored KB: all    lasting  payload: all    lasting   resident MB"
     for mark in marks:
         stored = mark.stored
-        sizes = (stored.used, stored.used_lasting, stored.payload, stored.payload_lasting, stored.dataset)
-        shown = " ".join(f"{size / KB:{width}.1f}" for size, width in zip(sizes, (16, 10, 13, 10, 10), strict=True))
+        sizes = (stored.used, stored.used_lasting, stored.payload, stored.payload_lasting)
+        shown = " ".join(f"{size / KB:{width}.1f}" for size, width in zip(sizes, (16, 10, 13, 10), strict=True))
         yield (
             f"   {mark.contender:<9} {mark.turn:5} {mark.cpu_ms_per_turn:8.2f} {mark.ms_per_turn:8.2f} {shown} "
             f"{mark.resident_bytes / MB:13.2f}"
         )
     yield "   stored: MEMORY USAGE of all keys; lasting: without keys that expire; payload: names and values alone;"
-    yield "   dataset: growth of the server's used_memory_dataset; resident: growth of the server process"
+    yield "   resident: growth of the server process"

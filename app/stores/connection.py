@@ -54,15 +54,14 @@ class Pipeline:
     so whoever sent it decides whether it may be sent again. Commands wait for a connection that is being made.
     """
 
-    def __init__(self, client: Redis, on_connect: Iterable[Command] = ()) -> None:
-        """Take the client to connect with and the commands that open every connection."""
+    def __init__(self, client: Redis, on_connect: Iterable[Command], on_loss: Callable[[], None]) -> None:
+        """Take the client to connect with, the commands that open every connection, and who hears of lost ones."""
+        self._on_loss = on_loss
         self._client = client
         self._on_connect = tuple(on_connect)
         self._waiting: deque[tuple[Command, Answer]] = deque()
         self._sent: deque[tuple[float, Answer]] = deque()
         self._news = asyncio.Event()
-        self._closing = False
-        self.errors = 0
 
     def send(self, *command: str | bytes | int) -> Answer:
         """Queue a command and give the future of its answer (bytes, ints and lists of them)."""
@@ -81,7 +80,7 @@ class Pipeline:
                     pause_s = FIRST_PAUSE_S
                     await self._serve(connection)
                 except (RedisError, OSError, TimeoutError) as error:
-                    self.errors += 1
+                    self._on_loss()
                     log.warning("the store does not answer: %s", error, extra={"action": "store.lost"})
                     self._fail(StoreUnavailableError())
                 await asyncio.sleep(pause_s)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.errors import ConversationExistsError, ConversationNotFoundError, StoreUnavailableError
+from app.errors import ConversationExistsError, ConversationNotFoundError, SealBrokenError, StoreUnavailableError
 from app.events import Logged, TurnEnded
 from app.records import AgentName, Conversation, Failure, Outcome, Page
 from app.stores import codec
-from app.stores.lease import open_head, open_images
+from app.stores.head import open_head, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from app.records import Owner, Ref, StoredStep, Turn
     from app.stores.desk import Desk
     from app.stores.turns import Turns
+
+log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
 
@@ -47,7 +50,8 @@ class Conversations:
         rows = await self._desk.scripts.call("list", owner=owner, cursor=cursor or "", limit=limit + 1)
         more = len(rows) > limit
         rows = rows[:limit]
-        return Page(tuple(self._conversation(*row) for row in rows), rows[-1][1][4].decode() if more else None)
+        found = [conversation for row in rows if (conversation := self._readable(row))]
+        return Page(tuple(found), rows[-1][1][4].decode() if more else None)
 
     async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
         """Read, change and write the metadata, until no other writer comes between."""
@@ -98,6 +102,14 @@ class Conversations:
             items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
         page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
         return AgentName(agent.decode()), page, open_images(self._desk.sealer, scope, images)
+
+    def _readable(self, row: Any) -> Conversation | None:
+        """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
+        try:
+            return self._conversation(*row)
+        except SealBrokenError:
+            log.exception("conversation %s cannot be opened", row[0].decode(), extra={"action": "seal.broken"})
+            return None
 
     async def _row(self, ref: Ref) -> Any:
         row = await self._desk.scripts.call("show", ref=str(ref))

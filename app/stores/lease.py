@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import deque
@@ -12,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
 from app.events import FINAL, Logged, TurnEnded
-from app.records import Head
+from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
+from app.stores.head import extend_hash, extended, hidden_so_far, open_head, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from app.events import Event
-    from app.records import Outcome, PackedStep, StepType, StoredStep, Turn, TurnInput
-    from app.seal import Sealer
+    from app.records import Outcome, PackedStep, StoredStep
     from app.stores.connection import Answer
     from app.stores.desk import Desk
     from app.stores.script import Argument
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
 RETRY_S = 0.25
-HASH_BYTES = 16
 
 
 class HeldLease:
@@ -51,6 +49,7 @@ class HeldLease:
         head: Head,
         version: bytes,
         stored: int,
+        defect: SealBrokenError | None,
     ) -> None:
         self.scope = scope
         self.fence = fence
@@ -59,15 +58,27 @@ class HeldLease:
         self.version = version
         self._desk = desk
         self._loop = asyncio.get_running_loop()
-        self._head = _shown_from_here(head) if turn.options.reset else head
+        self._head_before = head
+        self._head = hidden_so_far(head) if turn.options.reset else head
         self._stored = stored
         self._backlog: deque[tuple[list[Argument], list[Event]]] = deque()
         self._unsent = 0
         self._lost = False
+        self._defect = defect
 
     @property
     def attempt(self) -> int:
         return self.turn.attempts
+
+    @property
+    def lost(self) -> bool:
+        """The store has said that another one holds the conversation."""
+        return self._lost
+
+    def check(self) -> None:
+        """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
+        if self._defect:
+            raise self._defect
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load what the model is shown, up to the head; a gap, a swap or a cut is a `SealBrokenError`."""
@@ -87,7 +98,7 @@ class HeldLease:
         tail, _ = await self._load(self._head.count, self._stored)
         for index, blob in enumerate(tail, self._head.count):
             step = self._open_step(blob, index)
-            self._head = _extended(self._head, step.type, blob)
+            self._head = extended(self._head, step.type, blob)
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
         """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
@@ -108,7 +119,9 @@ class HeldLease:
         turn = replace(self.turn, timing=timing, outcome=outcome)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
-        head = self._seal(codec.head_to_bytes(self._head), "head")
+        head = b""
+        if self._head != self._head_before and not self._defect:
+            head = self._seal(codec.head_to_bytes(self._head), "head")
         give_up_at = self._loop.time() + PATIENCE_S
         while True:
             try:
@@ -141,7 +154,10 @@ class HeldLease:
         )
         if state == b"lost":
             raise LeaseLostError
-        self.version = tag_of(head)
+        if state == b"gap":
+            self._found_gap()
+            self.check()
+        self.version = tag_of(head) if head else self.version
         if state == b"ok":
             self._desk.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
 
@@ -161,35 +177,40 @@ class HeldLease:
             me=self._desk.channel,
         )
         events = [event for _, told in batch for event in told]
-        answer.add_done_callback(lambda answer: self._written(answer, len(batch), events))
+        whole = len(batch) == len(self._backlog)
+        answer.add_done_callback(lambda answer: self._written(answer, len(batch), events, whole=whole))
 
-    def _written(self, answer: Answer, entries: int, events: list[Event]) -> None:
+    def _written(self, answer: Answer, entries: int, events: list[Event], *, whole: bool) -> None:
         error = answer.exception()
-        if error:
-            log.warning("a write of turn %s#%d waits: %s", self.scope, self.turn.number, error)
+        state, *rest = (b"failed",) if error else answer.result()
+        if state == b"lost":
+            self._lost = True
+        elif state == b"gap" and whole:
+            self._found_gap()
+        elif state != b"ok":
+            log.warning("a write of turn %s#%d waits: %s", self.scope, self.turn.number, error or state)
             if not self._unsent:
                 self._loop.call_later(RETRY_S, self._send)
             self._unsent = len(self._backlog)
-            return
-        state, *rest = answer.result()
-        if state == b"lost":
-            self._lost = True
-            return
+        else:
+            self._note_written(entries, events, rest[0])
+
+    def _found_gap(self) -> None:
+        self._defect = SealBrokenError("steps of this conversation are missing from the store")
+        self._backlog.clear()
+        self._unsent = 0
+
+    def _note_written(self, entries: int, events: list[Event], seqs: list[int]) -> None:
         for _ in range(min(entries, len(self._backlog))):
             self._backlog.popleft()
-        for seq, event in zip(rest[0], events, strict=True):
+        for seq, event in zip(seqs, events, strict=True):
             if seq:
                 self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
-
-    @property
-    def lost(self) -> bool:
-        """The store has said that another one holds the conversation."""
-        return self._lost
 
     def _sealed_step(self, step: PackedStep) -> list[Argument]:
         index = self._head.count
         blob = self._seal(codec.step_to_bytes(step), "step", self._head.generation, index)
-        self._head = _extended(self._head, step.type, blob)
+        self._head = extended(self._head, step.type, blob)
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
             sealed += [name, self._seal(data, "image", name)]
@@ -223,41 +244,25 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     head: bytes,
     stored: int,
 ) -> HeldLease:
-    """Open what a claim gave."""
+    """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
-    played = codec.turn_from_bytes(desk.sealer.open(record, scope, "turn", turn), codec.ref_of(scope), turn)
+    ref, seal = codec.ref_of(scope), desk.sealer
+    played = Turn(ref, turn, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
+    opened_input, opened_head, defect = TurnInput(), Head(int(generation)), None
+    try:
+        played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
+        opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
+        opened_head = open_head(seal, scope, generation, head)
+    except SealBrokenError as error:
+        defect = error
     return HeldLease(
         desk,
         scope=scope,
         fence=fence.decode(),
         turn=codec.started(played, time.time(), attempt),
-        given=codec.input_from_bytes(desk.sealer.open(given, scope, "input", turn)),
-        head=open_head(desk.sealer, scope, generation, head),
+        given=opened_input,
+        head=opened_head,
         version=tag_of(head) if head else b"",
         stored=stored,
+        defect=defect,
     )
-
-
-def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Head:
-    """Open a conversation's head; before its first commit it has none."""
-    return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
-
-
-def open_images(sealer: Sealer, scope: str, pairs: list[bytes]) -> dict[str, bytes]:
-    """Open attachments, given as name and blob in turn."""
-    named = zip(pairs[::2], pairs[1::2], strict=True)
-    return {name.decode(): sealer.open(blob, scope, "image", name.decode()) for name, blob in named}
-
-
-def _extended(head: Head, kind: StepType, blob: bytes) -> Head:
-    counts = {**head.step_counts, kind: head.step_counts.get(kind, 0) + 1}
-    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
-
-
-def extend_hash(running: bytes, blob: bytes) -> bytes:
-    """Carry the running hash over one more sealed step."""
-    return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
-
-
-def _shown_from_here(head: Head) -> Head:
-    return replace(head, shown_from=head.count, shown_hash=head.hash)

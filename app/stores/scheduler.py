@@ -52,7 +52,10 @@ class Scheduler:
         return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))
 
     async def hand_back(self, lease: Lease) -> None:
-        await self._desk.scripts.call("hand_back", ref=str(lease.turn.ref), fence=lease.fence, wake=self._desk.wake)
+        turn = lease.turn
+        await self._desk.scripts.call(
+            "hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=self._desk.wake
+        )
 
     @property
     def _lease_us(self) -> int:

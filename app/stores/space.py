@@ -19,7 +19,7 @@ from app.stores.script import Scripts, load_commands
 from app.stores.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from app.seal import Sealer
 
@@ -29,6 +29,7 @@ SCHEMA = b"1"
 PARTITIONS = b"1"
 PARTITION = "{p000}"
 CANARY = b"smolsessions"
+CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,22 @@ class Store:
     """The store's parts, ready for use."""
 
     server: str
-    pipeline: Pipeline
     turns: Turns
     conversations: Conversations
     scheduler: Scheduler
 
 
 @contextlib.asynccontextmanager
-async def open_store(url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int) -> AsyncIterator[Store]:
+async def open_store(
+    url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int, on_loss: Callable[[], None]
+) -> AsyncIterator[Store]:
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     client = connect(url)
     try:
         server = await check_server(client)
         me = secrets.token_hex(8)
         channel, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:wake"
-        pipeline = Pipeline(client, load_commands())
+        pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
@@ -61,8 +63,8 @@ async def open_store(url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(pipeline.run()), tasks.create_task(listener.run())]
             await _check_data(pipeline, sealer)
-            await listener.ready.wait()
-            yield Store(server, pipeline, turns, Conversations(desk, turns), scheduler)
+            await asyncio.wait_for(listener.ready.wait(), CONNECT_S)
+            yield Store(server, turns, Conversations(desk, turns), scheduler)
             for task in running:
                 task.cancel()
     finally:

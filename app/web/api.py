@@ -35,7 +35,14 @@ def create_app(
     turns: TurnDesk, conversations: Conversations, callers: Callers, metrics: Metrics, limits: Limits
 ) -> FastAPI:
     """Make the application."""
-    app = FastAPI(title="smolsessions", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="smolsessions",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.state.draining = False
     app.state.callers = callers
     app.include_router(turn_routes(turns, limits))
@@ -59,6 +66,10 @@ def schema_yaml() -> str:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for path in schema["paths"].values():
+            for operation in path.values():
+                if "security" in operation:
+                    operation["security"].append({})  # without a file of keys none is needed
         schemas = schema["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
             schemas.pop(name, None)

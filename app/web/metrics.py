@@ -18,7 +18,7 @@ _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 class Metrics:
     """What this process did and does."""
 
-    def __init__(self, threads: Threads, sessions: Callable[[], int], store_errors: Callable[[], int]) -> None:
+    def __init__(self, threads: Threads, sessions: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._turns = Counter(
             "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=self._registry
@@ -36,8 +36,13 @@ class Metrics:
         self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
-        errors = Gauge("smolsessions_store_errors_total", "Losses of the store's connection.", registry=self._registry)
-        errors.set_function(store_errors)
+        self._store_errors = Counter(
+            "smolsessions_store_errors", "Connections to the store that were lost or refused.", registry=self._registry
+        )
+
+    def store_lost(self) -> None:
+        """Count a connection to the store that broke or could not be made."""
+        self._store_errors.inc()
 
     def turn_ended(self, turn: Turn) -> None:
         """Count a turn that this process's worker ended."""

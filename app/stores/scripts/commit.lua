@@ -1,5 +1,5 @@
 -- End a turn: the tail up to `count` becomes the conversation's, the record is final, the lease goes back.
--- Asked again by the same token it says that it is done; any other token has lost.
+-- An empty `head` leaves steps and head as they are. Asked again by the same token it says that it is done; any other token has lost.
 -- ARGV: ref turn fence generation count head record event me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
@@ -7,10 +7,13 @@ if not holds(ref, fence) then
   if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
   return {'lost'}
 end
-local stored = redis.call('LLEN', key('steps', ref, generation))
-if stored < tonumber(count) then return redis.error_reply('GAP ' .. ref .. ' lacks steps before its commit') end
-if stored > tonumber(count) then redis.call('LTRIM', key('steps', ref, generation), 0, count - 1) end
-redis.call('HSET', conversation, 'head', head, 'committed', token, 'updated', now())
+if head ~= '' then
+  local stored = redis.call('LLEN', key('steps', ref, generation))
+  if stored < tonumber(count) then return {'gap'} end
+  if stored > tonumber(count) then redis.call('LTRIM', key('steps', ref, generation), 0, count - 1) end
+  redis.call('HSET', conversation, 'head', head)
+end
+redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')
 redis.call('LSET', key('turns', ref), turn - 1, record)
 redis.call('ZREM', leases, ref)

@@ -1,6 +1,7 @@
 -- Every write of a running turn. Each entry has a key that a replay makes again: a key that is there is a no-op.
 -- An entry is: key, result, index and sealed step (or two empty strings), n and n (name, sealed attachment) pairs,
 -- m and m (name, sealed event) pairs.
+-- A step that does not follow on the stored ones is a gap; what came before it in the call was written.
 -- ARGV: ref turn fence generation me ...entries
 if not holds(ref, fence) then return {'lost'} end
 local journal, steps, images = key('journal', ref, turn), key('steps', ref, generation), key('images', ref)
@@ -14,7 +15,8 @@ while i <= #entries do
     if length == tonumber(index) then
       redis.call('RPUSH', steps, step)
     elseif length < tonumber(index) then
-      return redis.error_reply('GAP step ' .. index .. ' of ' .. ref .. ' does not follow ' .. length)
+      redis.call('HDEL', journal, name)
+      return {'gap'}
     end
   end
   for _ = 1, tonumber(take()) do

@@ -1,0 +1,39 @@
+# One process that serves HTTP and plays turns. Without API keys it refuses to listen to a network, so:
+#
+#   docker build -t smolsessions .
+#   docker run --rm smolsessions new-api-key ada > api-keys      # the key itself is shown once, beside the file
+#   docker run --rm -p 8000:8000 -v smolsessions:/data -v "$PWD/api-keys:/run/api-keys:ro" \
+#     -e SMOLSESSIONS_API_KEYS_FILE=/run/api-keys --read-only --stop-timeout 40 smolsessions
+#
+# `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running turns may end. Any `--user` will do.
+# Your own agents: FROM smolsessions, COPY my_agents.py . and ENV SMOLSESSIONS_AGENTS=name=my_agents:factory.
+
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /build
+RUN python -m venv /opt/smolsessions
+ENV PATH=/opt/smolsessions/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY requirements.lock ./
+RUN pip install --require-hashes --only-binary :all: -r requirements.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY app app
+# No dependencies and no isolation: all that is installed stands in the lock file, what builds the package too.
+RUN pip install --no-deps --no-build-isolation . && pip check
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/smolsessions /opt/smolsessions
+# Any user may write into the volume, which is the only place that is written to; the service keeps its files to itself.
+RUN mkdir -m 1777 /data && mkdir /agents
+ENV PATH=/opt/smolsessions/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/data \
+    SMOLSESSIONS_HOST=0.0.0.0 \
+    SMOLSESSIONS_DATA_DIR=/data
+WORKDIR /agents
+VOLUME /data
+EXPOSE 8000
+USER 10001:10001
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + (os.environ.get('SMOLSESSIONS_PORT') or '8000') + '/livez', timeout=4)"]
+ENTRYPOINT ["smolsessions"]
+CMD ["serve"]
