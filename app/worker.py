@@ -91,9 +91,7 @@ class Worker:
 
     async def _hand_back(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            with suppress(
-                StoreUnavailableError
-            ):  # then the lease expires, and the turn is played elsewhere all the same
+            with suppress(StoreUnavailableError):  # then the lease expires, which comes to the same
                 await self._scheduler.hand_back(lease)
 
     async def _idle(self) -> None:
@@ -144,9 +142,8 @@ class Worker:
         session = None
         try:
             lease.check()
-            lease.emit(
-                f"started:{lease.attempt}", events=[TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)]
-            )
+            started = TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)
+            lease.emit(f"started:{lease.attempt}", events=[started])
             if lease.attempt > 1:
                 await lease.adopt_tail()
                 return None, _failed("worker_lost", LOST_SENTENCE)
