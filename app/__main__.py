@@ -120,6 +120,7 @@ async def _until_stopped(settings: Settings, service: Service, listening: socket
     service.app.state.draining = True
     service.worker.drain()
     await asyncio.wait({worker}, timeout=settings.drain_s)
+    service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)
     for task in (worker, web, stopped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AgentUnavailableError, UnknownAgentError
@@ -23,6 +24,7 @@ class TurnDesk:
         self._store = store
         self._agents = agents
         self._default_agent = default_agent
+        self._waits: set[asyncio.Timeout] = set()
 
     async def play(
         self,
@@ -50,8 +52,13 @@ class TurnDesk:
                 asked=agent is not None,
                 version_of=self._version_of,
             )
-            ended = await _end_of(reader, turn.number, wait_s)
+            ended = await self._end_of(reader, turn.number, wait_s)
         return ended or await self._store.turn(ref, turn.number)
+
+    def stop_waiting(self) -> None:
+        """Give every caller who waits his turn as it is now."""
+        for wait in self._waits:
+            wait.reschedule(0)
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Look at one turn."""
@@ -67,13 +74,14 @@ class TurnDesk:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return info.version
 
-
-async def _end_of(reader: LogReader, number: int, wait_s: float) -> Turn | None:
-    try:
-        async with asyncio.timeout(wait_s):
-            async for logged in reader.follow(number):
-                if isinstance(logged.event, TurnEnded):
-                    return logged.event.result
-    except TimeoutError:
-        pass
-    return None
+    async def _end_of(self, reader: LogReader, number: int, wait_s: float) -> Turn | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s) as wait:
+                self._waits.add(wait)
+                try:
+                    async for logged in reader.follow(number):
+                        if isinstance(logged.event, TurnEnded):
+                            return logged.event.result
+                finally:
+                    self._waits.discard(wait)
+        return None

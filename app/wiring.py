@@ -40,6 +40,7 @@ class Service:
 
     app: FastAPI
     worker: Worker
+    turns: TurnDesk
     threads: Threads
     store: str
     store_ended: Future[None] | None
@@ -99,7 +100,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         )
         app = create_app(turns, conversations, callers, metrics, limits)
         agents = [info.version.name for info in conversations.agents()]
-        yield Service(app, worker, threads, f"{store.server}, {where}", ended, callers, agents)
+        yield Service(app, worker, turns, threads, f"{store.server}, {where}", ended, callers, agents)
 
 
 def _sealer(settings: Settings) -> Sealer:

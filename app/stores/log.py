@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.errors import TurnNotFoundError
+from app.errors import StoreUnavailableError, TurnNotFoundError
 from app.events import FINAL, Logged, TurnEnded
 from app.stores import codec
 
@@ -129,7 +129,12 @@ class Reader:
             if not self._must_look and not await self._heard():
                 break
         self._must_look = False
-        return await self._log.read(self._ref, turn, after)
+        try:
+            return await self._log.read(self._ref, turn, after)
+        except StoreUnavailableError:
+            self._must_look = True  # the turn waits for the store too; how long its reader does is the caller's bound
+            await self._heard()
+            return []
 
     async def _heard(self) -> bool:
         self._woken.clear()
