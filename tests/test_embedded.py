@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_no_acknowledged_write_is_lost_when_the_service_is_killed_and_started_at
     acknowledged = 0
     with service(tmp_path) as (process, client):
         try:
-            while True:
+            while acknowledged < 2000:
                 client.rpush("list", f"value {acknowledged}")
                 acknowledged += 1
                 if acknowledged == 500:
@@ -328,6 +329,15 @@ def test_a_folder_with_a_long_name_gets_its_socket_elsewhere(tmp_path: Path) -> 
             assert values(server) == ["value"]
             assert not abandoned.parent.exists()
         assert not server.socket_path.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["data", "long" * 30])
+def test_a_copy_of_a_folder_in_use_starts_beside_it(tmp_path: Path, name: str) -> None:
+    with embedded_server(tmp_path / name) as server:
+        shutil.copytree(tmp_path / name, tmp_path / "copy", ignore=lambda *_: ["store.sock"])
+        with embedded_server(tmp_path / "copy") as other:
+            assert other.socket_path != server.socket_path
+            assert values(other) == values(server) == []
 
 
 def test_a_temporary_folder_with_a_long_name_too_is_refused(tmp_path: Path) -> None:

