@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.contenders import OTHER_CORE
+from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.report import Results, as_data, as_text
 from benchmarks.startup import measure_startup

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
 
 from benchmarks.agents import make_shipped_agent, question, right_answer
+from benchmarks.cpu import ServerCore
 
 
 class Window:
@@ -56,12 +58,13 @@ def main() -> None:
     for thread in threads:
         thread.start()
     time.sleep(max(0.0, window.start - time.perf_counter()))
-    cpu = time.process_time()
+    core = ServerCore(os.getpid())
     time.sleep(max(0.0, window.end - time.perf_counter()))
-    cpu = time.process_time() - cpu
+    cpu_ms, others_share = core.taken()
     for thread in threads:
         thread.join()
-    sys.stdout.write(json.dumps({"cpu_s": cpu, "latencies_ms": window.latencies_ms, "building_ms": window.building_ms}))
+    figures = {"cpu_ms": cpu_ms, "others_share": others_share}
+    sys.stdout.write(json.dumps({**figures, "latencies_ms": window.latencies_ms, "building_ms": window.building_ms}))
 
 
 if __name__ == "__main__":

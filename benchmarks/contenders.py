@@ -6,7 +6,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,13 @@ from redis import Redis
 
 from app.seal import new_key
 from app.stores.embedded import embedded_server
+from benchmarks.cpu import SERVER_CORE, cpu_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 60
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
 HTTP_CONTENDERS = ("service", "naive")
 
 
@@ -41,11 +39,6 @@ class Server:
 
     def resident_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
-
-
-def cpu_ms(pid: int) -> float:
-    """Give the CPU time of all threads of a process that ever were, to the nanosecond: its POSIX CPU clock."""
-    return time.clock_gettime_ns((~pid << 3) | 2) / 1e6
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.contenders import CORES, ROOT, running
+from benchmarks.contenders import ROOT, running
+from benchmarks.cpu import CORES
 
 COMMAND = [str(Path(sys.executable).with_name("smolsessions")), "serve"]
 

@@ -11,7 +11,8 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from benchmarks.client import Load, Talk
-from benchmarks.contenders import HTTP_CONTENDERS, ROOT, SERVER_CORE, cpu_ms, server, store, store_pid
+from benchmarks.contenders import HTTP_CONTENDERS, ROOT, server, store, store_pid
+from benchmarks.cpu import SERVER_CORE, ServerCore, cpu_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,9 @@ class Run:
     cpu_ms_per_turn: float
     p50_ms: float
     p99_ms: float
+    server_share: float
+    others_share: float
+    """What was taken of the server's core by none of the contenders: where it is much, turns/s are too low."""
     client_share: float = 0
     store_share: float = 0
     building_ms: float = 0
@@ -63,12 +67,13 @@ def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
 
 def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
     with store() as socket_path, server(contender, socket_path) as running:
-        pids = [running.pid, os.getpid(), store_pid(socket_path)]
+        pids = [os.getpid(), store_pid(socket_path)]
         load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
         load.run(warmup_s)
-        before = [cpu_ms(pid) for pid in pids]
+        core, before = ServerCore(running.pid), [cpu_ms(pid) for pid in pids]
         elapsed_s = load.run(seconds)
-        server_ms, client_ms, store_ms = (cpu_ms(pid) - at for pid, at in zip(pids, before, strict=True))
+        server_ms, others_share = core.taken()
+        client_ms, store_ms = (cpu_ms(pid) - at for pid, at in zip(pids, before, strict=True))
         turns = len(load.latencies_ms)
         p50, p99 = _percentiles(load.latencies_ms)
         load.finish()
@@ -79,6 +84,8 @@ def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float
         cpu_ms_per_turn=server_ms / turns,
         p50_ms=p50,
         p99_ms=p99,
+        server_share=server_ms / 1000 / elapsed_s,
+        others_share=others_share,
         client_share=client_ms / 1000 / elapsed_s,
         store_share=store_ms / 1000 / elapsed_s,
     )
@@ -97,9 +104,11 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
         contender,
         concurrency,
         turns_per_s=turns / seconds,
-        cpu_ms_per_turn=found["cpu_s"] * 1000 / turns,
+        cpu_ms_per_turn=found["cpu_ms"] / turns,
         p50_ms=p50,
         p99_ms=p99,
+        server_share=found["cpu_ms"] / 1000 / seconds,
+        others_share=found["others_share"],
         building_ms=median(found["building_ms"]),
     )
 
