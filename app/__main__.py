@@ -77,6 +77,7 @@ def _serve(_options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the format: not looked up
     for warning in strangers():
         log.warning(warning)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -169,6 +169,10 @@ class Scheduler(Protocol):
         """Give up a claim that was not begun; its conversation is ready again."""
         ...
 
+    def nudge(self) -> None:
+        """Make `wait_for_work` return."""
+        ...
+
     async def wait_for_work(self, timeout_s: float) -> None:
         """Return when a conversation may have become ready, at the latest after the timeout. A hint, no promise."""
         ...

@@ -47,7 +47,7 @@ class Worker:
         self._playing: dict[Lease, asyncio.Task[None]] = {}
         self._lost: set[Lease] = set()
         self._slot_free = asyncio.Event()
-        self._draining = asyncio.Event()
+        self._draining = False
 
     async def run(self) -> None:
         """Work until drained or cancelled."""
@@ -63,25 +63,27 @@ class Worker:
 
     def drain(self) -> None:
         """Claim nothing more; `run` returns when what plays is over."""
-        self._draining.set()
+        self._draining = True
         self._slot_free.set()
+        self._scheduler.nudge()
 
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
-        while not self._draining.is_set():
+        while not self._draining:
             free = self._threads.free
             if not free:
                 self._slot_free.clear()
                 await self._slot_free.wait()
                 continue
-            leases = await self._claim(min(free, MOST_AT_ONCE))
-            if self._draining.is_set():
+            most = min(free, MOST_AT_ONCE)
+            leases = await self._claim(most)
+            if self._draining:
                 await self._hand_back(leases)
                 return
             for lease in leases:
                 self._threads.busy += 1
                 self._playing[lease] = tasks.create_task(self._play_and_forget(lease))
-            if not leases:
-                await self._idle()
+            if len(leases) < most:
+                await self._scheduler.wait_for_work(LOOK_S)
 
     async def _claim(self, most: int) -> Sequence[Lease]:
         try:
@@ -93,13 +95,6 @@ class Worker:
         for lease in leases:
             with suppress(StoreUnavailableError):  # then the lease expires, which comes to the same
                 await self._scheduler.hand_back(lease)
-
-    async def _idle(self) -> None:
-        work = asyncio.ensure_future(self._scheduler.wait_for_work(LOOK_S))
-        drained = asyncio.ensure_future(self._draining.wait())
-        await asyncio.wait((work, drained), return_when=asyncio.FIRST_COMPLETED)
-        work.cancel()
-        drained.cancel()
 
     async def _play_and_forget(self, lease: Lease) -> None:
         try:

@@ -16,6 +16,7 @@ import app
 from app.agents.describe import describe
 from app.agents.session import AgentSession
 from app.agents.steps import unpack
+from app.agents.thrift import forget_torch
 from app.errors import AgentUnavailableError, ServiceError, StartError
 from app.records import AgentInfo, AgentName, AgentVersion
 
@@ -46,6 +47,7 @@ class Catalog:
     """The agents that this process can play, each checked by calling its factory twice."""
 
     def __init__(self, factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]]) -> None:
+        forget_torch()
         self._entries: dict[AgentName, _Entry] = {}
         for name, factory in factories:
             if not _NAME.fullmatch(name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from smolagents.models import ChatMessage
 
 MOST_PROMPTS = 1000
+
+
+def forget_torch() -> None:
+    """Where torch is not installed, let that be known: smolagents looks for it on the whole path at every answer."""
+    if importlib.util.find_spec("torch") is None:
+        sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def make_thrifty(agent: MultiStepAgent) -> None:

@@ -78,8 +78,8 @@ class Log:
             raise TurnNotFoundError
         record, entries = rest
         found = []
-        for entry_id, (_, name, _, blob) in entries:
-            seq = int(entry_id.partition(b"-")[0])
+        for seq, entry in enumerate(entries, after + 1):
+            name, _, blob = entry.partition(b"\n")
             final = name.decode() in _FINAL_NAMES
             found.append(self.decode(ref, turn, seq, name.decode(), record if final else blob))
         if state == b"over" and not entries:

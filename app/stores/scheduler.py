@@ -24,16 +24,26 @@ class Scheduler:
         self._desk = desk
         self._worker = worker
         self._work = asyncio.Event()
+        self._waiting = False
         self.lease_s = lease_s
+
+    @property
+    def waiting(self) -> bool:
+        """This process's own worker has nothing to do, so a nudge is enough and no other worker need be woken."""
+        return self._waiting
 
     def nudge(self) -> None:
         """A conversation may be ready."""
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._work.wait()
+        self._waiting = not self._work.is_set()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._work.wait()
+        finally:
+            self._waiting = False
         self._work.clear()
 
     async def claim(self, agents: Sequence[AgentName], most: int) -> list[HeldLease]:

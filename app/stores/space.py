@@ -57,7 +57,7 @@ async def open_store(
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s)
-        turns = Turns(desk, scheduler.nudge)
+        turns = Turns(desk, scheduler)
         heard = {wake.encode(): lambda *_: scheduler.nudge(), channel.encode(): turn_log.on_message}
         listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
         async with asyncio.TaskGroup() as tasks:

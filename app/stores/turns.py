@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from app.records import AgentVersion, Ref, Turn, TurnInput
     from app.stores.desk import Desk
     from app.stores.log import Reader
+    from app.stores.scheduler import Scheduler
 
 MOST_GUESSES = 10_000
 MOST_TRIES = 20
@@ -33,10 +34,10 @@ MOST_TRIES = 20
 class Turns:
     """The store's side of turns that are submitted and looked at."""
 
-    def __init__(self, desk: Desk, nudge: Callable[[], None]) -> None:
-        """`nudge` tells this process's own worker at once that there is work."""
+    def __init__(self, desk: Desk, scheduler: Scheduler) -> None:
+        """`scheduler` is asked whether this process's own worker waits, and told at once that there is work."""
         self._desk = desk
-        self._nudge = nudge
+        self._scheduler = scheduler
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
     async def submit(
@@ -58,7 +59,7 @@ class Turns:
             if state == b"ok":
                 self._remember(turn.ref, number + 1, agent)
                 self._desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-                self._nudge()
+                self._scheduler.nudge()
                 return turn
             if state != b"moved":
                 raise _refusal(state, rest)
@@ -117,7 +118,7 @@ class Turns:
             input=seal(codec.input_to_bytes(given), scope, "input", turn.number),
             event=seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
             me=self._desk.channel,
-            wake=self._desk.wake,
+            wake="" if self._scheduler.waiting else self._desk.wake,
         )
 
     def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:

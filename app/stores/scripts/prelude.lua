@@ -24,9 +24,7 @@ end
 -- The one way into a turn's log. Replicas with readers are told, but for the one that is writing: it has the reply.
 -- A final event has no blob of its own: it is the turn's record, which is told instead.
 local function append(ref, turn, name, blob, told, me)
-  local log = key('log', ref, turn)
-  local seq = redis.call('HINCRBY', key('run', ref, turn), 'seq', 1)
-  redis.call('XADD', log, seq .. '-0', 'name', name, 'blob', blob)
+  local seq = redis.call('RPUSH', key('log', ref, turn), name .. '\n' .. blob)
   for _, channel in ipairs(redis.call('SMEMBERS', key('watch', ref, turn))) do
     if channel ~= me then
       redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, told}, '\n'))

@@ -4,5 +4,5 @@ local record = redis.call('LINDEX', key('turns', ref), turn - 1)
 if not record then return {'unknown'} end
 local open = redis.call('EXISTS', key('run', ref, turn)) == 1
 if open and me ~= '' then redis.call('SADD', key('watch', ref, turn), me) end
-local entries = redis.call('XRANGE', key('log', ref, turn), '(' .. after .. '-0', '+')
+local entries = redis.call('LRANGE', key('log', ref, turn), after, -1)
 return {open and 'open' or 'over', record, entries}
