@@ -47,7 +47,7 @@ class Worker:
         self._playing: dict[Lease, asyncio.Task[None]] = {}
         self._lost: set[Lease] = set()
         self._slot_free = asyncio.Event()
-        self._draining = False
+        self._draining = asyncio.Event()
 
     async def run(self) -> None:
         """Work until drained or cancelled."""
@@ -63,12 +63,12 @@ class Worker:
 
     def drain(self) -> None:
         """Claim nothing more; `run` returns when what plays is over."""
-        self._draining = True
+        self._draining.set()
         self._slot_free.set()
         self._scheduler.nudge()
 
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
-        while not self._draining:
+        while not self._draining.is_set():
             free = self._threads.free
             if not free:
                 self._slot_free.clear()
@@ -76,7 +76,7 @@ class Worker:
                 continue
             most = min(free, MOST_AT_ONCE)
             leases = await self._claim(most)
-            if self._draining:
+            if self._draining.is_set():
                 await self._hand_back(leases)
                 return
             for lease in leases:
