@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -40,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         status = command(options)
+        sys.stdout.flush()
     except StartError as error:
         sys.stderr.write(f"smolsessions: {error.message}\n")
         status = 2
-    sys.stdout.flush()
+    except BrokenPipeError:  # who read our output has enough
+        status = 1
     sys.stderr.flush()
     # A hard exit: a thread that is stuck in foreign code must not keep the process (everything of ours is closed).
     os._exit(status)
@@ -112,11 +114,10 @@ async def _until_stopped(settings: Settings, service: Service, listening: socket
     )
     worker = asyncio.create_task(service.worker.run())
     web = asyncio.create_task(server.serve([listening]))
-    stopped = asyncio.create_task(stop.wait())
-    store_ended = asyncio.wrap_future(service.store_ended) if service.store_ended else None
-    watched = {worker, web, stopped} | ({store_ended} if store_ended else set())
-    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    defect = next((task for task in (worker, web, store_ended) if task and task.done()), None)
+    stopped: asyncio.Future[Any] = asyncio.create_task(stop.wait())
+    vital: tuple[asyncio.Future[None], ...] = (worker, web, *service.running)
+    await asyncio.wait((stopped, *vital), return_when=asyncio.FIRST_COMPLETED)
+    defect = next((task for task in vital if task.done()), None)
     log.info("stopping", extra={"action": "stop"})
     service.app.state.draining = True
     service.worker.drain()
@@ -173,9 +174,10 @@ def _listen(settings: Settings) -> socket.socket:
         listening = socket.socket(family[0], socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(family[4])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no host name"
         raise StartError(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); stop what listens there, or set "
+            f"cannot listen on {settings.host}:{settings.port} ({reason}); stop what listens there, or set "
             "SMOLSESSIONS_PORT (or SMOLSESSIONS_HOST) to another one"
         ) from error
     listening.listen(2048)
@@ -215,7 +217,7 @@ def _new_api_key(options: argparse.Namespace) -> int:
 def _openapi(_options: argparse.Namespace) -> int:
     from app.web.api import schema_yaml  # noqa: PLC0415 - the other commands need no FastAPI
 
-    sys.stdout.write(schema_yaml())
+    sys.stdout.buffer.write(schema_yaml().encode())
     return 0
 
 

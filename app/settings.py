@@ -112,8 +112,9 @@ def strangers() -> list[str]:
             and name not in known
             and not name.startswith((f"{PREFIX}PORT_", f"{PREFIX}SERVICE_"))
         ):
-            near = difflib.get_close_matches(name, known, 1)
-            warnings.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+            words = [setting.removeprefix(PREFIX) for setting in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), words, 1)
+            warnings.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return warnings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from app.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from concurrent.futures import Future
 
     from fastapi import FastAPI
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Service:
-    """All parts, running but for the worker and the HTTP server."""
+    """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
 
     app: FastAPI
     worker: Worker
     turns: TurnDesk
     threads: Threads
     store: str
-    store_ended: Future[None] | None
+    running: list[asyncio.Future[None]]
     callers: Callers
     agents: list[AgentName]
 
@@ -75,12 +75,14 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
     """Put the parts together; `StartError` names the mend where one of them cannot be had."""
     callers = Callers.read(settings.api_keys_file, loopback=settings.loopback, anonymous=settings.allow_anonymous)
     catalog, default = make_catalog(settings)
+    running: list[asyncio.Future[None]] = []
     async with AsyncExitStack() as stack:
         if settings.redis_url:
-            url, ended, where = settings.redis_url.get_secret_value(), None, "at SMOLSESSIONS_REDIS_URL"
+            url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
         else:
             server = stack.enter_context(embedded_server(settings.data_dir))
-            url, ended, where = f"unix://{server.socket_path}", server.ended, f"embedded, in {settings.data_dir}"
+            url, where = f"unix://{server.socket_path}", f"embedded, in {settings.data_dir}"
+            running.append(asyncio.wrap_future(server.ended))
         sealer = _sealer(settings)
         threads = Threads(settings.threads)
         registry = Registry(settings.warm_sessions, settings.warm_idle_s)
@@ -100,7 +102,8 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         )
         app = create_app(turns, conversations, callers, metrics, limits)
         agents = [info.version.name for info in conversations.agents()]
-        yield Service(app, worker, turns, threads, f"{store.server}, {where}", ended, callers, agents)
+        running += store.running
+        yield Service(app, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
 
 
 def _sealer(settings: Settings) -> Sealer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import re
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Factory = "Callable[[], MultiStepAgent]"
 SMOLAGENTS = importlib.metadata.version("smolagents")
+log = logging.getLogger(__name__)
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -66,7 +69,8 @@ class Catalog:
         memory = [unpack(step, attachments, entry.carries) for step in steps]
         try:
             agent = entry.factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            log.exception("the factory of agent %s failed", name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
         return AgentSession(agent, memory, entry.carries)
 
@@ -95,7 +99,9 @@ def _import(entry: str) -> tuple[str, Callable[[], MultiStepAgent]]:
     _refuse_namesake(module_name)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("app."):
+            _refuse_namesake(error.name or "")
         raise StartError(
             f"the agent {name!r}: importing {module_name} failed with {type(error).__name__}: "
             f"{error}; mend the module, or start the service in the folder that holds it"
@@ -130,14 +136,16 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
                     f"the factory of agent {name!r} gave the same {what} twice, so conversations would mix; make "
                     "a new one in every call"
                 )
-    carries = tuple(getattr(first, "carries", ()))
+    carries = getattr(first, "carries", ())
+    if not isinstance(carries, list | tuple | set | frozenset):
+        raise StartError(f"the agent {name!r} carries {carries!r}; make it a list of classes")
     for kind in carries:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     version = AgentVersion(AgentName(name), _kind(first), SMOLAGENTS)
     tools = tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer")
     info = AgentInfo(version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps))
-    return _Entry(factory, info, carries)
+    return _Entry(factory, info, tuple(carries))
 
 
 def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
@@ -145,7 +153,7 @@ def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
         agent = factory()
     except StartError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise StartError(
             f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; it is called without arguments"
         ) from error

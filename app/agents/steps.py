@@ -22,6 +22,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
+from app.agents.failures import is_swallowed_failure
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
@@ -63,6 +64,8 @@ def strip(step: MemoryStep) -> None:
     """
     if isinstance(step, ActionStep):
         step.model_input_messages = None
+        if is_swallowed_failure(step.action_output):
+            step.action_output = None  # an exception's text, which may hold a key
         if step.error is not None:
             step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
     elif isinstance(step, PlanningStep):

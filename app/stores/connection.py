@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 from redis.exceptions import (
-    AuthenticationError,
     BusyLoadingError,
     MasterDownError,
     NoScriptError,
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-OLDEST_MAJOR = 7
 _NOT_NOW = (BusyLoadingError, MasterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError)
 
 Command = tuple[str | bytes | int, ...]
@@ -42,9 +40,11 @@ Answer = asyncio.Future[Any]
 def connect(url: str) -> Redis:
     """Make a client of a `redis://`, `rediss://` or `unix://` address; nothing is sent yet."""
     try:
-        return Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT_S, protocol=2)
-    except ValueError as error:
+        client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT_S, protocol=2)
+        client.connection_pool.make_connection()  # an option in the address that nothing takes shows here
+    except (TypeError, ValueError) as error:
         raise StartError(f"SMOLSESSIONS_REDIS_URL is not an address of a Redis server: {error}") from error
+    return client
 
 
 class Pipeline:
@@ -168,42 +168,18 @@ class Listener:
         self._channels = tuple(channels)
         self._on_message = on_message
         self._on_gap = on_gap
-        self.ready = asyncio.Event()
 
     async def run(self) -> None:
         """Stay subscribed until cancelled."""
         while True:
             with suppress(RedisError, OSError, TimeoutError):
                 await self._listen()
-            self.ready.clear()
             await asyncio.sleep(LONGEST_PAUSE_S)
 
     async def _listen(self) -> None:
         async with self._client.pubsub() as pubsub:
             await pubsub.ssubscribe(*self._channels)
-            self.ready.set()
             self._on_gap()
             async for message in pubsub.listen():
                 if message["type"] == "smessage":
                     self._on_message(message["channel"], message["data"])
-
-
-async def check_server(client: Redis) -> str:
-    """Say which server answers, or raise `StartError` with the mend."""
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            info = await client.info("server")
-    except AuthenticationError as error:
-        raise StartError(
-            f"the store refuses us ({error}); put user and password into SMOLSESSIONS_REDIS_URL"
-        ) from error
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StartError(
-            f"the store at SMOLSESSIONS_REDIS_URL does not answer ({error or 'timeout'}); start it, or unset "
-            "the variable to use the embedded store"
-        ) from error
-    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
-    version = str(info.get("valkey_version") or info.get("redis_version"))
-    if int(str(info.get("redis_version")).split(".")[0]) < OLDEST_MAJOR:
-        raise StartError(f"the store is {name} {version}; Redis 7 or Valkey 7.2 is needed")
-    return f"{name} {version}"

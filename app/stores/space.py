@@ -9,10 +9,10 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.errors import SealBrokenError, StartError, StoreUnavailableError
-from app.stores.connection import Listener, Pipeline, check_server, connect
+from app.stores.connection import Listener, Pipeline, connect
 from app.stores.conversations import Conversations
 from app.stores.desk import Desk
+from app.stores.first_look import look_at
 from app.stores.log import Log
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCHEMA = b"1"
-PARTITIONS = b"1"
 PARTITION = "{p000}"
-CANARY = b"smolsessions"
-CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,8 @@ class Store:
     turns: Turns
     conversations: Conversations
     scheduler: Scheduler
+    running: tuple[asyncio.Task[None], ...]
+    """What must not end while the store is in use."""
 
 
 @contextlib.asynccontextmanager
@@ -48,10 +46,10 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     client = connect(url)
+    me = secrets.token_hex(8)
+    channel, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:wake"
     try:
-        server = await check_server(client)
-        me = secrets.token_hex(8)
-        channel, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:wake"
+        server = await look_at(client, sealer, PARTITION, (channel, wake))
         pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
@@ -60,36 +58,12 @@ async def open_store(
         turns = Turns(desk, scheduler)
         heard = {wake.encode(): lambda *_: scheduler.nudge(), channel.encode(): turn_log.on_message}
         listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(pipeline.run()), tasks.create_task(listener.run())]
-            await _check_data(pipeline, sealer)
-            await asyncio.wait_for(listener.ready.wait(), CONNECT_S)
-            yield Store(server, turns, Conversations(desk, turns), scheduler)
+        running = (asyncio.create_task(pipeline.run()), asyncio.create_task(listener.run()))
+        try:
+            yield Store(server, turns, Conversations(desk, turns), scheduler, running)
+        finally:
             for task in running:
                 task.cancel()
+            await asyncio.wait(running)
     finally:
         await client.aclose()
-
-
-async def _check_data(pipeline: Pipeline, sealer: Sealer) -> None:
-    """See that the store holds nothing, or what this release can read with these keys."""
-    key = f"{PARTITION}:about"
-    sealed = sealer.seal(CANARY, "", "about")
-    try:
-        for field, value in ((b"schema", SCHEMA), (b"partitions", PARTITIONS), (b"canary", sealed)):
-            await pipeline.send("HSETNX", key, field, value)
-        schema, partitions, canary = await pipeline.send("HMGET", key, "schema", "partitions", "canary")
-    except StoreUnavailableError as error:
-        raise StartError("the store went away while the service was starting; start it again") from error
-    if (schema, partitions) != (SCHEMA, PARTITIONS):
-        raise StartError(
-            f"the store holds data of schema {schema.decode()} with {partitions.decode()} partitions, this release "
-            "knows schema 1 with 1; run the release that wrote it, or use another store"
-        )
-    try:
-        sealer.open(canary, "", "about")
-    except SealBrokenError as error:
-        raise StartError(
-            "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS (or put the seal.key file back) "
-            "to the key that it was written with, or use another store or data folder"
-        ) from error
