@@ -44,8 +44,10 @@ class Threads:
             value, failure = None, None
             try:
                 value = job()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who waits
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who waits
                 failure = error
+            except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop that waits
+                failure = RuntimeError(f"a job left with {type(error).__name__}")
             loop.call_soon_threadsafe(settle, value, failure)
 
         self._jobs.put(work)

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 def describe(step: MemoryStep) -> dict[str, Any]:
     """Give what the step holds; images by size."""
     if isinstance(step, TaskStep):
-        return {"task": step.task, "images": _images(step.task_images)}
+        return {"task": plain(step.task), "images": _images(step.task_images)}
     if isinstance(step, PlanningStep):
-        return {"plan": step.plan, **_cost(step)}
+        return {"plan": plain(step.plan), **_cost(step)}
     assert isinstance(step, ActionStep)
     return {
         "step": step.step_number,
         "model_output": plain(step.model_output),
-        "code": step.code_action,
+        "code": plain(step.code_action),
         "tool_calls": [
             {"id": call.id, "name": call.name, "arguments": plain(call.arguments)} for call in step.tool_calls or ()
         ],
-        "observations": step.observations,
+        "observations": plain(step.observations),
         "images": _images(step.observations_images),
         "output": plain(step.action_output),
-        "error": step.error.dict() if step.error else None,
+        "error": plain(step.error.dict()) if step.error else None,
         "is_final_answer": step.is_final_answer,
         **_cost(step),
     }

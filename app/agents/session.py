@@ -15,7 +15,7 @@ from smolagents.memory import ToolCall as SmolToolCall
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from app.agents.plain import labelled, plain
+from app.agents.plain import labelled, plain, text_of
 from app.agents.steps import Step, finished, pack, strip
 from app.agents.thrift import make_thrifty
 from app.records import Failure, Outcome, ToolCall, Usage
@@ -149,7 +149,7 @@ class _Calls:
         self.done.append(
             ToolCall(
                 call_id=f"{self._step}.{len(self.done) + 1}",
-                name=call.name,
+                name=text_of(str(call.name)),
                 arguments=plain(call.arguments),
                 agent=self.agent,
                 step_id=str(self._step),
@@ -184,9 +184,9 @@ def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tai
 def _reply(output: Any) -> str:
     """Give an answer as text: a text as it is, content parts joined, data as JSON."""
     if isinstance(output, str):
-        text = str(output)
+        text = text_of(str(output))
     elif isinstance(output, list) and output and all(isinstance(part, dict) and "text" in part for part in output):
-        text = "\n".join(str(part["text"]) for part in output)
+        text = text_of("\n".join(str(part["text"]) for part in output))
     elif isinstance(output, PIL.Image.Image):
         text = labelled(output)
     else:

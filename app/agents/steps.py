@@ -23,6 +23,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
 from app.agents.failures import is_swallowed_failure
+from app.agents.pictures import image_from_bytes, image_to_bytes
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
@@ -83,9 +84,9 @@ def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedSte
         unpack(data, attachments, classes)
     except StepTooLargeError:
         raise
-    except Exception:  # noqa: BLE001 - a value of foreign classes may fail in any way; the step itself must not
-        data, attachments = _dump(_simplified(step), frozenset())
-        unpack(data, attachments)
+    except BaseException:  # noqa: BLE001 - foreign classes may fail in any way, and leave, too; the step must not
+        data, attachments = _dump(_simplified(step, classes), classes)
+        unpack(data, attachments, classes)
     return PackedStep(step_type(step), turn, data, attachments)
 
 
@@ -114,17 +115,30 @@ def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, 
     return file.getvalue(), pickler.attachments
 
 
-def _simplified(step: MemoryStep) -> MemoryStep:
-    """Copy a step with every foreign value as text."""
+def _simplified(step: MemoryStep, carries: frozenset[type]) -> MemoryStep:
+    """Copy a step with a text in place of each part that cannot be carried."""
     if not isinstance(step, ActionStep):
         return step
-    fields = vars(step) | {"action_output": labelled(step.action_output)}
+    fields = vars(step) | {"action_output": _sound(step.action_output, carries)}
     if step.tool_calls:
-        fields["tool_calls"] = [ToolCall(call.name, labelled(call.arguments), call.id) for call in step.tool_calls]
-    if step.model_output_message is not None:
-        message = step.model_output_message
-        fields["model_output_message"] = ChatMessage(role=message.role, content=str(message.content))
+        calls = [ToolCall(call.name, _sound(call.arguments, carries), call.id) for call in step.tool_calls]
+        fields["tool_calls"] = calls
+    message = step.model_output_message
+    if message is not None and _sound(message, carries) is not message:
+        fields["model_output_message"] = ChatMessage(role=message.role, content=labelled(message.content))
     return ActionStep(**fields)
+
+
+def _sound(value: Any, carries: frozenset[type]) -> Any:
+    """Give the value where it survives the way to bytes and back, else its label."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, carries)
+    try:
+        pickler.dump(value)
+        _Unpickler(io.BytesIO(file.getvalue()), pickler.attachments, carries).load()
+    except BaseException:  # noqa: BLE001 - see pack
+        return labelled(value)
+    return value
 
 
 class _Pickler(pickle.Pickler):
@@ -149,7 +163,7 @@ class _Pickler(pickle.Pickler):
 
     def _attach(self, image: PIL.Image.Image) -> str:
         raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
-        data = _image_bytes(raw)
+        data = image_to_bytes(raw)
         name = hashlib.sha256(data).hexdigest()[:32]
         self.attachments[name] = data
         return name
@@ -172,7 +186,7 @@ class _Unpickler(pickle.Unpickler):
     def _image(self, name: str, is_agent_image: bool) -> Any:
         if name not in self._attachments:
             raise SealBrokenError("an image of a stored step is missing")
-        image = _image_from(self._attachments[name])
+        image = image_from_bytes(self._attachments[name])
         return AgentImage(image) if is_agent_image else image
 
 
@@ -189,19 +203,6 @@ def _error(name: str, message: str) -> AgentError:
 
 def _image(name: str, is_agent_image: bool) -> Any:
     raise AssertionError(name, is_agent_image)
-
-
-def _image_bytes(image: PIL.Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    kind = "PNG" if image.mode in {"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"} else "TIFF"
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-def _image_from(data: bytes) -> PIL.Image.Image:
-    image = PIL.Image.open(io.BytesIO(data))
-    image.load()
-    return image
 
 
 def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:

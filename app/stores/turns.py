@@ -50,7 +50,7 @@ class Turns:
         version_of: Callable[[AgentName], AgentVersion],
     ) -> Turn:
         """Seal for the number that should come next, and again where the store says that it is another."""
-        number, agent = await self._expect(turn, new=create is not None)
+        number, agent = await self._expect(turn, new=create is not None, asked=asked)
         for _ in range(MOST_TRIES):
             if asked and agent != turn.agent.name:
                 raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
@@ -92,11 +92,12 @@ class Turns:
             items.append(turn)
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
-    async def _expect(self, turn: Turn, *, new: bool) -> tuple[int, AgentName]:
+    async def _expect(self, turn: Turn, *, new: bool, asked: bool) -> tuple[int, AgentName]:
         if new:
             return 1, turn.agent.name
-        if turn.ref in self._next:
-            return self._next[turn.ref]
+        known = self._next.get(turn.ref)
+        if known and not (asked and known[1] != turn.agent.name):
+            return known
         agent, turns = await self._desk.scripts.call("peek", ref=str(turn.ref))
         if not agent:
             raise ConversationNotFoundError

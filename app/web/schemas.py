@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
     from app.records import AgentInfo, Conversation, Page, ToolCall, Turn
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ValueError("holds what is no JSON: NaN, Infinity, or too many levels") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class TurnRequest(BaseModel):
@@ -26,11 +38,11 @@ class TurnRequest(BaseModel):
     conversation_id: ConversationId | None = Field(None, description="Goes on with this conversation; else a new one.")
     agent: str | None = Field(None, description="Agent of a new conversation; an existing one has its own.")
     images: list[str] = Field([], max_length=16, description="PNG, JPEG, GIF or WebP: base64, or a data: URL of it.")
-    additional_args: dict[str, Any] = Field({}, description="Variables for the agent. They become part of the prompt.")
+    additional_args: JsonObject = Field({}, description="Variables for the agent. They become part of the prompt.")
     max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own.")
     reset: bool = Field(False, description="Hide all earlier steps from the model, from here on.")
     include_internal_tools: bool = Field(False, description="Name python_interpreter and final_answer too.")
-    metadata: dict[str, Any] = Field({}, description="Of the conversation, if this turn starts it.")
+    metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
 
 
 class NewConversation(BaseModel):
@@ -40,7 +52,7 @@ class NewConversation(BaseModel):
 
     id: ConversationId | None = None
     agent: str | None = None
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
 
 
 class ConversationPatch(BaseModel):
@@ -48,7 +60,7 @@ class ConversationPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    metadata: dict[str, Any] = Field(description="null takes a member away, objects merge, all else replaces.")
+    metadata: JsonObject = Field(description="null takes a member away, objects merge, all else replaces.")
 
 
 class AgentVersionView(BaseModel):
