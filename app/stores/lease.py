@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
 RETRY_S = 0.25
+COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
 
 class HeldLease:
@@ -61,7 +61,7 @@ class HeldLease:
         self._head_before = head
         self._head = hidden_so_far(head) if turn.options.reset else head
         self._stored = stored
-        self._backlog: deque[tuple[list[Argument], list[Event]]] = deque()
+        self._backlog: dict[str, tuple[list[Argument], list[Event]]] = {}
         self._unsent = 0
         self._lost = False
         self._defect = defect
@@ -90,7 +90,7 @@ class HeldLease:
             running = extend_hash(running, blob)
             data.append(self._open_step(blob, index).data)
         if running != head.hash or len(blobs) != head.count - head.shown_from:
-            raise SealBrokenError("the stored steps of this conversation are not those that its head was sealed over")
+            raise SealBrokenError(COUNT_SENTENCE)
         return data, images
 
     async def adopt_tail(self) -> None:
@@ -108,7 +108,7 @@ class HeldLease:
         entry.append(len(told))
         for event in told:
             entry += [event.type, self._seal(codec.event_to_bytes(event), "event", self.turn.number, event.type)]
-        self._backlog.append((entry, told))
+        self._backlog[key] = (entry, told)
         self._unsent += 1
         if self._unsent == 1:
             self._loop.call_soon(self._send)
@@ -164,9 +164,9 @@ class HeldLease:
     def _send(self) -> None:
         if not self._unsent:
             return
-        batch = list(self._backlog)[-self._unsent :]
+        batch = list(self._backlog.items())[-self._unsent :]
         self._unsent = 0
-        arguments = [argument for entry, _ in batch for argument in entry]
+        arguments = [argument for _, (entry, _) in batch for argument in entry]
         answer = self._desk.scripts.send(
             "emit",
             *arguments,
@@ -176,11 +176,12 @@ class HeldLease:
             generation=self._head.generation,
             me=self._desk.channel,
         )
-        events = [event for _, told in batch for event in told]
+        keys = [key for key, _ in batch]
+        events = [event for _, (_, told) in batch for event in told]
         whole = len(batch) == len(self._backlog)
-        answer.add_done_callback(lambda answer: self._written(answer, len(batch), events, whole=whole))
+        answer.add_done_callback(lambda answer: self._written(answer, keys, events, whole=whole))
 
-    def _written(self, answer: Answer, entries: int, events: list[Event], *, whole: bool) -> None:
+    def _written(self, answer: Answer, keys: list[str], events: list[Event], *, whole: bool) -> None:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost":
@@ -193,16 +194,16 @@ class HeldLease:
                 self._loop.call_later(RETRY_S, self._send)
             self._unsent = len(self._backlog)
         else:
-            self._note_written(entries, events, rest[0])
+            self._note_written(keys, events, rest[0])
 
     def _found_gap(self) -> None:
-        self._defect = SealBrokenError("steps of this conversation are missing from the store")
+        self._defect = SealBrokenError(COUNT_SENTENCE)
         self._backlog.clear()
         self._unsent = 0
 
-    def _note_written(self, entries: int, events: list[Event], seqs: list[int]) -> None:
-        for _ in range(min(entries, len(self._backlog))):
-            self._backlog.popleft()
+    def _note_written(self, keys: list[str], events: list[Event], seqs: list[int]) -> None:
+        for key in keys:
+            self._backlog.pop(key, None)
         for seq, event in zip(seqs, events, strict=True):
             if seq:
                 self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
@@ -255,6 +256,9 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         opened_head = open_head(seal, scope, generation, head)
     except SealBrokenError as error:
         defect = error
+    # Behind the head there is a tail only where an earlier attempt left one.
+    if not defect and (stored < opened_head.count or (attempt == 1 and stored > opened_head.count)):
+        defect = SealBrokenError(COUNT_SENTENCE)
     return HeldLease(
         desk,
         scope=scope,

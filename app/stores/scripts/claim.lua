@@ -20,8 +20,8 @@ while #claims < tonumber(most) do
     local attempt = redis.call('HINCRBY', run, 'attempts', 1)
     redis.call('HSETNX', run, 'started', at)
     local head = redis.call('HMGET', conversation, 'generation', 'head')
-    claims[#claims + 1] = {oldest, turn, fence, attempt, redis.call('LINDEX', key('turns', oldest), turn - 1),
-      redis.call('HGET', run, 'input'), head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1]))}
+    claims[#claims + 1] = {oldest, turn, fence, attempt, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
+      redis.call('HGET', run, 'input') or '', head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1]))}
   end
 end
 return claims

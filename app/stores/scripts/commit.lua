@@ -15,7 +15,9 @@ if head ~= '' then
 end
 redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')
-redis.call('LSET', key('turns', ref), turn - 1, record)
+if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then
+  redis.call('LSET', key('turns', ref), turn - 1, record)
+end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
 local seq = append(ref, turn, event, '', record, me)
