@@ -89,11 +89,11 @@ def _serve(_options: argparse.Namespace) -> int:
 
 
 async def _run(settings: Settings, listening: socket.socket) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # first of all: in a container, whoever has no handler hears nothing
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     from app.wiring import make_service  # noqa: PLC0415 - smolagents and all; the other commands need none of it
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with make_service(settings) as service:
         _calm_collector()
         _say(settings, service, listening)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UnknownAgentError
+from app.metadata import bounded, merge
 from app.records import AgentName, Owner, Page, Ref
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from app.ports import Agents
     from app.ports import Conversations as Store
-    from app.records import AgentInfo, Conversation
+    from app.records import AgentInfo, Conversation, Turn
 
 
 class Conversations:
     """An owner's conversations."""
 
-    def __init__(self, store: Store, agents: Agents, default_agent: AgentName) -> None:
+    def __init__(self, store: Store, agents: Agents, default_agent: AgentName, on_end: Callable[[Turn], None]) -> None:
+        self._on_end = on_end
         self._store = store
         self._agents = agents
         self._default_agent = default_agent
@@ -33,7 +38,7 @@ class Conversations:
         if agent is not None and agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        return await self._store.create(ref, agent or self._default_agent, metadata)
+        return await self._store.create(ref, agent or self._default_agent, bounded(metadata))
 
     async def show(self, ref: Ref) -> Conversation:
         """Look at one."""
@@ -45,36 +50,24 @@ class Conversations:
 
     async def patch(self, ref: Ref, patch: dict[str, Any]) -> Conversation:
         """Merge a JSON merge patch (RFC 7396) into the metadata."""
-        return await self._store.patch(ref, lambda metadata: merge(metadata, patch))
+        return await self._store.patch(ref, lambda metadata: bounded(merge(metadata, patch)))
 
     async def delete(self, ref: Ref) -> None:
         """Take it away, with all that it held."""
-        await self._store.delete(ref)
+        ended = await self._store.delete(ref)
+        if ended:
+            self._on_end(ended)
 
     async def steps(self, ref: Ref, first: int, limit: int) -> Page[dict[str, Any]]:
         """Give steps as JSON, hidden ones too."""
         agent, page, attachments = await self._store.steps(ref, first, limit)
-        items = [
-            {
-                "index": step.index,
-                "turn": step.turn,
-                "type": step.type,
-                "hidden": step.hidden,
-                **self._agents.describe(agent, step.data, attachments),
-            }
-            for step in page.items
-        ]
-        return Page(tuple(items), page.next_cursor)
+        describe = self._agents.describe
 
+        def describe_all() -> tuple[dict[str, Any], ...]:
+            return tuple(
+                {"index": step.index, "turn": step.turn, "type": step.type, "hidden": step.hidden}
+                | describe(agent, step.data, attachments)
+                for step in page.items
+            )
 
-def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch: null takes a member away, objects merge, all else replaces."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = merge(merged.get(name), value)
-    return merged
+        return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large

@@ -86,8 +86,8 @@ class Conversations(Protocol):
         """Apply `change` to the metadata, again where another writer came between."""
         ...
 
-    async def delete(self, ref: Ref) -> None:
-        """End a running turn as cancelled, then take the conversation away."""
+    async def delete(self, ref: Ref) -> Turn | None:
+        """End a running turn as cancelled (it is given back), then take the conversation away."""
         ...
 
     async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
@@ -128,6 +128,10 @@ class Lease(Protocol):
 
     def check(self) -> None:
         """Raise `SealBrokenError` where what was claimed cannot be read; the turn can be ended all the same."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until all that was emitted is written. Raises `LeaseLostError` and `SealBrokenError`."""
         ...
 
     async def adopt_tail(self) -> None:

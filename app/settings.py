@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
     max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")
     max_body_bytes: int = Field(20 * 1024 * 1024, ge=1024, description="Largest request that is accepted.")
-    max_image_pixels: int = Field(40_000_000, ge=1, description="Largest image that is accepted.")
+    max_image_pixels: int = Field(40_000_000, ge=1, description="Most pixels of a request's images together.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
 
     @field_validator("port", mode="before")
@@ -78,6 +78,13 @@ class Settings(BaseSettings):
                 f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: "
                 "false, or call the Service something else"
             )
+        return value
+
+    @field_validator("model_api_base")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("is no address; it begins with http:// or https://")
         return value
 
     @property

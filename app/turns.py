@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import AgentUnavailableError, UnknownAgentError
 from app.events import TurnEnded
+from app.metadata import bounded
 from app.records import AgentName, AgentVersion, Ref, Timing, Turn
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class TurnDesk:
         self._agents = agents
         self._default_agent = default_agent
         self._waits: set[asyncio.Timeout] = set()
+        self._closing = False
 
     async def play(
         self,
@@ -48,7 +50,7 @@ class TurnDesk:
             turn = await self._store.submit(
                 turn,
                 given,
-                create=None if conversation_id else metadata,
+                create=None if conversation_id else bounded(metadata),
                 asked=agent is not None,
                 version_of=self._version_of,
             )
@@ -57,8 +59,10 @@ class TurnDesk:
 
     def stop_waiting(self) -> None:
         """Give every caller who waits his turn as it is now."""
+        self._closing = True
         for wait in self._waits:
-            wait.reschedule(0)
+            if not wait.expired():
+                wait.reschedule(0)
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Look at one turn."""
@@ -76,7 +80,7 @@ class TurnDesk:
 
     async def _end_of(self, reader: LogReader, number: int, wait_s: float) -> Turn | None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s) as wait:
+            async with asyncio.timeout(0 if self._closing else wait_s) as wait:
                 self._waits.add(wait)
                 try:
                     async for logged in reader.follow(number):

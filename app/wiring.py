@@ -92,7 +92,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         )
         worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended)
         turns = TurnDesk(store.turns, catalog, default)
-        conversations = Conversations(store.conversations, catalog, default)
+        conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
         limits = Limits(
             settings.max_body_bytes,
             settings.max_message_chars,

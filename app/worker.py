@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 MOST_AT_ONCE = 16
+DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 LOST_SENTENCE = "The process that played this turn ended before it did; the turn's finished steps are kept."
 
 
@@ -113,25 +114,33 @@ class Worker:
         session = None
         try:
             session, outcome = await self._outcome(lease)
-            try:
-                ended = await lease.commit(outcome)
-            except SealBrokenError as error:
-                outcome = _failed(error.code, error.message)
-                ended = await lease.commit(outcome)
+            ended = await self._end(lease, outcome)
         except LeaseLostError:
             log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
         except StoreUnavailableError as error:
             log.error("turn %s#%d is left: %s", turn.ref, turn.number, error, extra={"action": "turn.left", **where})  # noqa: TRY400 - the store's outage is no defect of ours
         else:
-            if session and outcome.status == "finished":
+            if session and ended.status == "finished":
                 self._registry.check_in(turn.ref, lease.version, session)
                 session = None
             self._on_end(ended)
-            how = outcome.error.code if outcome.error else outcome.status
+            how = ended.outcome.error.code if ended.outcome and ended.outcome.error else ended.status
             log.info("turn %s#%d: %s", turn.ref, turn.number, how, extra={"action": "turn.end", **where})
         finally:
             if session:
                 session.close()
+
+    async def _end(self, lease: Lease, outcome: Outcome) -> Turn:
+        """Commit; where that cannot be, end the turn as what stood in the way, with the steps as they are."""
+        try:
+            return await lease.commit(outcome)
+        except (LeaseLostError, StoreUnavailableError):
+            raise
+        except SealBrokenError as error:
+            return await lease.commit(_failed(error.code, error.message))
+        except Exception:
+            log.exception("the end of turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
+            return await lease.commit(_failed("internal", DEFECT_SENTENCE))
 
     async def _outcome(self, lease: Lease) -> tuple[Session | None, Outcome]:
         session = None
@@ -143,6 +152,7 @@ class Worker:
                 await lease.adopt_tail()
                 return None, _failed("worker_lost", LOST_SENTENCE)
             session = await self._check_out(lease)
+            await lease.settled()  # that this attempt began must be known before it does what cannot be undone
             return session, await self._run(lease, session)
         except (LeaseLostError, StoreUnavailableError):
             raise
@@ -150,7 +160,7 @@ class Worker:
             return session, _failed(error.code, error.message)
         except Exception:
             log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return session, _failed("internal", "The service made a mistake; it is in its log.")
+            return session, _failed("internal", DEFECT_SENTENCE)
 
     async def _check_out(self, lease: Lease) -> Session:
         """Take the warm session of these very steps, or build one."""

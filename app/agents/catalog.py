@@ -92,7 +92,7 @@ def factories_of(spec: str) -> list[tuple[str, Callable[[], MultiStepAgent]]]:
 
 
 def _import(entry: str) -> tuple[str, Callable[[], MultiStepAgent]]:
-    match = re.fullmatch(r"([^=]+)=([\w.]+):([\w.]+)", entry)
+    match = re.fullmatch(r"([^=]+)=([\w.]+):(\w+)", entry)
     if not match:
         raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
     name, module_name, attribute = match.groups()

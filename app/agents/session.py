@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from app.records import PackedStep, RunState, Turn, TurnInput
+
+log = logging.getLogger(__name__)
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_REPLY_CHARS = 1_000_000
@@ -67,7 +71,10 @@ class AgentSession:
         self._agent.memory.steps = []
         cleanup = getattr(self._agent, "cleanup", None)
         if cleanup:
-            cleanup()
+            try:
+                cleanup()
+            except Exception:
+                log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
         images: list[PIL.Image.Image] = [PIL.Image.open(io.BytesIO(data)) for data in given.images]
@@ -106,11 +113,10 @@ class _Tail:
     def keep_finished(self) -> None:
         """Pack what is new. The task goes with the first step after it: a turn without a step leaves no task behind."""
         fresh = self._memory.steps[self._next :]
-        if not fresh or isinstance(fresh[-1], TaskStep):
+        whole = list(itertools.takewhile(finished, fresh))
+        if all(isinstance(step, TaskStep) for step in whole):
             return
-        for step in fresh:
-            if not finished(step):
-                return
+        for step in whole:
             strip(step)
             self._keep(pack(step, self._turn, self._carries))
             self._next += 1

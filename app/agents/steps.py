@@ -94,7 +94,12 @@ def unpack(
     data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()
 ) -> TaskStep | PlanningStep | ActionStep:
     """Make the step again. The bytes come out of the seal; still only listed classes are made."""
-    step = _Unpickler(io.BytesIO(data), attachments, carries).load()
+    try:
+        step = _Unpickler(io.BytesIO(data), attachments, carries).load()
+    except SealBrokenError:
+        raise
+    except Exception as error:
+        raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
     if not isinstance(step, Step):
         raise SealBrokenError("a stored step is no step")
     return step
@@ -110,7 +115,7 @@ def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, 
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     pickler.dump(step)
-    if file.tell() > MAX_STEP_BYTES:
+    if file.tell() + sum(map(len, pickler.attachments.values())) > MAX_STEP_BYTES:
         raise StepTooLargeError
     return file.getvalue(), pickler.attachments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import replace
@@ -31,6 +32,7 @@ class Conversations:
     def __init__(self, desk: Desk, turns: Turns) -> None:
         self._desk = desk
         self._turns = turns
+        self._patching = asyncio.Lock()
 
     async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
         """Make an empty conversation."""
@@ -54,7 +56,11 @@ class Conversations:
         return Page(tuple(found), rows[-1][1][4].decode() if more else None)
 
     async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
-        """Read, change and write the metadata, until no other writer comes between."""
+        """Read, change and write the metadata, until no other writer comes between; in this process one at a time."""
+        async with self._patching:
+            return await self._patch(ref, change)
+
+    async def _patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
         for _ in range(MOST_TRIES):
             row = await self._row(ref)
             conversation = self._conversation(*row)
@@ -64,7 +70,7 @@ class Conversations:
                 return self._conversation(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
-    async def delete(self, ref: Ref) -> None:
+    async def delete(self, ref: Ref) -> Turn | None:
         """End what runs, then take everything away."""
         for _ in range(MOST_TRIES):
             running = await self._open_turn(ref)
@@ -85,7 +91,7 @@ class Conversations:
             if state == b"ok":
                 if ended:
                     self._desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
-                return
+                return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
     async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from app.seal import Sealer
+
+log = logging.getLogger(__name__)
 
 OLDEST_MAJOR = 7
 SCHEMA, PARTITIONS = b"1", b"1"
@@ -41,6 +44,11 @@ async def _server(client: Redis) -> str:
     version = str(info.get("valkey_version") or info.get("redis_version"))
     if int(str(info.get("redis_version")).split(".", maxsplit=1)[0]) < OLDEST_MAJOR:
         raise StartError(f"the store is {name} {version}; Redis 7 or Valkey 7.2 is needed")
+    policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        log.warning(
+            "the store may throw data away when it is full: set its maxmemory-policy to noeviction, not %s", policy
+        )
     return f"{name} {version}"
 
 
@@ -63,6 +71,7 @@ async def _data(client: Redis, sealer: Sealer, key: str) -> None:
             "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS (or put the seal.key file back) "
             "to the key that it was written with, or use another store or data folder"
         ) from error
+    await client.hset(key, "canary", sealed)  # so that an old key, once nothing else needs it, can be taken away
 
 
 @contextmanager

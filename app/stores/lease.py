@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
 from app.events import FINAL, Logged, TurnEnded
@@ -16,13 +16,15 @@ from app.stores import codec
 from app.stores.head import extend_hash, extended, hidden_so_far, open_head, open_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from app.events import Event
     from app.records import Outcome, PackedStep, StoredStep
     from app.stores.connection import Answer
     from app.stores.desk import Desk
     from app.stores.script import Argument
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class HeldLease:
         self._unsent = 0
         self._lost = False
         self._defect = defect
+        self._settling: asyncio.Future[None] | None = None
 
     @property
     def attempt(self) -> int:
@@ -80,10 +83,22 @@ class HeldLease:
         if self._defect:
             raise self._defect
 
+    async def settled(self) -> None:
+        """Wait until all that was emitted is written."""
+        if self._backlog and not self._lost:
+            self._settling = self._loop.create_future()
+            try:
+                await asyncio.wait_for(self._settling, PATIENCE_S)
+            except TimeoutError:
+                raise StoreUnavailableError from None
+        if self._lost:
+            raise LeaseLostError
+        self.check()
+
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load what the model is shown, up to the head; a gap, a swap or a cut is a `SealBrokenError`."""
         head = self._head
-        blobs, images = await self._load(head.shown_from, head.count)
+        blobs, images = await self._patiently(lambda: self._load(head.shown_from, head.count))
         running = head.shown_hash
         data = []
         for index, blob in enumerate(blobs, head.shown_from):
@@ -95,7 +110,7 @@ class HeldLease:
 
     async def adopt_tail(self) -> None:
         """Take over the finished steps that an earlier attempt left behind the head."""
-        tail, _ = await self._load(self._head.count, self._stored)
+        tail, _ = await self._patiently(lambda: self._load(self._head.count, self._stored))
         for index, blob in enumerate(tail, self._head.count):
             step = self._open_step(blob, index)
             self._head = extended(self._head, step.type, blob)
@@ -114,7 +129,7 @@ class HeldLease:
             self._loop.call_soon(self._send)
 
     async def commit(self, outcome: Outcome) -> Turn:
-        """End the turn. Asks again until the store has answered, for a bounded time."""
+        """End the turn."""
         timing = replace(self.turn.timing, finished_at=time.time())
         turn = replace(self.turn, timing=timing, outcome=outcome)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
@@ -122,17 +137,20 @@ class HeldLease:
         head = b""
         if self._head != self._head_before and not self._defect:
             head = self._seal(codec.head_to_bytes(self._head), "head")
+        await self._patiently(lambda: self._commit(turn, record, head))
+        return turn
+
+    async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Ask again until the store has answered, for a bounded time: an outage is no fault of a turn."""
         give_up_at = self._loop.time() + PATIENCE_S
         while True:
             try:
-                await self._commit(turn, record, head)
+                return await operation()
             except StoreUnavailableError:
                 if self._loop.time() > give_up_at:
                     raise
-                self._unsent = len(self._backlog)
-                await asyncio.sleep(RETRY_S)
-            else:
-                return turn
+            self._unsent = len(self._backlog)
+            await asyncio.sleep(RETRY_S)
 
     async def _commit(self, turn: Turn, record: bytes, head: bytes) -> None:
         assert turn.outcome
@@ -186,6 +204,7 @@ class HeldLease:
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost":
             self._lost = True
+            self._settle()
         elif state == b"gap" and whole:
             self._found_gap()
         elif state != b"ok":
@@ -200,6 +219,11 @@ class HeldLease:
         self._defect = SealBrokenError(COUNT_SENTENCE)
         self._backlog.clear()
         self._unsent = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._settling and not self._settling.done():
+            self._settling.set_result(None)
 
     def _note_written(self, keys: list[str], events: list[Event], seqs: list[int]) -> None:
         for key in keys:
@@ -207,6 +231,8 @@ class HeldLease:
         for seq, event in zip(seqs, events, strict=True):
             if seq:
                 self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
+        if not self._backlog:
+            self._settle()
 
     def _sealed_step(self, step: PackedStep) -> list[Argument]:
         index = self._head.count

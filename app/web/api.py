@@ -51,7 +51,7 @@ def create_app(
     app.include_router(health_routes(metrics))
     _serve_docs(app)
     problems.install(app)
-    app.add_middleware(Gate, loopback=callers.loopback, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(Gate, callers=callers, max_body_bytes=limits.max_body_bytes)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 LOCAL = Owner("local")
 _LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
-_KEY = re.compile(r"[Bb]earer +(\S+)")
+_KEY = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
 class Callers:
@@ -27,7 +27,7 @@ class Callers:
     def __init__(self, path: Path | None, *, loopback: bool) -> None:
         self._path = path
         self._loopback = loopback
-        self._read_at: int | None = None
+        self._read_at: tuple[int, ...] | None = None
         self._owners: Mapping[bytes, Owner] = {}
         if path:
             self._refresh(path)
@@ -68,7 +68,8 @@ class Callers:
 
     def _refresh(self, path: Path) -> None:
         try:
-            changed_at = path.stat().st_mtime_ns
+            found = path.stat()
+            changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             if changed_at != self._read_at:
                 self._owners = _read(path)
                 self._read_at = changed_at

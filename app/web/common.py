@@ -51,6 +51,8 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, where the servic
 
 
 async def _owner(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
+    if "owner" in request.scope:
+        return Owner(request.scope["owner"])
     callers: Callers = request.app.state.callers
     return callers.owner(request.headers.get("authorization"))
 
@@ -64,7 +66,7 @@ def number_of(cursor: str | None, first: int) -> int:
         return first
     if not (cursor.isascii() and cursor.isdigit()):
         raise InvalidRequestError.at("query:cursor", "is not a next_cursor of this list")
-    return max(int(cursor), first)
+    return min(max(int(cursor), first), 2**31)
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

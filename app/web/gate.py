@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from app.errors import ForeignHostError, MediaTypeError, ServiceError, TooLargeError
+from app.errors import ForeignHostError, MalformedError, MediaTypeError, ServiceError, TooLargeError
 from app.web.problems import response_to
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from app.web.auth import Callers
+
 _OWN_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
+_JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Gate:
     """Refuses what no route should see."""
 
-    def __init__(self, app: ASGIApp, *, loopback: bool, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, callers: Callers, max_body_bytes: int) -> None:
         self._app = app
-        self._loopback = loopback
+        self._callers = callers
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -28,37 +32,57 @@ class Gate:
             return
         headers = dict(scope["headers"])
         try:
-            if self._loopback:
+            if self._callers.loopback:
                 _check_host(headers)
             if scope["method"] in _WITH_BODY:
-                receive = self._checked_body(headers, receive)
+                # Before its body is read, a request must be somebody's; the route finds the owner here.
+                scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
+                receive = await self._checked_body(headers, receive)
         except ServiceError as error:
             await response_to(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _checked_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
         length = headers.get(b"content-length", b"0")
         has_body = length != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if has_body and kind != b"application/json" and not kind.endswith(b"+json"):
+        if has_body and kind != b"application/json" and not _JSON_KIND.fullmatch(kind):
             raise MediaTypeError
-        limit = self._max_body_bytes
-        if length.isdigit() and int(length) > limit:
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        body = await _whole(receive, self._max_body_bytes)
+        if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
+            raise MalformedError
+        sent = False
+
+        async def again() -> Message:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return again
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > limit:
             raise _too_large(limit)
-        if b"transfer-encoding" not in headers:
-            return receive
-        taken = 0
+        if not message.get("more_body"):
+            return bytes(body)
 
-        async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > limit:
-                raise _too_large(limit)
-            return message
 
-        return counted
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_host(headers: dict[bytes, bytes]) -> None:

@@ -18,26 +18,34 @@ _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 
 def read_images(images: list[str], max_pixels: int) -> tuple[bytes, ...]:
     """Give each image's bytes; one that is broken, of another kind or too large is an error that names it."""
-    return tuple(_read(image, f"/images/{index}", max_pixels) for index, image in enumerate(images))
+    found, pixels = [], 0
+    for index, image in enumerate(images):
+        data, more = _read(image, f"/images/{index}", max_pixels, pixels)
+        found.append(data)
+        pixels += more  # the bound is on all together: each is decoded, and kept in memory while the turn runs
+    return tuple(found)
 
 
-def _read(text: str, pointer: str, max_pixels: int) -> bytes:
+def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes, int]:
     match = _DATA_URL.match(text)
     try:
         data = base64.b64decode(text[match.end() :] if match else text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError.at(pointer, "is neither base64 nor a data:image/…;base64, URL") from None
     broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}")
+    too_large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
         try:
             image = PIL.Image.open(io.BytesIO(data), formats=_FORMATS)
+        except PIL.Image.DecompressionBombError:
+            raise too_large from None
         except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
             raise broken from None
-        if image.width * image.height > max_pixels:
-            raise TooLargeError(f"{pointer}: the image has more than {max_pixels} pixels.")
+        if before + image.width * image.height > max_pixels:
+            raise too_large
         try:
             image.load()
         except Exception:  # noqa: BLE001 - see above
             raise broken from None
-    return data
+    return data, image.width * image.height

@@ -16,6 +16,9 @@ from app import errors
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
 
+MOST_PROBLEMS = 20
+MOST_POINTER_CHARS = 200
+
 log = logging.getLogger(__name__)
 
 STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
@@ -100,7 +103,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_framework(_request: Request, error: HTTPException) -> JSONResponse:
-        return response_to(_OF_THE_FRAMEWORK.get(HTTPStatus(error.status_code), errors.ServiceError()))
+        response = response_to(_OF_THE_FRAMEWORK.get(HTTPStatus(error.status_code), errors.ServiceError()))
+        if error.headers and "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, error: Exception) -> JSONResponse:
@@ -110,12 +116,19 @@ def install(app: FastAPI) -> None:
 
 def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
     problems = []
-    for problem in error.errors():
+    for problem in error.errors()[:MOST_PROBLEMS]:
         if problem["type"] == "json_invalid":
             return errors.MalformedError(f"The body is no JSON: {problem.get('ctx', {}).get('error', 'syntax error')}.")
         place, *path = problem["loc"]
-        pointer = "".join(f"/{part}" for part in path) if place == "body" else f"{place}:{'.'.join(map(str, path))}"
+        pointer = (
+            "".join(f"/{_escaped(part)}" for part in path) if place == "body" else f"{place}:{'.'.join(map(str, path))}"
+        )
         message = str(problem["msg"]).removeprefix("Value error, ")
         problems.append({"pointer": pointer, "message": message})
     sentence = "; ".join(f"{problem['pointer'] or 'body'}: {problem['message']}" for problem in problems[:5])
     return errors.InvalidRequestError(sentence, errors=problems)
+
+
+def _escaped(part: object) -> str:
+    """Give a part of a JSON pointer (RFC 6901), cut where it is the client's own and long."""
+    return str(part)[:MOST_POINTER_CHARS].replace("~", "~0").replace("/", "~1")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,28 +16,51 @@ if TYPE_CHECKING:
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
+MOST_FIELDS = 50
+_AROUND = 8  # levels that records and pages put around what a client sends
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what the store could write and not read, or what is no JSON for others."""
+    wrapped: Any = value
+    for _ in range(_AROUND):
+        wrapped = [wrapped]
     try:
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        raise ValueError("holds what is no JSON: NaN, Infinity, or too many levels") from None
+        from_json(to_json(wrapped), allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
     return value
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+# Names are left to `_storable`: an error that holds half a character as a name could not be told.
+JsonObject = Annotated[dict[Any, Any], AfterValidator(_storable)]
+AgentName = Annotated[str, Field(max_length=64)]
 
 
-class TurnRequest(BaseModel):
+class Body(BaseModel):
+    """A request's body. Very many fields are refused before each one of them becomes an error of its own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise ValueError("has far too many fields")
+        return data
+
+
+class TurnRequest(Body):
     """One user message."""
 
-    model_config = ConfigDict(
-        extra="forbid", str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]}
-    )
+    model_config = ConfigDict(str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]})
 
     message: str = Field(description="What the user says; not only white space.")
     conversation_id: ConversationId | None = Field(None, description="Goes on with this conversation; else a new one.")
-    agent: str | None = Field(None, description="Agent of a new conversation; an existing one has its own.")
-    images: list[str] = Field([], max_length=16, description="PNG, JPEG, GIF or WebP: base64, or a data: URL of it.")
+    agent: AgentName | None = Field(None, description="Agent of a new conversation; an existing one has its own.")
+    images: list[str] = Field(
+        [], max_length=16, fail_fast=True, description="PNG, JPEG, GIF or WebP: base64, or a data: URL of it."
+    )
     additional_args: JsonObject = Field({}, description="Variables for the agent. They become part of the prompt.")
     max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own.")
     reset: bool = Field(False, description="Hide all earlier steps from the model, from here on.")
@@ -45,20 +68,16 @@ class TurnRequest(BaseModel):
     metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
 
 
-class NewConversation(BaseModel):
+class NewConversation(Body):
     """A conversation to be made."""
 
-    model_config = ConfigDict(extra="forbid")
-
     id: ConversationId | None = None
-    agent: str | None = None
+    agent: AgentName | None = None
     metadata: JsonObject = {}
 
 
-class ConversationPatch(BaseModel):
+class ConversationPatch(Body):
     """A JSON merge patch (RFC 7396)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     metadata: JsonObject = Field(description="null takes a member away, objects merge, all else replaces.")
 

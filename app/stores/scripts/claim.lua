@@ -1,4 +1,5 @@
--- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues.
+-- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues. A claim counts
+-- as an attempt once its `started` is in the journal: before that nothing was done that could be done twice.
 -- ARGV: worker lease_us most ...agents
 local claims = {}
 while #claims < tonumber(most) do
@@ -14,10 +15,13 @@ while #claims < tonumber(most) do
   local conversation, turn = key('conversation', oldest), redis.call('LINDEX', key('queue', oldest), 0)
   if turn then
     local run, at = key('run', oldest, turn), now()
-    local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker
+    local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
     redis.call('HSET', conversation, 'fence', fence)
     redis.call('ZADD', leases, at + lease_us, oldest)
-    local attempt = redis.call('HINCRBY', run, 'attempts', 1)
+    local attempt = tonumber(redis.call('HGET', run, 'attempts') or 0)
+    if attempt == 0 or redis.call('HEXISTS', key('journal', oldest, turn), 'started:' .. attempt) == 1 then
+      attempt = redis.call('HINCRBY', run, 'attempts', 1)
+    end
     redis.call('HSETNX', run, 'started', at)
     local head = redis.call('HMGET', conversation, 'generation', 'head')
     claims[#claims + 1] = {oldest, turn, fence, attempt, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
