@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test check bench lock dictionary openapi clean
+.PHONY: run test check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -43,8 +43,9 @@ lock: $(VENV)/test-ready
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build -o requirements.lock
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
 
-openapi: $(VENV)/run-ready
-	$(BIN)/smolsessions openapi > openapi.yaml
+# What is generated from the code: openapi.yaml and the settings table in README.md.
+refresh: $(VENV)/run-ready
+	$(BIN)/python tools/refresh.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import hashlib
+import itertools
 import json
 import time
 from collections import OrderedDict
@@ -23,7 +24,7 @@ from typing import Any
 
 import PIL.Image
 import yaml
-from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
@@ -33,14 +34,21 @@ TASK = "New task:\n"
 class ScriptedModel(Model):
     """Plays the script in the task that it is shown last."""
 
-    def generate(self, messages: list[ChatMessage], stop_sequences: Any = None, **_options: Any) -> ChatMessage:
-        texts = [_text(message) for message in messages]
-        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
+    def generate(
+        self,
+        messages: list[ChatMessage],
+        stop_sequences: list[str] | None = None,
+        response_format: dict[str, str] | None = None,  # noqa: ARG002
+        tools_to_call_from: list[Tool] | None = None,  # noqa: ARG002
+        **_options: Any,
+    ) -> ChatMessage:
         if stop_sequences == ["<end_plan>"]:
             return _message("1. Do what the script says.")
+        texts = [_text(message) for message in messages]
+        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
         script, _ = json.JSONDecoder().raw_decode(texts[start].removeprefix(TASK))
         done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
-        is_code = bool(stop_sequences) and "</code>" in stop_sequences
+        is_code = "</code>" in (stop_sequences or ())
         if stop_sequences is None:
             return _message("forced answer")
         return _play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
@@ -242,7 +250,7 @@ def make_planner() -> ToolCallingAgent:
 
 def make_carrier() -> CodeAgent:
     agent = make_code()
-    agent.carries = (Money,)
+    agent.carries = (Money,)  # type: ignore[attr-defined]
     return agent
 
 
@@ -279,3 +287,28 @@ def make_nothing() -> str:
 
 def make_trouble() -> MultiStepAgent:
     raise LookupError("no such model")
+
+
+_MADE = itertools.count(1)
+CHECKED_AT_START = 2
+
+
+def make_fickle() -> ToolCallingAgent:
+    """Fail once: for the first session, after the calls that check the factory at start."""
+    if next(_MADE) == CHECKED_AT_START + 1:
+        raise LookupError("the password is hunter2")
+    return make_scripted()
+
+
+def make_leaving() -> ToolCallingAgent:
+    """End the process, as `sys.exit` in a factory means to, for the first session."""
+    if next(_MADE) == CHECKED_AT_START + 1:
+        raise SystemExit(3)
+    return make_scripted()
+
+
+def make_clinging() -> ToolCallingAgent:
+    """Make an agent that cannot be cleaned up."""
+    agent = make_scripted()
+    vars(agent)["cleanup"] = lambda: 1 / 0
+    return agent

@@ -1,0 +1,746 @@
+"""The Lua scripts through the store's own interface, on a real server: leases, fences, queues, and who writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from redis import Redis
+
+from app.errors import (
+    BusyError,
+    ConversationExistsError,
+    ConversationNotFoundError,
+    LeaseLostError,
+    OtherAgentError,
+    SealBrokenError,
+)
+from app.events import TurnEnded, TurnStarted
+from app.records import AgentName, AgentVersion, Outcome, Owner, PackedStep, Ref, Timing, Turn, TurnInput, TurnOptions
+from app.seal import Sealer, new_key, parse_keys
+from app.stores.embedded import embedded_server
+from app.stores.script import script
+from app.stores.space import PARTITION, Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from app.stores.lease import HeldLease
+
+T = TypeVar("T")
+Raw = Any  # redis-py annotates the answers of both its clients at once
+AGENT = AgentName("scripted")
+LEASE_S = 60.0
+LOG_TTL_S = 60
+DONE = Outcome("finished", reply="done")
+LEASES = f"{PARTITION}:leases"
+BEAT = f"{PARTITION}:beat"
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with embedded_server(tmp_path_factory.mktemp("scripts")) as server:
+        yield server.socket_path
+
+
+@pytest.fixture
+def raw(socket_path: Path) -> Iterator[Raw]:
+    """Give a client beside the service, on an empty store that somebody has just swept."""
+    with Redis(unix_socket_path=str(socket_path), decode_responses=True, encoding_errors="surrogateescape") as client:
+        client.flushall()
+        client.set(BEAT, int(time.time() * 1e6))
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sealer() -> Sealer:
+    return Sealer(parse_keys(new_key()))
+
+
+@pytest.fixture
+async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[tuple[Store, Store]]:
+    """Give the stores of two replicas."""
+    assert raw.ping()
+    async with opened(socket_path, sealer) as one, opened(socket_path, sealer) as other:
+        yield one, other
+
+
+@asynccontextmanager
+async def opened(socket_path: Path, sealer: Sealer) -> AsyncIterator[Store]:
+    async with open_store(
+        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, on_loss=lambda: None
+    ) as store:
+        yield store
+
+
+def ref_of(conversation: str) -> Ref:
+    return Ref(Owner("local"), conversation)
+
+
+def key(kind: str, conversation: str, *more: object) -> str:
+    return ":".join([PARTITION, kind, str(ref_of(conversation)), *map(str, more)])
+
+
+def version(agent: AgentName) -> AgentVersion:
+    return AgentVersion(agent, "ToolCallingAgent", "1.26.0")
+
+
+async def submit(
+    store: Store, conversation: str, agent: AgentName = AGENT, *, asked: bool = True, new: bool = True
+) -> int:
+    turn = Turn(ref_of(conversation), 0, version(agent), "hello", TurnOptions(), Timing(time.time()))
+    accepted = await store.turns.submit(turn, TurnInput(), create={} if new else None, asked=asked, version_of=version)
+    return accepted.number
+
+
+async def claim(store: Store, *agents: AgentName, most: int = 10) -> list[HeldLease]:
+    """Claim and begin, as a worker does."""
+    leases = await store.scheduler.claim(agents or [AGENT], most)
+    for lease in leases:
+        lease.emit(f"started:{lease.attempt}")
+        with suppress(SealBrokenError):
+            await lease.settled()
+    return leases
+
+
+async def claim_one(store: Store) -> HeldLease:
+    (lease,) = await claim(store)
+    return lease
+
+
+def a_step(text: str = "step", turn: int = 1) -> PackedStep:
+    return PackedStep("action", turn, text.encode(), {"image": b"pixels"})
+
+
+async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = None) -> None:
+    """Write, and see that it was answered: by what is stored, or by the lease being lost."""
+    lease.emit(name, step=step, events=[TurnStarted(lease.attempt, 0.0)])
+    journal = key("journal", lease.turn.ref.id, lease.turn.number)
+    await until(lambda: lease.lost or bool(raw.hexists(journal, name)))
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "this did not come to pass"
+        await asyncio.sleep(0)
+
+
+def expire(raw: Raw, conversation: str) -> None:
+    """Let a lease be over: its time lies in the past."""
+    raw.zadd(LEASES, {str(ref_of(conversation)): 1}, xx=True)
+    assert raw.zscore(LEASES, str(ref_of(conversation))) == 1
+
+
+def log_of(raw: Raw, conversation: str, turn: int = 1) -> list[str]:
+    """Give the names of a turn's events, in order."""
+    return [entry.partition("\n")[0] for entry in raw.lrange(key("log", conversation, turn), 0, -1)]
+
+
+def steps_of(raw: Raw, conversation: str) -> int:
+    return int(raw.llen(key("steps", conversation, 0)))
+
+
+async def texts_of(store: Store, conversation: str) -> list[str]:
+    _, page, _ = await store.conversations.steps(ref_of(conversation), 0, 100)
+    return [step.data.decode() for step in page.items]
+
+
+async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    old = await claim_one(one)
+    await emit(raw, old, "step:1", a_step("kept"))
+    expire(raw, "c")
+    assert await other.scheduler.sweep() == 1
+    new = await claim_one(other)
+    assert (old.attempt, new.attempt, old.fence == new.fence) == (1, 2, False)
+    before = raw.dump(key("conversation", "c")), log_of(raw, "c"), steps_of(raw, "c")
+    await emit(raw, old, "step:2", a_step("lost"))
+    with pytest.raises(LeaseLostError):
+        await old.commit(DONE)
+    await one.scheduler.hand_back(old)
+    assert old.lost
+    assert await one.scheduler.renew([old]) == [old]
+    assert (raw.dump(key("conversation", "c")), log_of(raw, "c"), steps_of(raw, "c")) == before
+    await new.adopt_tail()
+    await new.commit(DONE)
+    assert await texts_of(one, "c") == ["kept"]
+    with pytest.raises(LeaseLostError):
+        await old.commit(DONE)
+
+
+async def test_a_commit_that_is_asked_twice_is_done_once(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    await emit(raw, lease, "step:1", a_step())
+    await lease.commit(DONE)
+    assert await submit(other, "c") == 2
+    await lease.commit(DONE)
+    assert log_of(raw, "c") == ["turn.queued", "turn.started", "turn.finished"]
+    assert raw.lrange(key("queue", "c"), 0, -1) == ["2"]
+    assert steps_of(raw, "c") == 1
+    second = await claim_one(other)
+    await lease.commit(DONE)
+    await emit(raw, second, "step:1", a_step("second", 2))
+    await second.commit(DONE)
+    with pytest.raises(LeaseLostError):
+        await lease.commit(DONE)
+    assert await texts_of(one, "c") == ["step", "second"]
+
+
+async def test_a_repeated_key_writes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    first = emit_raw(raw, lease, entry("a", 0, b"step", events=2), entry("b", 1, b"step"))
+    again = emit_raw(raw, lease, entry("a", 0, b"other", events=2), entry("b", 1, b"other"), entry("c", events=1))
+    assert (first, again) == (["ok", [2, 3]], ["ok", [0, 0, 4]])
+    assert raw.lrange(key("steps", "c", 0), 0, -1) == ["step", "step"]
+    assert len(log_of(raw, "c")) == 4
+
+
+async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    assert emit_raw(raw, lease, entry("a", 0, b"0"))[0] == "ok"
+    assert emit_raw(raw, lease, entry("c", 2, b"2", events=1), entry("d", 3, b"3"))[0] == "gap"
+    assert raw.lrange(key("steps", "c", 0), 0, -1) == ["0"]
+    assert log_of(raw, "c") == ["turn.queued"]
+    whole = [entry("a", 0, b"0"), entry("b", 1, b"1"), entry("c", 2, b"2", events=1), entry("d", 3, b"3")]
+    assert emit_raw(raw, lease, *whole) == ["ok", [2]]
+    assert raw.lrange(key("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]
+
+
+def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) -> list[Any]:
+    return [name, "", index, step, 0, events, *(["turn.started", b"sealed"] * events)]
+
+
+def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any]) -> Any:
+    """Run emit.lua as it is."""
+    named: dict[str, str | bytes | int] = {
+        "ref": str(lease.turn.ref),
+        "turn": lease.turn.number,
+        "fence": lease.fence,
+        "generation": 0,
+        "me": "nobody",
+    }
+    command = script("emit").command(PARTITION, tuple(item for given in entries for item in given), named)
+    return raw.execute_command(*command)
+
+
+async def test_writes_survive_connections_that_break(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    for number in range(60):
+        lease.emit(f"step:{number}", step=a_step(str(number)), events=[TurnStarted(1, 0.0)])
+        await asyncio.sleep(0)
+        if number % 10 == 5:
+            raw.client_kill_filter(_type="normal", skipme=True)
+    await lease.commit(DONE)
+    assert await texts_of(one, "c") == [str(number) for number in range(60)]
+    assert log_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
+
+
+async def test_writes_survive_a_server_that_refuses_for_a_while(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    for number in range(60):
+        if number % 10 in {3, 5}:
+            raw.config_set("maxmemory", 1 if number % 10 == 3 else 0)
+        lease.emit(f"step:{number}", step=a_step(str(number)), events=[TurnStarted(1, 0.0)])
+        await asyncio.sleep(0)
+    await lease.commit(DONE)
+    assert await texts_of(one, "c") == [str(number) for number in range(60)]
+    assert log_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
+
+
+async def test_an_expired_lease_goes_to_another_with_the_steps_that_were_finished(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    old = await claim_one(one)
+    await emit(raw, old, "step:1", a_step("finished"))
+    assert await claim(other) == []
+    expire(raw, "c")
+    assert await claim(other) == []
+    assert await one.scheduler.sweep() == 1
+    new = await claim_one(other)
+    assert (new.turn.number, new.attempt) == (1, 2)
+    await new.adopt_tail()
+    await emit(raw, new, "step:2", a_step("and on"))
+    assert (await new.commit(DONE)).attempts == 2
+    assert await texts_of(other, "c") == ["finished", "and on"]
+    with pytest.raises(LeaseLostError):
+        await old.commit(DONE)
+
+
+async def test_a_sweep_after_a_gap_of_its_own_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    assert await other.scheduler.sweep() == 0
+    raw.set(BEAT, int(time.time() * 1e6 - LEASE_S * 1e6 * 0.6))
+    expire(raw, "c")
+    assert await other.scheduler.sweep() == 0
+    left_s = raw.zscore(LEASES, str(ref_of("c"))) / 1e6 - time.time()
+    assert LEASE_S * 0.9 < left_s <= LEASE_S + 1
+    assert await other.scheduler.sweep() == 0
+    await lease.commit(DONE)
+    assert raw.zcard(LEASES) == 0
+
+
+async def test_the_first_sweep_of_all_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    raw.delete(BEAT)
+    expire(raw, "c")
+    assert await other.scheduler.sweep() == 0
+    await lease.commit(DONE)
+
+
+async def test_an_expired_lease_that_nobody_swept_can_be_renewed(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    expire(raw, "c")
+    assert await one.scheduler.renew([lease]) == []
+    assert await other.scheduler.sweep() == 0
+    expire(raw, "c")
+    assert await other.scheduler.sweep() == 1
+    assert await one.scheduler.renew([lease]) == [lease]
+    assert raw.zcard(LEASES) == 0
+
+
+async def test_a_renewal_that_comes_too_late_for_one_keeps_the_others(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    for name in "abc":
+        await submit(one, name)
+    leases = await claim(one)
+    expire(raw, "b")
+    await other.scheduler.sweep()
+    assert await one.scheduler.renew(leases) == [leases[1]]
+    assert set(raw.zrange(LEASES, 0, -1)) == {"local/a", "local/c"}
+
+
+async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(stores: tuple[Store, Store]) -> None:
+    one, other = stores
+    red, blue = AgentName("red"), AgentName("blue")
+    for name, agent in (("1", red), ("2", blue), ("3", red), ("4", blue), ("5", red)):
+        await submit(one, name, agent)
+
+    def names(leases: list[HeldLease]) -> list[str]:
+        return [lease.turn.ref.id for lease in leases]
+
+    assert names(await claim(other, red, most=1)) == ["1"]
+    assert names(await claim(other, AgentName("green"))) == []
+    assert names(await claim(one, red, blue, most=3)) == ["2", "3", "4"]
+    assert names(await claim(one, blue)) == []
+    assert names(await claim(one, blue, red)) == ["5"]
+
+
+async def test_a_conversation_takes_one_turn_at_a_time(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
+    for store in (one, other):
+        with pytest.raises(BusyError) as caught:
+            await submit(store, "c")
+        assert caught.value.extensions == {"running_turn": 1}
+    assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
+
+
+async def test_turns_that_are_submitted_at_once_are_numbered_once(stores: tuple[Store, Store]) -> None:
+    for number in range(1, 6):
+        tries = [submit(store, "c") for _ in range(10) for store in stores]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        assert sorted(str(result) for result in results if isinstance(result, int)) == [str(number)]
+        assert sum(isinstance(result, BusyError) for result in results) == len(tries) - 1
+        lease = await claim_one(stores[number % 2])
+        assert lease.turn.number == number
+        await lease.commit(DONE)
+
+
+async def test_a_number_that_another_replica_gave_is_not_given_again(stores: tuple[Store, Store]) -> None:
+    for number in range(1, 9):
+        store = stores[number // 2 % 2]
+        assert await submit(store, "c", new=number == 1, asked=number % 2 == 0) == number
+        lease = await claim_one(store)
+        assert (await lease.commit(DONE)).number == number
+    with pytest.raises(OtherAgentError):
+        await submit(stores[0], "c", AgentName("other"))
+
+
+async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    (lease,) = await one.scheduler.claim([AGENT], 1)  # not begun
+    await one.scheduler.hand_back(lease)
+    assert raw.zcard(LEASES) == 0
+    assert (await one.turns.turn(ref_of("c"), 1)).status == "queued"
+    again = await claim_one(other)
+    assert (again.turn.number, again.attempt) == (1, 1)
+    with pytest.raises(LeaseLostError):
+        await lease.commit(DONE)
+    await again.commit(DONE)
+
+
+async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    await emit(raw, lease, "step:1", a_step())
+    await other.conversations.delete(ref_of("c"))
+    await emit(raw, lease, "step:2", a_step())
+    with pytest.raises(LeaseLostError):
+        await lease.commit(DONE)
+    assert log_of(raw, "c") == ["turn.queued", "turn.started", "turn.cancelled"]
+    assert set(raw.keys("*local/c*")) == {key("conversation", "c"), key("log", "c", 1)}
+    assert all(0 < raw.ttl(name) <= LOG_TTL_S for name in raw.keys("*local/c*"))
+    assert raw.zcard(LEASES) == 0
+    for store in stores:
+        with pytest.raises(ConversationExistsError):
+            await submit(store, "c")
+    assert await claim(one) == []
+
+
+async def test_a_delete_takes_a_waiting_turn_out_of_the_ready_set(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    await other.conversations.delete(ref_of("c"))
+    assert log_of(raw, "c") == ["turn.queued", "turn.cancelled"]
+    assert await claim(one) == []
+    with pytest.raises(ConversationNotFoundError):
+        await one.conversations.conversation(ref_of("c"))
+
+
+async def test_an_id_that_is_free_again_can_have_another_agent(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    await one.conversations.delete(ref_of("c"))
+    raw.delete(*raw.keys("*local/c*"))  # as their times to live would
+    other_agent = AgentName("other")
+    await one.conversations.create(ref_of("c"), other_agent, {})
+    assert await submit(one, "c", other_agent, new=False) == 1
+
+
+async def test_a_claim_passes_over_what_is_gone(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    for name in "abc":
+        await submit(one, name)
+    raw.delete(key("queue", "a"))
+    raw.delete(*raw.keys("*local/b*"))
+    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
+    assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 0
+
+
+@pytest.mark.parametrize("what", ["record", "input", "head"])
+async def test_what_cannot_be_opened_is_claimed_with_its_defect_and_spares_the_others(
+    stores: tuple[Store, Store], raw: Raw, what: str
+) -> None:
+    one, _ = stores
+    for name in "abc":
+        await submit(one, name)
+    if what == "record":
+        raw.lset(key("turns", "b"), 0, "x" * 60)
+    elif what == "input":
+        raw.hdel(key("run", "b", 1), "input")
+    else:
+        raw.hset(key("conversation", "b"), "head", "x" * 60)
+    first, broken, last = await claim(one)
+    for lease in (first, last):
+        lease.check()
+        await lease.commit(DONE)
+    with pytest.raises(SealBrokenError):
+        broken.check()
+    await broken.commit(replace(DONE, status="failed"))
+    assert log_of(raw, "b")[-1] == "turn.failed"
+
+
+async def test_every_reader_sees_every_event_once_wherever_it_was_written(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    async def read(store: Store) -> list[tuple[int, str]]:
+        with store.turns.reader(ref_of("c")) as reader:
+            ready.set()
+            return [(logged.seq, logged.event.type) async for logged in reader.follow(1)]
+
+    await submit(stores[0], "c")
+    ready = asyncio.Event()
+    tasks = []
+    for store in (*stores, *stores):
+        tasks.append(asyncio.create_task(read(store)))
+        await ready.wait()
+        ready.clear()
+    lease = await claim_one(stores[1])
+    for number in range(20):
+        lease.emit(str(number), events=[TurnStarted(1, 0.0)])
+        await asyncio.sleep(0)
+    ended = await lease.commit(DONE)
+    expected = [(1, "turn.queued"), *((number, "turn.started") for number in range(2, 22)), (22, "turn.finished")]
+    assert await asyncio.gather(*tasks) == [expected] * 4
+    raw.delete(key("log", "c", 1))
+    with stores[0].turns.reader(ref_of("c")) as reader:
+        assert [logged.event async for logged in reader.follow(1, after=3)] == [TurnEnded(ended)]
+
+
+@dataclass
+class Loop:
+    """An event loop in a thread of its own, with the stores of two replicas."""
+
+    socket_path: Path
+    sealer: Sealer
+    stores: list[Store] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._hold()))
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._left.set)
+        self._thread.join(10)
+
+    async def _hold(self) -> None:
+        self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
+        async with opened(self.socket_path, self.sealer) as one, opened(self.socket_path, self.sealer) as other:
+            self.stores = [one, other]
+            self._ready.set()
+            await self._left.wait()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+@dataclass
+class Played:
+    """What a conversation should be."""
+
+    turns: int = 0
+    open: bool = False
+    holder: int | None = None
+    expired: bool = False
+    deleted: bool = False
+    attempts: int = 0
+    seq: int = 0
+    steps: list[str] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+    committed_by: int | None = None
+    ended: dict[int, str] = field(default_factory=dict)
+
+
+class Machine(RuleBasedStateMachine):
+    """Replicas that submit, play, stall, die and delete in any order; `Played` says what must come of it."""
+
+    def __init__(self, loop: Loop, raw: Raw) -> None:
+        super().__init__()
+        self.loop, self.raw = loop, raw
+        # Conversations of an example have names of their own: replicas remember.
+        self.era = raw.incr("era")
+        self.played: defaultdict[str, Played] = defaultdict(Played)
+        self.ready: list[str] = []
+        self.held: list[HeldLease] = []
+        self.count = 0
+
+    conversations = st.sampled_from(["a", "b", "c"])
+    replicas = st.integers(0, 1)
+
+    def name(self, conversation: str) -> str:
+        return f"{self.era}{conversation}"
+
+    def lease(self, data: st.DataObject) -> int:
+        return data.draw(st.integers(0, len(self.held) - 1))
+
+    def holds(self, number: int) -> bool:
+        return self.played[self.held[number].turn.ref.id].holder == number
+
+    @rule(conversation=conversations, replica=replicas)
+    def submit(self, conversation: str, replica: int) -> None:
+        name = self.name(conversation)
+        should = self.played[name]
+        work = submit(self.loop.stores[replica], name)
+        if should.deleted:
+            with pytest.raises(ConversationExistsError):
+                self.loop.run(work)
+        elif should.open:
+            with pytest.raises(BusyError):
+                self.loop.run(work)
+        else:
+            should.turns += 1
+            assert self.loop.run(work) == should.turns
+            should.open, should.attempts, should.seq, should.tail = True, 0, 1, []
+            self.ready.append(name)
+
+    @rule(replica=replicas, most=st.integers(1, 3))
+    def claim(self, replica: int, most: int) -> None:
+        leases = self.loop.run(claim(self.loop.stores[replica], most=most))
+        assert [lease.turn.ref.id for lease in leases] == self.ready[:most]
+        self.ready = self.ready[most:]
+        for lease in leases:
+            should = self.played[lease.turn.ref.id]
+            should.attempts += 1
+            assert (lease.turn.number, lease.attempt) == (should.turns, should.attempts)
+            should.holder, should.expired = len(self.held), False
+            self.held.append(lease)
+            if lease.attempt > 1 or should.tail:
+                self.loop.run(lease.adopt_tail())
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), replica=replicas)
+    def renew(self, data: st.DataObject, replica: int) -> None:
+        number = self.lease(data)
+        lost = self.loop.run(self.loop.stores[replica].scheduler.renew([self.held[number]]))
+        assert bool(lost) == (not self.holds(number))
+        if not lost:
+            self.played[self.held[number].turn.ref.id].expired = False
+
+    @rule(conversation=conversations)
+    def expire(self, conversation: str) -> None:
+        should = self.played[self.name(conversation)]
+        if should.holder is not None:
+            expire(self.raw, self.name(conversation))
+            should.expired = True
+
+    @rule(replica=replicas)
+    def sweep(self, replica: int) -> None:
+        expired = [name for name, should in self.played.items() if should.expired]
+        assert self.loop.run(self.loop.stores[replica].scheduler.sweep()) == len(expired)
+        for name in sorted(expired):  # of the same score: in the order of their names
+            self.played[name].holder, self.played[name].expired = None, False
+            self.ready.append(name)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), size=st.integers(1, 3))
+    def emit(self, data: st.DataObject, size: int) -> None:
+        number = self.lease(data)
+        lease = self.held[number]
+        for _ in range(size):
+            self.count += 1
+            self.loop.run(emit_on(self.raw, lease, f"step:{self.count}", a_step(str(self.count))))
+            if self.holds(number):
+                should = self.played[lease.turn.ref.id]
+                should.tail.append(str(self.count))
+                should.seq += 1
+                assert not lease.lost
+            else:
+                assert lease.lost
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), status=st.sampled_from(["finished", "failed", "cancelled"]))
+    def commit(self, data: st.DataObject, status: Any) -> None:
+        number = self.lease(data)
+        lease = self.held[number]
+        should = self.played[lease.turn.ref.id]
+        if should.deleted or number not in {should.holder, should.committed_by}:
+            with pytest.raises(LeaseLostError):
+                self.loop.run(lease.commit(replace(DONE, status=status)))
+            return
+        self.loop.run(lease.commit(replace(DONE, status=status)))
+        if should.holder == number:
+            self.end(should, status)
+            should.committed_by = number
+            should.steps += should.tail
+
+    def end(self, should: Played, status: str) -> None:
+        should.ended[should.turns] = f"turn.{status}"
+        should.open, should.holder, should.expired = False, None, False
+        should.seq += 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), replica=replicas)
+    def hand_back(self, data: st.DataObject, replica: int) -> None:
+        number = self.lease(data)
+        holds, name = self.holds(number), self.held[number].turn.ref.id
+        self.loop.run(self.loop.stores[replica].scheduler.hand_back(self.held[number]))
+        if holds:
+            self.played[name].holder, self.played[name].expired = None, False
+            self.ready.append(name)
+
+    @precondition(lambda self: len(self.played) > 1)
+    @rule(conversation=conversations, replica=replicas)
+    def delete(self, conversation: str, replica: int) -> None:
+        name = self.name(conversation)
+        should = self.played[name]
+        work = self.loop.stores[replica].conversations.delete(ref_of(name))
+        if not should.turns or should.deleted:
+            with pytest.raises(ConversationNotFoundError):
+                self.loop.run(work)
+            return
+        self.loop.run(work)
+        if should.open:
+            self.end(should, "cancelled")
+        should.deleted = True
+        if name in self.ready:
+            self.ready.remove(name)
+
+    @invariant()
+    def work_is_ready_or_leased(self) -> None:
+        ready = self.raw.zrange(f"{PARTITION}:ready:{AGENT}", 0, -1)
+        leased = set(self.raw.zrange(LEASES, 0, -1))
+        assert ready == [str(ref_of(name)) for name in self.ready]
+        assert leased == {str(ref_of(name)) for name, should in self.played.items() if should.holder is not None}
+        assert leased | set(ready) == {str(ref_of(name)) for name, should in self.played.items() if should.open}
+
+    @invariant()
+    def logs_and_steps_are_without_gap_and_end_once(self) -> None:
+        for name, should in self.played.items():
+            if not should.turns:
+                continue
+            log = log_of(self.raw, name, should.turns)
+            assert len(log) == should.seq
+            final = [event for event in log if event in {"turn.finished", "turn.failed", "turn.cancelled"}]
+            assert final == ([should.ended[should.turns]] if not should.open else [])
+            tail = should.tail if should.open else []
+            assert steps_of(self.raw, name) == (0 if should.deleted else len(should.steps) + len(tail))
+
+    def teardown(self) -> None:
+        for name, should in self.played.items():
+            if should.turns and not should.deleted:
+                tail = should.tail if should.open else []
+                assert self.loop.run(texts_of(self.loop.stores[0], name)) == [*should.steps, *tail]
+                page = self.loop.run(self.loop.stores[1].turns.turns(ref_of(name), 1, 100))
+                ended = {turn.number: f"turn.{turn.status}" for turn in page.items if turn.outcome}
+                assert ended == should.ended
+                assert len(page.items) == should.turns
+        for name in self.played:
+            if found := self.raw.keys(f"*local/{name}*"):
+                self.raw.delete(*found)
+        self.raw.delete(LEASES, f"{PARTITION}:ready:{AGENT}")
+
+
+async def emit_on(raw: Raw, lease: HeldLease, name: str, step: PackedStep) -> None:
+    await emit(raw, lease, name, step)
+
+
+def test_whatever_replicas_do_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer) -> None:
+    with Loop(socket_path, sealer) as loop:
+        run_state_machine_as_test(
+            cast("type[Machine]", partial(Machine, loop, raw)),
+            settings=settings(
+                max_examples=150,
+                stateful_step_count=50,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

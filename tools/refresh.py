@@ -1,0 +1,23 @@
+"""Writes what is generated from the code: `openapi.yaml` and the settings table in README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.settings import table
+from app.web.api import schema_yaml
+
+START, END = "<!-- settings -->\n", "<!-- /settings -->"
+
+
+def main() -> None:
+    root = Path(__file__).parent.parent
+    (root / "openapi.yaml").write_text(schema_yaml(), "utf-8")
+    readme = root / "README.md"
+    before, _, rest = readme.read_text("utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    readme.write_text(f"{before}{START}{table()}\n{END}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
