@@ -90,7 +90,11 @@ def _serve(_options: argparse.Namespace) -> int:
 
 async def _run(settings: Settings, listening: socket.socket) -> int:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # first of all: in a container, whoever has no handler hears nothing
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # first of all: in a container, whoever has no handler hears nothing
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     from app.wiring import make_service  # noqa: PLC0415 - smolagents and all; the other commands need none of it
 
@@ -118,16 +122,19 @@ async def _until_stopped(settings: Settings, service: Service, listening: socket
     vital: tuple[asyncio.Future[None], ...] = (worker, web, *service.running)
     await asyncio.wait((stopped, *vital), return_when=asyncio.FIRST_COMPLETED)
     defect = next((task for task in vital if task.done()), None)
-    log.info("stopping", extra={"action": "stop"})
+    waits = f": waiting for {service.threads.busy} turns, {settings.drain_s:g} s at most; a second signal ends them"
+    log.info("stopping%s", waits if service.threads.busy else "", extra={"action": "stop"})
     service.app.state.draining = True
     service.worker.drain()
-    await asyncio.wait({worker}, timeout=settings.drain_s)
+    stop.clear()
+    again = asyncio.create_task(stop.wait())
+    await asyncio.wait({worker, again}, timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
     service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)
-    for task in (worker, web, stopped):
+    for task in (worker, web, stopped, again):
         task.cancel()
-    await asyncio.wait({worker, web, stopped}, timeout=1)
+    await asyncio.wait({worker, web, stopped, again}, timeout=1)
     if defect and (error := defect.exception()):
         if isinstance(error, StartError):
             raise error
@@ -178,7 +185,7 @@ def _listen(settings: Settings) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else "that is no host name"
         raise StartError(
             f"cannot listen on {settings.host}:{settings.port} ({reason}); stop what listens there, or set "
-            "SMOLSESSIONS_PORT (or SMOLSESSIONS_HOST) to another one"
+            "SMOLSESSIONS_PORT to another port or SMOLSESSIONS_HOST to an address of this machine"
         ) from error
     listening.listen(2048)
     listening.setblocking(False)

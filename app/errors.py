@@ -70,7 +70,7 @@ class NotFoundError(ServiceError):
 
 
 class ConversationNotFoundError(NotFoundError):
-    """There is no such conversation; leave conversation_id out to start one."""
+    """There is no such conversation here, or it is not yours; POST /turn without conversation_id starts one."""
 
     code = "conversation_not_found"
 
@@ -131,7 +131,7 @@ class StoreUnavailableError(ServiceError):
 
 
 class ShuttingDownError(ServiceError):
-    """This process is shutting down; try again, another one will answer."""
+    """This process is shutting down; try again when another one answers."""
 
     code = "shutting_down"
     retry_after_s = 2

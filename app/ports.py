@@ -134,8 +134,8 @@ class Lease(Protocol):
         """Wait until all that was emitted is written. Raises `LeaseLostError` and `SealBrokenError`."""
         ...
 
-    async def adopt_tail(self) -> None:
-        """Keep the finished steps that an earlier attempt left."""
+    async def adopt_tail(self) -> int:
+        """Keep the finished steps that an earlier attempt left; give their number, without tasks."""
         ...
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:

@@ -85,7 +85,8 @@ def new_key() -> str:
 def parse_keys(text: str) -> list[tuple[str, bytes]]:
     """Read `id:base64` keys, separated by commas or white space; the first one seals."""
     keys: list[tuple[str, bytes]] = []
-    for word in text.replace(",", " ").split():
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for word in " ".join(lines).replace(",", " ").split():
         match = _KEY_LINE.fullmatch(word)
         if not match:
             raise StartError(
@@ -110,6 +111,8 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
             os.fsync(file.fileno())
     try:
         return parse_keys(path.read_text())
+    except StartError as error:
+        raise StartError(f"the seal key file {path}: {error.message}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"the seal key file {path} cannot be read: {error}") from error
 

@@ -56,12 +56,20 @@ class Settings(BaseSettings):
     )
     model_timeout_s: float = Field(60, gt=0, description="How long that endpoint may be silent.")
     threads: int = Field(32, ge=1, le=512, description="Turns that this process plays at the same time.")
-    wait_s: float = Field(55, gt=0, description="How long POST /turn waits for the turn's end before it answers 202.")
+    wait_s: float = Field(
+        55,
+        gt=0,
+        description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
+    )
     lease_s: float = Field(
         5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
     )
-    drain_s: float = Field(20, ge=0, description="How long running turns may go on after SIGTERM.")
-    log_ttl_s: int = Field(3600, ge=1, description="How long the events of a turn that is over can be read.")
+    drain_s: float = Field(20, ge=0, description="How long running turns may go on after SIGTERM or Ctrl-C.")
+    log_ttl_s: int = Field(
+        3600,
+        ge=1,
+        description="How long the log of a turn that is over is kept, and a deleted conversation's id stays taken.",
+    )
     warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
     warm_idle_s: float = Field(600, ge=0, description="How long an unused agent is kept in memory.")
     max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")

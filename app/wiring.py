@@ -59,6 +59,8 @@ def make_catalog(settings: Settings) -> tuple[Catalog, AgentName]:
             timeout_s=settings.model_timeout_s,
         )
         factories.append(("chat", chat))
+    elif settings.model_api_base or settings.model_api_key_env:
+        raise StartError("SMOLSESSIONS_MODEL_API_BASE and _KEY_ENV are the chat agent's: set SMOLSESSIONS_MODEL_ID too")
     if settings.demo_agents:
         factories += [("demo", make_demo), ("demo-code", make_demo_code)]
     if not factories:

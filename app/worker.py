@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -149,8 +150,8 @@ class Worker:
             started = TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)
             lease.emit(f"started:{lease.attempt}", events=[started])
             if lease.attempt > 1:
-                await lease.adopt_tail()
-                return None, _failed("worker_lost", LOST_SENTENCE)
+                steps = await lease.adopt_tail()
+                return None, replace(_failed("worker_lost", LOST_SENTENCE), steps=steps)
             session = await self._check_out(lease)
             await lease.settled()  # that this attempt began must be known before it does what cannot be undone
             return session, await self._run(lease, session)

@@ -280,6 +280,7 @@ def test_a_turn_whose_process_dies_fails_once_and_keeps_its_finished_steps(tmp_p
         ended = over(service, turn)
         assert (ended["status"], ended["error"]["code"]) == ("failed", "worker_lost")
         assert [step["type"] for step in service.steps(turn)] == ["task", "action"]
+        assert (ended["steps"], ended["attempts"]) == (1, 2)
         with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
             assert [name for name in names_of(raw, turn) if name in FINAL] == ["turn.failed"]
         bare = agents.make_scripted()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 
+from tests.service import Service
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.service import Service
 
 
 def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
@@ -152,6 +153,24 @@ def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path)
     assert until_over(service, response.json())["status"] == "finished"
 
 
+def test_nobody_waits_longer_than_is_set_and_the_answer_says_how_long(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    message = json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "end"}])
+    with Service(tmp_path / "service", {"WAIT_S": "1"}) as service:
+        response = service.client.post(
+            "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=30"}
+        )
+        assert (response.status_code, response.headers["preference-applied"]) == (202, "wait=1")
+        gate.touch()
+        assert until_over(service, response.json())["reply"] == "end"
+
+
+def test_why_a_turn_failed_is_in_the_log_for_who_asks(tmp_path: Path) -> None:
+    with Service(tmp_path, {"LOG_LEVEL": "debug"}) as service:
+        assert "kaputt" not in json.dumps(service.play({"raise": "the model is kaputt"})["error"])
+        assert "RuntimeError: the model is kaputt" in service.log()
+
+
 def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> None:
     turns: list[dict[str, Any]] = []
     player = threading.Thread(
@@ -178,8 +197,6 @@ def test_a_conversation_with_errors_is_shown_to_the_model_as_an_uninterrupted_ag
         ([{"prompt": True}], None),
     ]
     bare = agents.make_scripted()
-    import json  # noqa: PLC0415
-
     expected = [bare.run(json.dumps(script), reset=False, max_steps=limit) for script, limit in scripts]
     turn: dict[str, Any] = {}
     for script, limit in scripts:

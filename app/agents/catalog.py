@@ -56,7 +56,10 @@ class Catalog:
             if not _NAME.fullmatch(name):
                 raise StartError(f"the agent name {name!r} may hold letters, digits, - and _ only; rename it")
             if name in self._entries:
-                raise StartError(f"two agents are called {name!r}; give each a name of its own in SMOLSESSIONS_AGENTS")
+                raise StartError(
+                    f"two agents are called {name!r}; give each a name of its own in SMOLSESSIONS_AGENTS"
+                    " (SMOLSESSIONS_DEMO_AGENTS=0 frees the names demo and demo-code)"
+                )
             self._entries[AgentName(name)] = _checked(name, factory)
 
     @property

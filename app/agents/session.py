@@ -61,8 +61,10 @@ class AgentSession:
                     answer = item
                 elif isinstance(item, ActionStep) and stopped():
                     break
-        except BaseException as error:  # noqa: BLE001 - an agent's code may raise anything, SystemExit too
+        except BaseException as error:
             failure = classify(error)
+            # Only for who asks: the text of a provider's exception may hold what was said, or a key.
+            log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
         tail.keep_finished()
         return _outcome(answer, failure, tail, calls)
 

@@ -108,12 +108,15 @@ class HeldLease:
             raise SealBrokenError(COUNT_SENTENCE)
         return data, images
 
-    async def adopt_tail(self) -> None:
-        """Take over the finished steps that an earlier attempt left behind the head."""
+    async def adopt_tail(self) -> int:
+        """Take over the finished steps that an earlier attempt left; give their number, without tasks."""
+        adopted = 0
         tail, _ = await self._patiently(lambda: self._load(self._head.count, self._stored))
         for index, blob in enumerate(tail, self._head.count):
             step = self._open_step(blob, index)
+            adopted += step.type != "task"
             self._head = extended(self._head, step.type, blob)
+        return adopted
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
         """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
@@ -265,6 +268,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     number: bytes,
     fence: bytes,
     attempt: int,
+    started: bytes,
     record: bytes,
     given: bytes,
     generation: bytes,
@@ -289,7 +293,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         desk,
         scope=scope,
         fence=fence.decode(),
-        turn=codec.started(played, time.time(), attempt),
+        turn=codec.started(played, time.time() if attempt == 1 else int(started) / 1_000_000, attempt),
         given=opened_input,
         head=opened_head,
         version=tag_of(head) if head else b"",

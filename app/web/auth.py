@@ -73,6 +73,8 @@ class Callers:
             if changed_at != self._read_at:
                 self._owners = _read(path)
                 self._read_at = changed_at
+                if not self._owners:
+                    log.warning("%s holds no key, so nobody can connect", path, extra={"action": "keys.none"})
         except (OSError, UnicodeDecodeError, StartError) as error:
             if self._read_at is None:
                 sentence = error.message if isinstance(error, StartError) else f"it cannot be read: {error}"

@@ -15,5 +15,6 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
             return 0.0, "respond-async"
         match = _WAIT.fullmatch(word)
         if match:
-            return min(float(match[1]), longest_s), f"wait={match[1]}"
+            wait_s = min(int(match[1]), int(longest_s) or longest_s)
+            return float(wait_s), f"wait={wait_s:g}"
     return longest_s, None

@@ -23,8 +23,9 @@ while #claims < tonumber(most) do
       attempt = redis.call('HINCRBY', run, 'attempts', 1)
     end
     redis.call('HSETNX', run, 'started', at)
+    local started = redis.call('HGET', run, 'started')
     local head = redis.call('HMGET', conversation, 'generation', 'head')
-    claims[#claims + 1] = {oldest, turn, fence, attempt, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
+    claims[#claims + 1] = {oldest, turn, fence, attempt, started, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
       redis.call('HGET', run, 'input') or '', head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1]))}
   end
 end
