@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a configuration that cannot work ends with a sentence and status 2."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    status = 1
     try:
         status = command(options)
         sys.stdout.flush()
@@ -45,10 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"smolsessions: {error.message}\n")
         status = 2
     except BrokenPipeError:  # who read our output has enough
-        status = 1
-    sys.stderr.flush()
-    # A hard exit: a thread that is stuck in foreign code must not keep the process (everything of ours is closed).
-    os._exit(status)
+        pass
+    except BaseException:
+        log.exception("smolsessions met a defect and ends")
+    finally:
+        sys.stderr.flush()
+        # A hard exit: a thread that is stuck in foreign code must not keep the process (all of ours is closed).
+        os._exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(_options: argparse.Namespace) -> int:
     settings = read_settings()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr(settings)
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the format: not looked up
     for warning in strangers():
         log.warning(warning)
@@ -86,6 +88,24 @@ def _serve(_options: argparse.Namespace) -> int:
     listening = _listen(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings, listening))
+
+
+class _Discreet(logging.Formatter):
+    """Formats log lines without the model's key, which a provider's exception may repeat."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+        self._secret = secret
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line.replace(self._secret, "***") if self._secret else line
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Discreet(os.environ.get(settings.model_api_key_env or "", "").strip()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
 
 
 async def _run(settings: Settings, listening: socket.socket) -> int:
@@ -134,7 +154,7 @@ async def _until_stopped(settings: Settings, service: Service, listening: socket
     await asyncio.wait({web}, timeout=STREAMS_S + 1)
     for task in (worker, web, stopped, again):
         task.cancel()
-    await asyncio.wait({worker, web, stopped, again}, timeout=1)
+    await asyncio.wait({worker, web, stopped, again}, timeout=2)
     if defect and (error := defect.exception()):
         if isinstance(error, StartError):
             raise error

@@ -124,7 +124,7 @@ class UnauthorizedError(ServiceError):
 
 
 class StoreUnavailableError(ServiceError):
-    """The store does not answer; nothing was lost, try again."""
+    """The store does not answer. What was being written may or may not have arrived: look before you send it again."""
 
     code = "store_unavailable"
     retry_after_s = 2

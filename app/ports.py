@@ -126,6 +126,10 @@ class Lease(Protocol):
         """The store has said that another one holds the conversation."""
         ...
 
+    def lose(self) -> None:
+        """Another one holds the conversation now."""
+        ...
+
     def check(self) -> None:
         """Raise `SealBrokenError` where what was claimed cannot be read; the turn can be ended all the same."""
         ...
@@ -161,8 +165,8 @@ class Scheduler(Protocol):
         """Take up to `most` ready conversations of these agents, the longest waiting first."""
         ...
 
-    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Extend the leases; give back those that are lost."""
+    async def renew(self, leases: Sequence[Lease]) -> None:
+        """Extend the leases; those that are gone are `lost` now."""
         ...
 
     async def sweep(self) -> int:

@@ -167,6 +167,7 @@ class StoredStep:
     type: StepType
     turn: int
     data: bytes
+    attachments: tuple[str, ...]
     hidden: bool
 
 

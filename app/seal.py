@@ -14,8 +14,10 @@ import os
 import re
 import secrets
 import struct
+import tempfile
 import threading
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zstandard
@@ -26,13 +28,12 @@ from app.errors import SealBrokenError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 VERSION = 1
 KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
-MAX_PLAINTEXT_BYTES = 64 * 1024 * 1024
+MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
 _KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
 _local = threading.local()
 
@@ -66,7 +67,9 @@ class Sealer:
             packed = self._cipher(key_id, scope).decrypt(nonce, sealed, _bind(place))
         except InvalidTag:
             raise SealBrokenError from None
-        return _decompressor().decompress(packed, max_output_size=MAX_PLAINTEXT_BYTES)
+        if zstandard.frame_content_size(packed) > MAX_PLAINTEXT_BYTES:
+            raise SealBrokenError("a stored record is larger than this release reads")
+        return _decompressor().decompress(packed)
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
@@ -104,11 +107,11 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
 def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
     """Read the keys of a file; with `create` a missing one is made first, readable by its owner alone."""
     if create and not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".seal-", delete=False) as file:  # 0600
             file.write(new_key() + "\n")
             file.flush()
             os.fsync(file.fileno())
+        Path(file.name).rename(path)  # whole or not at all, whenever the power fails
     try:
         return parse_keys(path.read_text())
     except StartError as error:

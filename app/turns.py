@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from app.errors import AgentUnavailableError, UnknownAgentError
+from app.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
 from app.events import TurnEnded
 from app.metadata import bounded
 from app.records import AgentName, AgentVersion, Ref, Timing, Turn
@@ -55,7 +55,10 @@ class TurnDesk:
                 version_of=self._version_of,
             )
             ended = await self._end_of(reader, turn.number, wait_s)
-        return ended or await self._store.turn(ref, turn.number)
+        try:
+            return ended or await self._store.turn(ref, turn.number)
+        except StoreUnavailableError:
+            return turn  # accepted it was, which is what the caller must know
 
     def stop_waiting(self) -> None:
         """Give every caller who waits his turn as it is now."""

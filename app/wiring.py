@@ -96,6 +96,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         turns = TurnDesk(store.turns, catalog, default)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
         limits = Limits(
+            settings.host,
             settings.max_body_bytes,
             settings.max_message_chars,
             settings.max_steps,

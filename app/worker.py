@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LAST_WORD_S = 1.0
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
@@ -47,7 +48,6 @@ class Worker:
         self._threads = threads
         self._on_end = on_end
         self._playing: dict[Lease, asyncio.Task[None]] = {}
-        self._lost: set[Lease] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -103,7 +103,6 @@ class Worker:
             await self._play(lease)
         finally:
             del self._playing[lease]
-            self._lost.discard(lease)
             self._threads.busy -= 1
             self._slot_free.set()
 
@@ -116,6 +115,12 @@ class Worker:
         try:
             session, outcome = await self._outcome(lease)
             ended = await self._end(lease, outcome)
+        except asyncio.CancelledError:
+            session = None  # its thread still plays: it is not ours to close
+            log.warning("turn %s#%d outlived the drain", turn.ref, turn.number, extra={"action": "turn.left", **where})
+            with suppress(ServiceError, TimeoutError):
+                await asyncio.wait_for(lease.commit(_failed("worker_lost", LOST_SENTENCE)), LAST_WORD_S)
+            raise
         except LeaseLostError:
             log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
         except StoreUnavailableError as error:
@@ -183,7 +188,7 @@ class Worker:
             loop.call_soon_threadsafe(partial(lease.emit, f"step:{count}", step=step))
 
         def stopped() -> bool:
-            return lease.lost or lease in self._lost
+            return lease.lost
 
         return await self._threads.run(lambda: session.play(lease.turn, lease.given, keep, stopped))
 
@@ -191,13 +196,9 @@ class Worker:
         """Renew in time; a lease that is lost stops its turn at the next step."""
         while True:
             await asyncio.sleep(self._scheduler.lease_s / 3)
-            if not self._playing:
-                continue
-            try:
-                lost = await self._scheduler.renew(list(self._playing))
-            except StoreUnavailableError:
-                continue
-            self._lost.update(lease for lease in lost if lease in self._playing)
+            if self._playing:
+                with suppress(StoreUnavailableError):
+                    await self._scheduler.renew(list(self._playing))
 
     async def _sweep(self) -> None:
         """Make conversations ready again whose worker is gone; let idle sessions go."""

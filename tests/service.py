@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -66,12 +67,11 @@ class Service:
 
     def wait_ready(self) -> None:
         end = time.monotonic() + START_S
-        while True:
-            try:
+        while time.monotonic() < end:
+            with suppress(httpx2.TransportError):
                 if self.client.get("/readyz").status_code == 200:
                     return
-            except httpx2.TransportError:
-                assert time.monotonic() < end, self.log()
+        raise AssertionError(self.log())
 
     def stop(self) -> int:
         """End it as an operator does."""

@@ -19,7 +19,7 @@ from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 
 from app.agents.chat import chat_factory
-from app.agents.failures import FINAL_ANSWER_FAILED, classify, internal, is_swallowed_failure
+from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.errors import StartError
 
 if TYPE_CHECKING:
@@ -592,12 +592,6 @@ class TestClassify:
         error.__cause__ = None
 
         assert classify(error).code == "context_overflow"
-
-    def test_leaves_internal_to_the_host(self) -> None:
-        failure = internal(KeyError(KEY))
-
-        assert (failure.code, failure.retryable) == ("internal", False)
-        assert KEY not in repr(failure)
 
     @pytest.mark.parametrize(
         "output",

@@ -68,7 +68,7 @@ REFUSED = {
         {"REDIS_URL": f"http://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "redis://")
     ),
     "a store's address with a word for a port": Refused(
-        {"REDIS_URL": f"redis://:{SECRET}@localhost:port", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "'port'")
+        {"REDIS_URL": f"redis://:{SECRET}@localhost:port", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "host:port")
     ),
     "a store's address with an unknown option": Refused(
         {"REDIS_URL": f"{NOWHERE}?tiemout=3", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "tiemout")

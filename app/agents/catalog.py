@@ -15,7 +15,7 @@ from smolagents import MultiStepAgent
 
 import app
 from app.agents.describe import describe
-from app.agents.session import AgentSession
+from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch
 from app.errors import AgentUnavailableError, ServiceError, StartError
@@ -145,6 +145,8 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     for kind in carries:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
+    clean_up(first)
+    clean_up(second)
     version = AgentVersion(AgentName(name), _kind(first), SMOLAGENTS)
     tools = tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer")
     info = AgentInfo(version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps))

@@ -26,7 +26,6 @@ _SENTENCES = {
     "rate_limited": "The model's provider takes no more requests of this service for now ({name}).",
     "context_overflow": "The conversation is longer than the model can read ({name}); prune it or start another one.",
     "agent_error": "The agent's own code failed ({name}).",
-    "internal": "The service itself failed ({name}).",
 }
 _OVERFLOW_TEXT = re.compile(
     r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens",
@@ -53,11 +52,6 @@ def classify(error: BaseException) -> Failure:
             code, retryable = verdict
             return _failure(code, link, retryable=retryable)
     return _failure("model_error", next(_causes(error), error), retryable=False)
-
-
-def internal(error: BaseException) -> Failure:
-    """Make the failure of the host's own defects, which no exception of `agent.run` is."""
-    return _failure("internal", error, retryable=False)
 
 
 def is_swallowed_failure(output: object) -> bool:

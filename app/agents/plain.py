@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 MAX_LABEL_CHARS = 2000
+_COLLECTIONS = (list, tuple, dict, set, frozenset, Mapping)
 MAX_DEPTH = 100
+MAX_CHARS = 1_000_000  # a text counts its characters, all else counts one
 _WITH_JSON_FORM = (
     str,
     int,
@@ -33,8 +35,8 @@ _WITH_JSON_FORM = (
 
 
 def plain(value: Any) -> Any:
-    """Give a value's JSON form, or its label. Never raises, whatever the value's class does."""
-    return _plain(value, MAX_DEPTH)
+    """Give a value's JSON form, or its label. Never raises, whatever the value's class does, and stays bounded."""
+    return _Walk().plain(value, MAX_DEPTH)
 
 
 def text_of(text: str) -> str:
@@ -52,7 +54,8 @@ def labelled(value: Any) -> str:
     try:
         if issubclass(kind, PIL.Image.Image):
             return f"[image {value.width}x{value.height}]"
-        text = str(value)
+        # The text of a collection can be endless, where it holds the same thing many times.
+        text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
     except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and leave, too
         text = f"without text: {type(error).__name__}"
     if len(text) > MAX_LABEL_CHARS:
@@ -60,33 +63,38 @@ def labelled(value: Any) -> str:
     return text_of(f"[{kind.__module__}.{kind.__qualname__}] {text}")
 
 
-def _plain(value: Any, depth: int) -> Any:
-    kind = type(value)
-    if kind is str:
-        return text_of(value)
-    if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
-        return value
-    if depth > 0 and kind is dict:
-        return {_key(key): _plain(item, depth - 1) for key, item in value.items()}
-    if depth > 0 and kind in {list, tuple, set, frozenset}:
-        return [_plain(item, depth - 1) for item in value]
-    if kind is float:
-        return str(value)
-    return _foreign(value, depth - 1) if depth > 0 else labelled(value)
+class _Walk:
+    """Goes through a value; what is deeper, or more in all, than the bounds becomes a label."""
 
+    def __init__(self) -> None:
+        self._left = MAX_CHARS
 
-def _foreign(value: Any, depth: int) -> Any:
-    kind = type(value)
-    try:
-        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
-            return _plain(value.tolist(), depth)
-        if issubclass(kind, _WITH_JSON_FORM) or dataclasses.is_dataclass(kind):
-            form = to_jsonable_python(value, fallback=labelled, bytes_mode="base64", inf_nan_mode="strings")
-            return _plain(form, depth)
-    except BaseException:  # noqa: BLE001 - see labelled
+    def plain(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        self._left -= len(value) if kind is str else 1
+        if self._left < 0 or depth == 0:
+            return labelled(value)
+        if kind is str:
+            return text_of(value)
+        if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
+            return value
+        if kind is dict:
+            return {self._key(key): self.plain(item, depth - 1) for key, item in value.items()}
+        if kind in {list, tuple, set, frozenset}:
+            return [self.plain(item, depth - 1) for item in value]
+        return str(value) if kind is float else self._foreign(value, depth)
+
+    def _foreign(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        try:
+            if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+                return self.plain(value.tolist(), depth - 1)
+            if issubclass(kind, _WITH_JSON_FORM) or dataclasses.is_dataclass(kind):
+                form = to_jsonable_python(value, fallback=labelled, bytes_mode="base64", inf_nan_mode="strings")
+                return self.plain(form, depth - 1)
+        except BaseException:  # noqa: BLE001 - see labelled
+            return labelled(value)
         return labelled(value)
-    return labelled(value)
 
-
-def _key(key: Any) -> str:
-    return text_of(key) if type(key) is str else str(plain(key))
+    def _key(self, key: Any) -> str:
+        return text_of(key) if type(key) is str else str(self.plain(key, 1))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import logging
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
+from smolagents import CodeAgent
 from smolagents.agents import ActionOutput, ToolOutput
 from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from smolagents.memory import ToolCall as SmolToolCall
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.steps import Step, finished, pack, strip
 from app.agents.thrift import make_thrifty
@@ -69,17 +71,12 @@ class AgentSession:
         return _outcome(answer, failure, tail, calls)
 
     def close(self) -> None:
-        """Let go of steps and interpreter at once: the agent refers to itself, so it waits for the collector."""
+        """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
         self._agent.memory.steps = []
-        cleanup = getattr(self._agent, "cleanup", None)
-        if cleanup:
-            try:
-                cleanup()
-            except Exception:
-                log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
+        clean_up(self._agent)
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
-        images: list[PIL.Image.Image] = [PIL.Image.open(io.BytesIO(data)) for data in given.images]
+        images = [image_from_bytes(data) for data in given.images]
         return self._agent.run(
             turn.message,
             stream=True,
@@ -88,6 +85,21 @@ class AgentSession:
             additional_args=given.additional_args or None,
             max_steps=turn.options.max_steps,
         )
+
+
+def clean_up(agent: MultiStepAgent) -> None:
+    """Call an agent's `cleanup`, if it has one, in a thread of its own: a remote executor's takes its time."""
+    executor = getattr(agent, "python_executor", None)
+    if not hasattr(agent, "cleanup") or (type(agent) is CodeAgent and not hasattr(executor, "cleanup")):
+        return
+
+    def run() -> None:
+        try:
+            agent.cleanup()
+        except BaseException:
+            log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
+
+    threading.Thread(target=run, name="cleanup", daemon=True).start()
 
 
 class _Tail:
@@ -126,17 +138,21 @@ class _Tail:
 
 @dataclass(slots=True)
 class _Calls:
-    """The tool calls of a run, as its stream shows them."""
+    """The tool calls of a run, as its stream shows them: in the order in which they began."""
 
     agent: str
-    done: list[ToolCall] = field(default_factory=list)
-    _open: dict[str, tuple[SmolToolCall, float]] = field(default_factory=dict)
+    _calls: list[ToolCall] = field(default_factory=list)
+    _open: dict[str, tuple[int, float]] = field(default_factory=dict)
     _step: int = 1
     _last_step: ActionStep | None = None
 
+    @property
+    def done(self) -> list[ToolCall]:
+        return self._calls
+
     def see(self, item: object) -> None:
         if isinstance(item, SmolToolCall):
-            self._open[item.id] = (item, time.perf_counter())
+            self._begin(item)
         elif isinstance(item, ToolOutput):
             self._close(item.id, ok=True)
         elif isinstance(item, ActionOutput):
@@ -146,26 +162,30 @@ class _Calls:
             self._last_step = item
             self._step += 1
 
-    def _close_all(self, *, ok: bool) -> None:
-        for call_id in list(self._open):
-            self._close(call_id, ok=ok)
-
-    def _close(self, call_id: str, *, ok: bool) -> None:
-        if call_id not in self._open:
-            return
-        call, since = self._open.pop(call_id)
-        self.done.append(
+    def _begin(self, call: SmolToolCall) -> None:
+        self._open[call.id] = (len(self._calls), time.perf_counter())
+        self._calls.append(
             ToolCall(
-                call_id=f"{self._step}.{len(self.done) + 1}",
+                call_id=f"{self._step}.{len(self._calls) + 1}",
                 name=text_of(str(call.name)),
                 arguments=plain(call.arguments),
                 agent=self.agent,
                 step_id=str(self._step),
                 internal=call.name in INTERNAL_TOOLS,
-                ok=ok,
-                duration_ms=round((time.perf_counter() - since) * 1000, 3),
+                ok=False,
+                duration_ms=0,
             )
         )
+
+    def _close_all(self, *, ok: bool) -> None:
+        for call_id in list(self._open):
+            self._close(call_id, ok=ok)
+
+    def _close(self, call_id: str, *, ok: bool) -> None:
+        if call_id in self._open:
+            place, since = self._open.pop(call_id)
+            duration_ms = round((time.perf_counter() - since) * 1000, 3)
+            self._calls[place] = replace(self._calls[place], ok=ok, duration_ms=duration_ms)
 
 
 def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail, calls: _Calls) -> Outcome:

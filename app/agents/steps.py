@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Step = TaskStep | PlanningStep | ActionStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
+MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
 _CARRIED: frozenset[type] = frozenset(
     {
@@ -115,7 +116,8 @@ def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, 
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     pickler.dump(step)
-    if file.tell() + sum(map(len, pickler.attachments.values())) > MAX_STEP_BYTES:
+    largest = max(map(len, pickler.attachments.values()), default=0)
+    if file.tell() > MAX_STEP_BYTES or largest > MAX_IMAGE_BYTES:
         raise StepTooLargeError
     return file.getvalue(), pickler.attachments
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
-from smolagents.memory import ActionStep
+from smolagents.memory import ActionStep, TaskStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
 if TYPE_CHECKING:
@@ -121,8 +121,10 @@ class _KeptMessages:
 
 def _mark(step: MemoryStep) -> tuple[object, ...]:
     """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing."""
+    if isinstance(step, TaskStep):
+        return (step.task, step.task_images, len(step.task_images or ()))
     if not isinstance(step, ActionStep):
-        return ()
+        return (getattr(step, "plan", None),)
     images = step.observations_images
     return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
 

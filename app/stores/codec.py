@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
+from app.errors import SealBrokenError
 from app.events import TurnEnded, TurnQueued, TurnStarted
-from app.records import Head, Owner, Ref, StoredStep, Turn, TurnInput
+from app.records import AgentName, Head, Owner, Ref, StoredStep, Turn, TurnInput
 
 if TYPE_CHECKING:
     from app.events import Event
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _TURN = TypeAdapter(Turn)
 _STARTED = TypeAdapter(TurnStarted)
-_STEP = struct.Struct(">BI")
+_STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
+NAME_BYTES = 16
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action")
 
 
@@ -73,12 +75,15 @@ def input_from_bytes(data: bytes) -> TurnInput:
 
 
 def step_to_bytes(step: PackedStep) -> bytes:
-    return _STEP.pack(_TYPES.index(step.type), step.turn) + step.data
+    names = b"".join(bytes.fromhex(name) for name in step.attachments)
+    return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
 
 
 def step_from_bytes(data: bytes, index: int, *, hidden: bool = False) -> StoredStep:
-    kind, turn = _STEP.unpack_from(data)
-    return StoredStep(index, _TYPES[kind], turn, data[_STEP.size :], hidden)
+    kind, turn, count = _STEP.unpack_from(data)
+    end = _STEP.size + count * NAME_BYTES
+    names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
+    return StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden)
 
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:
@@ -94,6 +99,14 @@ def ref_of(scope: str) -> Ref:
 
 def conversation_to_bytes(agent: str, metadata: dict[str, Any]) -> bytes:
     return to_json({"agent": agent, "metadata": metadata})
+
+
+def agent_of(data: bytes, shown: bytes) -> AgentName:
+    """Give a conversation's agent as it was sealed; that it is also shown openly is for the scripts alone."""
+    sealed = str(from_json(data)["agent"])
+    if sealed != shown.decode():
+        raise SealBrokenError
+    return AgentName(sealed)
 
 
 def metadata_from_bytes(data: bytes) -> dict[str, Any]:

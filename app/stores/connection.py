@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 from redis.exceptions import (
-    BusyLoadingError,
     MasterDownError,
     NoScriptError,
     OutOfMemoryError,
@@ -31,7 +30,8 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-_NOT_NOW = (BusyLoadingError, MasterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError)
+_WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError)
+_NOT_NOW = (*_WRONG_SERVER, OutOfMemoryError)
 
 Command = tuple[str | bytes | int, ...]
 Answer = asyncio.Future[Any]
@@ -42,8 +42,13 @@ def connect(url: str) -> Redis:
     try:
         client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT_S, protocol=2)
         client.connection_pool.make_connection()  # an option in the address that nothing takes shows here
-    except (TypeError, ValueError) as error:
-        raise StartError(f"SMOLSESSIONS_REDIS_URL is not an address of a Redis server: {error}") from error
+    except TypeError as error:  # names the option and holds no value
+        raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
+    except ValueError:
+        raise StartError(
+            "SMOLSESSIONS_REDIS_URL is not an address of a Redis server: redis://user:password@host:port, rediss:// or "
+            "unix://; write reserved letters of a password in percent form"
+        ) from None
     return client
 
 
@@ -62,6 +67,7 @@ class Pipeline:
         self._waiting: deque[tuple[Command, Answer]] = deque()
         self._sent: deque[tuple[float, Answer]] = deque()
         self._news = asyncio.Event()
+        self._heard_at = 0.0
 
     def send(self, *command: str | bytes | int) -> Answer:
         """Queue a command and give the future of its answer (bytes, ints and lists of them)."""
@@ -127,13 +133,15 @@ class Pipeline:
                 value = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 value = error
+            self._heard_at = asyncio.get_running_loop().time()
             _, answer = self._sent.popleft()
             if answer.done():
                 continue
             if isinstance(value, ResponseError):
+                self._on_loss()
                 answer.set_exception(StoreUnavailableError() if isinstance(value, _NOT_NOW) else value)
-                if isinstance(value, NoScriptError):
-                    raise value  # the server forgot what opens a connection: open another one
+                if isinstance(value, _WRONG_SERVER):
+                    raise value  # it forgot what opens a connection, or was demoted: open another one
             else:
                 answer.set_result(value)
 
@@ -141,7 +149,7 @@ class Pipeline:
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(ANSWER_TIMEOUT_S / 5)
-            if self._sent and clock() - self._sent[0][0] > ANSWER_TIMEOUT_S:
+            if self._sent and clock() - max(self._sent[0][0], self._heard_at) > ANSWER_TIMEOUT_S:
                 raise TimeoutError(f"no answer for {ANSWER_TIMEOUT_S:g} s")
 
     def _fail(self, error: StoreUnavailableError) -> None:

@@ -7,12 +7,13 @@ import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from app.errors import ConversationExistsError, ConversationNotFoundError, SealBrokenError, StoreUnavailableError
 from app.events import Logged, TurnEnded
 from app.records import AgentName, Conversation, Failure, Outcome, Page
 from app.stores import codec
-from app.stores.head import open_head, open_images
+from app.stores.head import load_images, open_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class Conversations:
     def __init__(self, desk: Desk, turns: Turns) -> None:
         self._desk = desk
         self._turns = turns
-        self._patching = asyncio.Lock()
+        self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
         """Make an empty conversation."""
@@ -57,7 +58,8 @@ class Conversations:
 
     async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
         """Read, change and write the metadata, until no other writer comes between; in this process one at a time."""
-        async with self._patching:
+        lock = self._patching.setdefault(ref, asyncio.Lock())
+        async with lock:
             return await self._patch(ref, change)
 
     async def _patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
@@ -100,14 +102,14 @@ class Conversations:
         found = await self._desk.scripts.call("steps", ref=scope, first=first, last=first + limit)
         if not found:
             raise ConversationNotFoundError
-        agent, generation, head_blob, blobs, images = found
+        agent, generation, head_blob, blobs = found
         head = open_head(self._desk.sealer, scope, generation, head_blob)
         items = []
         for index, blob in enumerate(blobs[:limit], first):
             opened = self._desk.sealer.open(blob, scope, "step", head.generation, index)
             items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
         page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
-        return AgentName(agent.decode()), page, open_images(self._desk.sealer, scope, images)
+        return AgentName(agent.decode()), page, await load_images(self._desk, scope, items)
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
@@ -133,7 +135,7 @@ class Conversations:
         opened = self._desk.sealer.open(record, str(ref), "conversation")
         return Conversation(
             ref=ref,
-            agent=AgentName(agent.decode()),
+            agent=codec.agent_of(opened, agent),
             metadata=codec.metadata_from_bytes(opened),
             created_at=int(created) / 1_000_000,
             updated_at=int(updated) / 1_000_000,

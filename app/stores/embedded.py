@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from app.errors import StartError
 from app.stores.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
 
-if sys.platform != "win32":
-    pass
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

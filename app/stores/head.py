@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,10 +12,14 @@ from app.seal import tag_of
 from app.stores import codec
 
 if TYPE_CHECKING:
-    from app.records import StepType
+    from collections.abc import Iterable
+
+    from app.records import StepType, StoredStep
     from app.seal import Sealer
+    from app.stores.desk import Desk
 
 HASH_BYTES = 16
+IMAGES_AT_ONCE = 4
 
 
 def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Head:
@@ -22,10 +27,16 @@ def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Hea
     return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
 
 
-def open_images(sealer: Sealer, scope: str, pairs: list[bytes]) -> dict[str, bytes]:
-    """Open attachments, given as name and blob in turn."""
-    named = zip(pairs[::2], pairs[1::2], strict=True)
-    return {name.decode(): sealer.open(blob, scope, "image", name.decode()) for name, blob in named}
+async def load_images(desk: Desk, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
+    """Load and open the attachments of these steps, a few at a time: they may be large."""
+    wanted = sorted({name for step in steps for name in step.attachments})
+    opened = {}
+    for start in range(0, len(wanted), IMAGES_AT_ONCE):
+        names = wanted[start : start + IMAGES_AT_ONCE]
+        blobs = await desk.scripts.call("images", *names, ref=scope)
+        for name, blob in zip(names, blobs, strict=True):
+            opened[name] = await asyncio.to_thread(desk.sealer.open, blob or b"", scope, "image", name)
+    return opened
 
 
 def extended(head: Head, kind: StepType, blob: bytes) -> Head:

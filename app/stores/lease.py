@@ -13,7 +13,7 @@ from app.events import FINAL, Logged, TurnEnded
 from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
-from app.stores.head import extend_hash, extended, hidden_so_far, open_head, open_images
+from app.stores.head import extend_hash, extended, hidden_so_far, load_images, open_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -78,6 +78,11 @@ class HeldLease:
         """The store has said that another one holds the conversation."""
         return self._lost
 
+    def lose(self) -> None:
+        """Another one holds the conversation now."""
+        self._lost = True
+        self._settle()
+
     def check(self) -> None:
         """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
         if self._defect:
@@ -98,20 +103,21 @@ class HeldLease:
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load what the model is shown, up to the head; a gap, a swap or a cut is a `SealBrokenError`."""
         head = self._head
-        blobs, images = await self._patiently(lambda: self._load(head.shown_from, head.count))
+        blobs = await self._patiently(lambda: self._load(head.shown_from, head.count))
         running = head.shown_hash
-        data = []
+        steps = []
         for index, blob in enumerate(blobs, head.shown_from):
             running = extend_hash(running, blob)
-            data.append(self._open_step(blob, index).data)
+            steps.append(self._open_step(blob, index))
         if running != head.hash or len(blobs) != head.count - head.shown_from:
             raise SealBrokenError(COUNT_SENTENCE)
-        return data, images
+        images = await self._patiently(lambda: load_images(self._desk, self.scope, steps))
+        return [step.data for step in steps], images
 
     async def adopt_tail(self) -> int:
         """Take over the finished steps that an earlier attempt left; give their number, without tasks."""
         adopted = 0
-        tail, _ = await self._patiently(lambda: self._load(self._head.count, self._stored))
+        tail = await self._patiently(lambda: self._load(self._head.count, self._stored))
         for index, blob in enumerate(tail, self._head.count):
             step = self._open_step(blob, index)
             adopted += step.type != "task"
@@ -176,6 +182,8 @@ class HeldLease:
         if state == b"lost":
             raise LeaseLostError
         if state == b"gap":
+            if self._backlog:  # not written yet, for the store refused it: no tampering
+                raise StoreUnavailableError
             self._found_gap()
             self.check()
         self.version = tag_of(head) if head else self.version
@@ -206,8 +214,7 @@ class HeldLease:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost":
-            self._lost = True
-            self._settle()
+            self.lose()
         elif state == b"gap" and whole:
             self._found_gap()
         elif state != b"ok":
@@ -253,13 +260,14 @@ class HeldLease:
         opened = self._desk.sealer.open(blob, self.scope, "step", self._head.generation, index)
         return codec.step_from_bytes(opened, index)
 
-    async def _load(self, first: int, end: int) -> tuple[list[bytes], dict[str, bytes]]:
+    async def _load(self, first: int, end: int) -> list[bytes]:
         if end <= first:
-            return [], {}
+            return []
         found = await self._desk.scripts.call("steps", ref=self.scope, first=first, last=end - 1)
         if not found:
             raise LeaseLostError
-        return found[3], open_images(self._desk.sealer, self.scope, found[4])
+        blobs: list[bytes] = found[3]
+        return blobs
 
 
 def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
@@ -286,6 +294,8 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         opened_head = open_head(seal, scope, generation, head)
     except SealBrokenError as error:
         defect = error
+    except (ValueError, TypeError, KeyError) as error:  # sealed, but not as this release writes it
+        defect = SealBrokenError(f"a stored record cannot be read ({type(error).__name__})")
     # Behind the head there is a tail only where an earlier attempt left one.
     if not defect and (stored < opened_head.count or (attempt == 1 and stored > opened_head.count)):
         defect = SealBrokenError(COUNT_SENTENCE)

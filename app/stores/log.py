@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.errors import StoreUnavailableError, TurnNotFoundError
+from app.errors import ServiceError, StoreUnavailableError, TurnNotFoundError
 from app.events import FINAL, Logged, TurnEnded
 from app.stores import codec
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from app.records import Ref
     from app.seal import Sealer
     from app.stores.script import Scripts
+
+log = logging.getLogger(__name__)
 
 REREAD_S = 1.5  # pub/sub may lose: a reader that hears nothing looks into the log itself
 MOST_BUFFERED = 1000
@@ -56,6 +59,14 @@ class Log:
         if ref in self._readers:
             number = int(turn)
             self.deliver(ref, number, self.decode(ref, number, int(seq), event.decode(), blob))
+
+    def hear(self, channel: bytes, payload: bytes) -> None:
+        """Take a message, whatever it is: one that cannot be read (a newer release's) makes readers look."""
+        try:
+            self.on_message(channel, payload)
+        except (ServiceError, ValueError):
+            log.warning("a message of the store cannot be read", exc_info=True, extra={"action": "message.unreadable"})
+            self.on_gap()
 
     def on_gap(self) -> None:
         """The subscription was interrupted: every reader looks for itself."""

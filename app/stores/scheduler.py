@@ -51,12 +51,12 @@ class Scheduler:
         found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
         return [open_lease(self._desk, *fields) for fields in found]
 
-    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
+    async def renew(self, leases: Sequence[Lease]) -> None:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence]
-        lost = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
-        return [lease for lease in leases if str(lease.turn.ref).encode() in lost]
+        for place in await self._desk.scripts.call("renew", *held, lease_us=self._lease_us):
+            leases[place].lose()
 
     async def sweep(self) -> int:
         return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))

@@ -73,7 +73,9 @@ class Scripts:
             raise StoreUnavailableError("The store refused an operation.") from error
 
 
-NAMES = "claim commit create delete emit hand_back list patch peek renew show steps submit sweep turns watch".split()
+NAMES = (
+    "claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns watch".split()
+)
 
 
 @cache

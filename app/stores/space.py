@@ -56,7 +56,7 @@ async def open_store(
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s)
         turns = Turns(desk, scheduler)
-        heard = {wake.encode(): lambda *_: scheduler.nudge(), channel.encode(): turn_log.on_message}
+        heard = {wake.encode(): lambda *_: scheduler.nudge(), channel.encode(): turn_log.hear}
         listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
         running = (asyncio.create_task(pipeline.run()), asyncio.create_task(listener.run()))
         try:

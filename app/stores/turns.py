@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.errors import (
@@ -26,9 +29,13 @@ if TYPE_CHECKING:
     from app.stores.desk import Desk
     from app.stores.log import Reader
     from app.stores.scheduler import Scheduler
+    from app.stores.script import Argument
 
 MOST_GUESSES = 10_000
 MOST_TRIES = 20
+SUBMIT_PATIENCE_S = 1.0
+RETRY_S = 0.25
+LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
 
 
 class Turns:
@@ -63,7 +70,7 @@ class Turns:
                 return turn
             if state != b"moved":
                 raise _refusal(state, rest)
-            number, agent = int(rest[0]), AgentName(rest[1].decode())
+            number, agent = await self._peek(turn.ref)
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
     def reader(self, ref: Ref) -> AbstractContextManager[Reader]:
@@ -98,29 +105,42 @@ class Turns:
         known = self._next.get(turn.ref)
         if known and not (asked and known[1] != turn.agent.name):
             return known
-        agent, turns = await self._desk.scripts.call("peek", ref=str(turn.ref))
+        return await self._peek(turn.ref)
+
+    async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
+        agent, turns, record = await self._desk.scripts.call("peek", ref=str(ref))
         if not agent:
             raise ConversationNotFoundError
-        return int(turns) + 1, AgentName(agent.decode())
+        opened = self._desk.sealer.open(record or b"", str(ref), "conversation")
+        return int(turns) + 1, codec.agent_of(opened, agent)
 
     async def _submit(self, turn: Turn, given: TurnInput, create: dict[str, Any] | None) -> Any:
         scope, seal = str(turn.ref), self._desk.sealer.seal
         conversation = b""
         if create is not None:
             conversation = seal(codec.conversation_to_bytes(turn.agent.name, create), scope, "conversation")
-        return await self._desk.scripts.call(
-            "submit",
-            owner=turn.ref.owner,
-            ref=scope,
-            agent=turn.agent.name,
-            conversation=conversation,
-            turn=turn.number,
-            record=seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
-            input=seal(codec.input_to_bytes(given), scope, "input", turn.number),
-            event=seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
-            me=self._desk.channel,
-            wake="" if self._scheduler.waiting else self._desk.wake,
-        )
+        data = codec.input_to_bytes(given)
+        seal_input = partial(seal, data, scope, "input", turn.number)
+        arguments: dict[str, Argument] = {
+            "owner": turn.ref.owner,
+            "ref": scope,
+            "agent": turn.agent.name,
+            "conversation": conversation,
+            "turn": turn.number,
+            "record": seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
+            "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
+            "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
+            "me": self._desk.channel,
+            "wake": "" if self._scheduler.waiting else self._desk.wake,
+        }
+        give_up_at = time.monotonic() + SUBMIT_PATIENCE_S
+        while True:  # the same sealed record again is the same turn, so asking twice makes one
+            try:
+                return await self._desk.scripts.call("submit", **arguments)
+            except StoreUnavailableError:
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:
         self._next[ref] = (number, agent)
@@ -137,6 +157,3 @@ def _refusal(state: bytes, rest: list[bytes]) -> Exception:
             running_turn=running,
         )
     return {b"unknown": ConversationNotFoundError, b"deleted": ConversationExistsError}[state]()
-
-
-__all__ = ["Turns"]

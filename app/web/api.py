@@ -51,7 +51,7 @@ def create_app(
     app.include_router(health_routes(metrics))
     _serve_docs(app)
     problems.install(app)
-    app.add_middleware(Gate, callers=callers, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(Gate, callers=callers, host=limits.host, max_body_bytes=limits.max_body_bytes)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -59,7 +59,7 @@ def create_app(
 def schema_yaml() -> str:
     """Give the description as YAML; it depends on no setting."""
     nothing: Any = None
-    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits(0, 0, 0, 0, 0))
+    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0))
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -38,8 +38,9 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What callers may send. `wait_s` is how long an answer may be waited for."""
+    """What callers may send, and to which host. `wait_s` is how long an answer may be waited for."""
 
+    host: str
     max_body_bytes: int
     max_message_chars: int
     max_steps: int

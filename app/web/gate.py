@@ -21,8 +21,9 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class Gate:
     """Refuses what no route should see."""
 
-    def __init__(self, app: ASGIApp, *, callers: Callers, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, callers: Callers, host: str, max_body_bytes: int) -> None:
         self._app = app
+        self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
         self._callers = callers
         self._max_body_bytes = max_body_bytes
 
@@ -33,7 +34,7 @@ class Gate:
         headers = dict(scope["headers"])
         try:
             if self._callers.loopback:
-                _check_host(headers)
+                _check_host(headers, self._own_names)
             if scope["method"] in _WITH_BODY:
                 # Before its body is read, a request must be somebody's; the route finds the owner here.
                 scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
@@ -85,11 +86,11 @@ def _is_utf8(body: bytes) -> bool:
     return True
 
 
-def _check_host(headers: dict[bytes, bytes]) -> None:
+def _check_host(headers: dict[bytes, bytes], own_names: frozenset[bytes]) -> None:
     # A page of another site can have a browser call a loopback address under that site's name (DNS rebinding).
     host = headers.get(b"host", b"").lower()
     name = host[: host.find(b"]") + 1] if host.startswith(b"[") else host.partition(b":")[0]
-    if name not in _OWN_NAMES:
+    if name not in own_names:
         raise ForeignHostError
 
 

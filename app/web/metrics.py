@@ -37,20 +37,23 @@ class Metrics:
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
         self._store_errors = Counter(
-            "smolsessions_store_errors", "Connections to the store that were lost or refused.", registry=self._registry
+            "smolsessions_store_errors",
+            "Lost connections and refused operations.",
+            registry=self._registry,
         )
 
     def store_lost(self) -> None:
-        """Count a connection to the store that broke or could not be made."""
+        """Count a connection to the store that broke, or an operation that it refused."""
         self._store_errors.inc()
 
     def turn_ended(self, turn: Turn) -> None:
-        """Count a turn that this process's worker ended."""
+        """Count a turn that this process ended."""
         outcome, timing = turn.outcome, turn.timing
-        if not outcome or timing.started_at is None or timing.finished_at is None:
-            return
+        assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
         self._turns.labels(turn.agent.name, outcome.status, code).inc()
+        if timing.started_at is None or timing.finished_at is None:
+            return
         self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 

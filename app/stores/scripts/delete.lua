@@ -1,5 +1,5 @@
 -- Take a conversation away. A turn that runs (`turn`, as the caller read it) gets its final event first; its worker's
--- fence is gone with the conversation. A tombstone keeps the id from being used again while old logs are about.
+-- fence is gone with the conversation. A tombstone keeps the id for a while: numbers begin again with a new conversation.
 -- ARGV: owner ref turn record me log_ttl_s
 local conversation = key('conversation', ref)
 local found = redis.call('HMGET', conversation, 'agent', 'generation')

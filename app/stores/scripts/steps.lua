@@ -1,6 +1,5 @@
--- Steps from index `first` to `last` of the current generation, with the conversation's images.
+-- Steps from index `first` to `last` of the current generation.
 -- ARGV: ref first last
 local head = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
 if not head[1] then return false end
-return {head[1], head[2], head[3] or '', redis.call('LRANGE', key('steps', ref, head[2]), first, last),
-  redis.call('HGETALL', key('images', ref))}
+return {head[1], head[2], head[3] or '', redis.call('LRANGE', key('steps', ref, head[2]), first, last)}

@@ -5,12 +5,13 @@ local found = redis.call('HMGET', key('conversation', ref), 'agent', 'turns')
 if not found[1] then
   if conversation == '' then return {'unknown'} end
   if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'deleted'} end
-  if turn ~= '1' then return {'moved', 1, agent} end
+  if turn ~= '1' then return {'unknown'} end
   create(owner, ref, agent, conversation)
 else
+  if redis.call('LINDEX', key('turns', ref), -1) == record then return {'ok', 1} end  -- asked again: the answer was lost
   local waiting = redis.call('LINDEX', key('queue', ref), -1)
   if waiting then return {'busy', waiting} end
-  if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved', found[2] + 1, found[1]} end
+  if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved'} end
 end
 redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
 redis.call('RPUSH', key('turns', ref), record)
