@@ -14,19 +14,24 @@ import decimal
 import hashlib
 import itertools
 import json
+import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 import yaml
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TASK = "New task:\n"
 
@@ -312,3 +317,30 @@ def make_clinging() -> ToolCallingAgent:
     agent = make_scripted()
     vars(agent)["cleanup"] = lambda: 1 / 0
     return agent
+
+
+def make_slamming() -> ToolCallingAgent:
+    """Make an agent whose cleanup ends the process, as `sys.exit` means to."""
+    return _cleaned_up_by(lambda: sys.exit(7))
+
+
+def make_lingering() -> ToolCallingAgent:
+    """Make an agent whose cleanup takes its time, as that of a remote executor does."""
+    return _cleaned_up_by(lambda: time.sleep(3))
+
+
+def _cleaned_up_by(cleanup: Callable[[], None]) -> ToolCallingAgent:
+    agent = make_scripted()
+    vars(agent)["cleanup"] = cleanup
+    return agent
+
+
+def make_forgetful() -> ToolCallingAgent:
+    """Make an agent whose callback takes the earlier tasks back."""
+    return make_scripted(step_callbacks=[_forget])
+
+
+def _forget(_step: ActionStep, agent: MultiStepAgent) -> None:
+    *earlier, _last = [step for step in agent.memory.steps if isinstance(step, TaskStep)]
+    for task in earlier:
+        task.task, task.task_images = "forgotten", None

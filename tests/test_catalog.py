@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -167,6 +168,42 @@ def test_agents_of_the_users_own_come_before_the_others(service: Service) -> Non
     assert service.post("/turn", message='[{"say": "x"}]').json()["agent"]["name"] == names[0] == "scripted"
     assert names[-2:] == ["demo", "demo-code"]
     assert "chat" not in names
+
+
+def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
+    settings = {"AGENTS": "slamming=tests.agents:make_slamming", "WARM_SESSIONS": "0"}
+    with Service(tmp_path, settings) as service:
+        at_start = service.log().count("could not be cleaned up")
+        turn = service.play({"say": "one"}, agent="slamming")
+        until(lambda: service.log().count("could not be cleaned up") > at_start)
+        assert service.follow_up(turn, {"say": "two"})["reply"] == "two"
+        assert service.process.poll() is None
+        assert service.stop() == 0
+
+
+def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) -> None:
+    settings = {"AGENTS": "lingering=tests.agents:make_lingering", "WARM_SESSIONS": "0", "THREADS": "1"}
+    with Service(tmp_path, settings) as service:
+        turn = service.play({"say": "one"}, agent="lingering")
+        began = time.monotonic()
+        delays = []
+        for number in range(5):
+            for asked in range(20):
+                since = time.monotonic()
+                assert service.client.get("/livez").status_code == 200, asked
+                delays.append(time.monotonic() - since)
+            turn = service.follow_up(turn, {"say": f"number {number}"})
+            assert turn["reply"] == f"number {number}"
+        assert max(delays) < 0.5
+        assert time.monotonic() - began < 3
+        assert service.stop() == 0
+        assert time.monotonic() - began < 5
+
+
+def until(condition: Callable[[], object], within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "this did not come to pass"
 
 
 @pytest.fixture(scope="module")

@@ -270,6 +270,35 @@ async def test_writes_survive_a_server_that_refuses_for_a_while(stores: tuple[St
     assert log_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
 
 
+async def test_the_end_of_a_turn_waits_while_the_store_refuses_and_loses_no_step(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    await emit(raw, lease, "step:1", a_step("before"))
+    raw.config_resetstat()
+    raw.config_set("maxmemory", 1)
+    try:
+        lease.emit("step:2", step=a_step("refused"), events=[TurnStarted(1, 0.0)])
+        ending = asyncio.create_task(lease.commit(DONE))
+        await until(lambda: refusals(raw) > 2)
+        assert not ending.done()
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert (await ending).outcome == DONE
+    assert (await other.turns.turn(ref_of("c"), 1)).status == "finished"
+    assert await texts_of(other, "c") == ["before", "refused"]
+    assert log_of(raw, "c")[-1] == "turn.finished"
+    assert await submit(other, "c") == 2
+    (await claim_one(other)).check()
+
+
+def refusals(raw: Raw) -> int:
+    """Give how often the server had no memory."""
+    return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
+
+
 async def test_an_expired_lease_goes_to_another_with_the_steps_that_were_finished(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
@@ -379,6 +408,53 @@ async def test_turns_that_are_submitted_at_once_are_numbered_once(stores: tuple[
         lease = await claim_one(stores[number % 2])
         assert lease.turn.number == number
         await lease.commit(DONE)
+
+
+async def test_a_submission_that_is_asked_twice_is_one_turn(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    for number in (1, 2):
+        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
+        before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
+        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
+        assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
+        assert submit_raw(raw, number + 1, "sealed again") == ["busy", str(number)]
+        assert raw.lrange(key("queue", "c"), 0, -1) == [str(number)]
+        assert raw.llen(key("turns", "c")) == number
+        assert log_of(raw, "c", number) == ["turn.queued"]
+        assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 1
+        lease = await claim_one(one)
+        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
+        await lease.commit(DONE)
+        assert await claim(one) == []
+
+
+def submit_raw(raw: Raw, turn: int, record: str) -> Any:
+    """Run submit.lua as it is."""
+    named: dict[str, str | bytes | int] = {
+        "owner": "local",
+        "ref": str(ref_of("c")),
+        "agent": AGENT,
+        "conversation": "sealed",
+        "turn": turn,
+        "record": f"{record} {turn}",
+        "input": "sealed",
+        "event": "sealed",
+        "me": "nobody",
+        "wake": "",
+    }
+    return raw.execute_command(*script("submit").command(PARTITION, (), named))
+
+
+async def test_turns_are_accepted_once_where_the_connection_breaks_on_the_way(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    for rounds in range(6):
+        tries = [asyncio.create_task(submit(store, f"{rounds} {number}")) for number, store in enumerate(stores)]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        raw.client_kill_filter(_type="normal", skipme=True)
+        assert await asyncio.gather(*tries) == [1] * len(tries)
+        assert [raw.llen(key("turns", f"{rounds} {number}")) for number in range(len(tries))] == [1] * len(tries)
 
 
 async def test_a_number_that_another_replica_gave_is_not_given_again(stores: tuple[Store, Store]) -> None:

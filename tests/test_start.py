@@ -70,6 +70,10 @@ REFUSED = {
     "a store's address with a word for a port": Refused(
         {"REDIS_URL": f"redis://:{SECRET}@localhost:port", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "host:port")
     ),
+    "a store's address with a # in its password": Refused(
+        {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379", "SEAL_KEYS": KEY_A},
+        ("SMOLSESSIONS_REDIS_URL", "percent form"),
+    ),
     "a store's address with an unknown option": Refused(
         {"REDIS_URL": f"{NOWHERE}?tiemout=3", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
     ),
@@ -132,6 +136,17 @@ def test_a_port_that_is_taken_is_refused_with_the_mend(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in sentence
     assert "set SMOLSESSIONS_PORT" in sentence
     assert not (tmp_path / "data").exists()
+
+
+def test_another_address_of_this_machine_is_served_under_its_own_name(tmp_path: Path) -> None:
+    with Service(tmp_path, {"HOST": "127.0.0.5"}) as service:
+        port = service.client.base_url.port
+        assert service.client.base_url.host == "127.0.0.5"
+        assert service.play({"say": "hello"})["reply"] == "hello"
+        for host in (f"127.0.0.5:{port}", "127.0.0.5", f"localhost:{port}"):
+            assert service.client.get("/livez", headers={"Host": host}).status_code == 200
+        foreign = service.client.get("/livez", headers={"Host": f"evil.example:{port}"})
+        assert foreign.is_client_error, foreign.text
 
 
 def test_a_second_service_on_the_data_folder_is_refused_while_the_first_goes_on(
@@ -217,6 +232,19 @@ def _keys_on(service: Service, turn: dict[str, Any]) -> set[bytes]:
         stored = [client.dump(key) for key in client.scan_iter(f"*{turn['conversation_id']}*")]
     assert stored
     return set(re.findall(rb"\x01\x04(key[AB])", b"".join(stored)))
+
+
+def test_a_half_made_key_that_a_power_cut_left_does_not_matter(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / ".seal-x1y2z3").touch(0o600)
+    service = Service(tmp_path)
+    with service:
+        turn = service.play({"say": "one"})
+        key = (data / "seal.key").read_text()
+    with service:
+        assert service.follow_up(turn, {"say": "two"})["turn"] == 2
+    assert (data / "seal.key").read_text() == key
 
 
 def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_while(tmp_path: Path) -> None:

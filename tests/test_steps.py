@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import datetime as dt
 import io
 import json
 import math
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
@@ -21,6 +23,7 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
 from app.agents.describe import describe
+from app.agents.plain import plain
 from app.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
 from app.errors import SealBrokenError
 from tests import agents, odd
@@ -112,7 +115,8 @@ def output(value: Any) -> Any:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service that rebuilds every session from its bytes."""
-    odd_agents = {"AGENTS": f"{AGENTS},odd=tests.odd:make_odd", "WARM_SESSIONS": "0"}
+    more = "odd=tests.odd:make_odd,forgetful=tests.agents:make_forgetful"
+    odd_agents = {"AGENTS": f"{AGENTS},{more}", "WARM_SESSIONS": "0"}
     with Service(tmp_path_factory.mktemp("steps"), odd_agents) as running:
         yield running
 
@@ -565,3 +569,55 @@ def test_a_step_that_is_too_large_fails_its_turn_and_the_conversation_goes_on(se
     assert (turn["status"], turn["error"]["code"]) == ("failed", "agent_error")
     assert "larger" in turn["error"]["message"]
     assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
+
+
+CROWDS = {
+    "a list that holds itself twice": "x = []\nx.append(x)\nx.append(x)",
+    "a dictionary that holds itself twice": "x = {}\nx['a'] = x\nx['b'] = x",
+    "a million times the same list": "y = [1, 2]\nx = [y] * 1000000",
+    "a million times the same dictionary": "y = {'a': [0]}\nx = [y] * 1000000",
+    "a hundred long texts": "x = ['x' * 1000000] * 100",
+}
+
+
+@pytest.mark.parametrize("what", CROWDS)
+def test_a_value_without_an_end_keeps_no_turn_busy(service: Service, what: str) -> None:
+    body = {"agent": "code", "message": json.dumps([{"code": f"{CROWDS[what]}\nfinal_answer(x)"}])}
+    response = service.client.post("/turn", json=body, headers={"Prefer": "wait=40"}, timeout=50)
+    turn = response.json()
+    assert (response.status_code, turn["status"]) == (200, "finished")
+    assert len(response.content) < 50_000_000
+    assert service.client.get(f"/conversations/{turn['conversation_id']}/steps").status_code == 200
+    assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_what_is_shown_of_a_value_is_bounded(kind: type) -> None:
+    value: Any = [0]
+    for _ in range(60):  # two to the power of sixty leaves
+        value = {"a": value, "b": value} if kind is dict else kind([value, value])
+    began = time.monotonic()
+    assert len(json.dumps(plain(value))) < 60_000_000
+    assert time.monotonic() - began < 20
+
+
+def test_the_model_sees_what_a_callback_made_of_an_earlier_task(service: Service) -> None:
+    scripts: list[list[dict[str, Any]]] = [
+        [{"say": "one"}],
+        [{"call": [["echo", {"text": "look"}]]}, {"prompt": True}],
+    ]
+    body = {"images": [pixel()]}
+    shown = {}
+    for name, bare in (("forgetful", agents.make_forgetful()), ("scripted", agents.make_scripted())):
+        bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(base64.b64decode(pixel())))])
+        expected = bare.run(json.dumps(scripts[1]), reset=False)
+        turn = service.play(*scripts[0], agent=name, **body)
+        shown[name] = service.follow_up(turn, *scripts[1])["reply"]
+        assert shown[name] == expected
+    assert shown["forgetful"] != shown["scripted"]
+
+
+def pixel() -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1), "red").save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()

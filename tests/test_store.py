@@ -20,7 +20,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from app.seal import new_key
+from app.seal import Sealer, new_key, parse_keys
 from app.stores.embedded import find_binary
 from tests import agents
 from tests.service import Service
@@ -293,6 +293,26 @@ def test_a_turn_whose_process_dies_fails_once_and_keeps_its_finished_steps(tmp_p
         assert service.get(f"/conversations/{turn['conversation_id']}/turns/1") == ended
 
 
+def test_turns_that_outlive_the_drain_are_over_before_the_process_is(tmp_path: Path) -> None:
+    gates = [Gate(tmp_path / f"gate {number}") for number in range(3)]
+    service = Service(tmp_path / "service", {"DRAIN_S": "0.5", "LEASE_S": "30"})
+    with service:
+        echo = {"call": [["echo", {"text": "kept"}]]}
+        turns = [begin(service, echo, gate.script, {"say": "never"}) for gate in gates]
+        for gate in gates:
+            gate.reached()
+        assert service.stop() == 0
+    assert service.log().count("outlived the drain") == len(turns)
+    with service:
+        for turn in turns:
+            ended = service.get(f"/conversations/{turn['conversation_id']}/turns/1")
+            assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "worker_lost", 1)
+            assert [step["type"] for step in service.steps(turn)] == ["task", "action"]
+            assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
+        with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+            assert [name for name in names_of(raw, turns[0]) if name in FINAL] == ["turn.failed"]
+
+
 def test_a_turn_whose_process_dies_is_ended_by_another(
     pair: tuple[Service, Service], server: Server, gate: Gate
 ) -> None:
@@ -456,6 +476,57 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
         assert [name for name in names_of(server.client(), turn) if name in FINAL] == ["turn.finished"]
 
 
+def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
+    tmp_path: Path, server: Server, gate: Gate
+) -> None:
+    echo = {"call": [["echo", {"text": "while it took nothing"}]]}
+    raw = server.client()
+    with Service(tmp_path / "service", server.settings) as service:
+        turn = begin(service, gate.script, echo, {"say": "end"})
+        gate.reached()
+        raw.config_resetstat()
+        raw.config_set("maxmemory", 1)
+        gate.open()
+        until(lambda: raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"] > 6)
+        assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["status"] == "running"
+        raw.config_set("maxmemory", 0)
+        ended = over(service, turn)
+        assert (ended["status"], ended["reply"], ended["steps"], ended["attempts"]) == ("finished", "end", 3, 1)
+        assert [step["type"] for step in service.steps(turn)] == ["task", "action", "action", "action"]
+        assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
+    with Service(tmp_path / "service", server.settings) as fresh:
+        assert fresh.follow_up(turn, {"say": "and on"})["reply"] == "and on"
+
+
+def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
+    tmp_path: Path, server: Server, gate: Gate
+) -> None:
+    with Service(tmp_path / "service", server.settings) as service, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(service.play, gate.script, {"say": "end"})
+        gate.reached()
+        (shown,) = service.get("/conversations")["items"]
+        raw, ref = server.client(), f"local/{shown['id']}".encode()
+        newer = Sealer(parse_keys(KEY)).seal(b'{"a": 1}', ref.decode(), "event", 1, "turn.newer")
+        odd = [
+            b"hello",
+            b"",
+            b"\n\n\n\n",
+            b"\xff\n1\n2\nturn.started\n",
+            ref + b"\none\n2\nturn.started\nx",
+            ref + b"\n1\n2\n\xff\nx",
+            ref + b"\n1\n2\nturn.finished\n" + b"x" * 60,
+            ref + b"\n1\n3\nturn.newer\n" + newer,
+        ]
+        for message in odd:
+            for channel in raw.execute_command("PUBSUB", "SHARDCHANNELS", f"{P}:*"):
+                assert raw.execute_command("SPUBLISH", channel, message) == 1
+        until(lambda: service.log().count("message of the store cannot be read") >= 3)
+        gate.open()
+        assert waiting.result(20)["reply"] == "end"
+        assert service.play({"say": "on"})["reply"] == "on"
+        assert service.process.poll() is None
+
+
 def test_scripts_that_the_store_forgot_are_loaded_again(pair: tuple[Service, Service], server: Server) -> None:
     turn = pair[0].play({"say": "one"})
     for number in range(6):
@@ -540,6 +611,7 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "an older head": lambda it: it.raw.hset(it.conversation, "head", it.old_head),
     "no head": lambda it: it.raw.hdel(it.conversation, "head"),
     "an empty head": lambda it: it.raw.hset(it.conversation, "head", ""),
+    "another agent": lambda it: it.raw.hset(it.conversation, "agent", "code"),
     "another generation": lambda it: it.raw.hset(it.conversation, "generation", 1),
     "an image of another": Tampering.image_of_another,
     "no images": lambda it: it.raw.delete(it.key("images")),
@@ -603,6 +675,24 @@ def test_a_warm_session_never_hides_what_was_tampered_with(outside: Server, tmp_
         for what, it in tampered.items():
             answer = fresh.post("/turn", message='[{"prompt": true}]', conversation_id=it.turn["conversation_id"])
             assert code_of(answer) == "seal_broken", what
+
+
+def test_a_conversation_that_was_given_another_agent_in_the_store_has_none(server: Server, tmp_path: Path) -> None:
+    with Service(tmp_path, server.settings) as service:
+        turn, other = (service.post("/turn", message="What is 1 + 1?", agent="demo").json() for _ in range(2))
+    where = f"/conversations/{turn['conversation_id']}"
+    server.client().hset(f"{P}:conversation:local/{turn['conversation_id']}", "agent", "demo-code")
+    with Service(tmp_path, server.settings) as fresh:
+        shown = fresh.client.get(where)
+        assert (shown.status_code, shown.json()["code"]) == (500, "seal_broken")
+        for named in ({}, {"agent": "demo"}, {"agent": "demo-code"}):
+            refused = fresh.post("/turn", message="What is 2 + 2?", conversation_id=turn["conversation_id"], **named)
+            assert (refused.status_code, code_of(refused)) == (500, "seal_broken"), refused.text
+        assert len(fresh.get(f"{where}/turns")["items"]) == 1
+        assert [item["id"] for item in fresh.get("/conversations")["items"]] == [other["conversation_id"]]
+        going_on = fresh.post("/turn", message="What is 2 + 2?", conversation_id=other["conversation_id"]).json()
+        assert (going_on["turn"], going_on["agent"]["name"]) == (2, "demo")
+        assert fresh.client.delete(where).status_code == 204
 
 
 @pytest.mark.parametrize("what", ["edited", "of another turn", "of another conversation", "cut"])

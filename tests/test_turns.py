@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
+import pytest
+from redis import Redis
 
 from tests.service import Service
 
@@ -37,6 +39,22 @@ def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
     second = service.follow_up(first, {"call": [["echo", {"text": "c"}]]}, {"say": "done"})
     assert first["tool_call_names"] == ["echo", "echo"]
     assert [call["arguments"] for call in second["tool_calls"]] == [{"text": "c"}]
+
+
+def test_tool_calls_are_in_the_order_in_which_they_were_made_whichever_ends_first(service: Service) -> None:
+    made: list[tuple[str, dict[str, Any]]] = [
+        ("compute", {"seconds": 0.3}),
+        ("echo", {"text": "at once"}),
+        ("compute", {"seconds": 0.1}),
+        ("fail", {"reason": "no"}),
+    ]
+    turn = service.play({"call": made[:3]}, {"call": made[3:]}, {"say": "done"})
+    assert turn["tool_call_names"] == ["compute", "echo", "compute", "fail"]
+    calls = turn["tool_calls"]
+    assert [(call["name"], call["arguments"]) for call in calls] == made
+    assert [call["ok"] for call in calls] == [True, True, True, False]
+    assert [number for number, call in enumerate(calls) if call["duration_ms"] >= 300] == [0]
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["tool_calls"] == calls
 
 
 def test_internal_tools_are_named_only_on_request(service: Service) -> None:
@@ -100,6 +118,34 @@ def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
     )
     steps = service.steps(turn)
     assert [step["images"] for step in steps] == [[{"width": 5, "height": 4}, {"width": 2, "height": 2}]] * 3
+
+
+@pytest.mark.parametrize(("form", "size"), [("JPEG", (3000, 2000)), ("WEBP", (300, 200)), ("GIF", (300, 200))])
+def test_a_photo_is_stored_as_it_came_and_shown_to_the_model_pixel_by_pixel(
+    tmp_path: Path, form: str, size: tuple[int, int]
+) -> None:
+    from tests import agents  # noqa: PLC0415 - smolagents, only here
+
+    buffer = io.BytesIO()
+    PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]).save(buffer, form)
+    photo = buffer.getvalue()
+    scripts: list[list[dict[str, Any]]] = [
+        [{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}],
+        [{"prompt": True}],
+    ]
+    bare = agents.make_scripted()
+    bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(photo))])
+    shown = bare.run(json.dumps(scripts[1]), reset=False)
+    service = Service(tmp_path)
+    with service:
+        turn = service.play(*scripts[0], images=[base64.b64encode(photo).decode()])
+        assert turn["status"] == "finished"
+        with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+            stored = raw.hvals(f"{{p000}}:images:local/{turn['conversation_id']}")
+        assert len(photo) * 0.9 < sum(map(len, stored)) < len(photo) * 1.1 + 1000
+        assert service.steps(turn)[0]["images"] == [{"width": size[0], "height": size[1]}]
+    with service:
+        assert service.follow_up(turn, *scripts[1])["reply"] == shown
 
 
 def test_additional_args_become_part_of_the_task(service: Service) -> None:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 import enum
 import math
 import os
+import uuid
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import PIL.Image
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
 MAX_LABEL_CHARS = 2000
-_COLLECTIONS = (list, tuple, dict, set, frozenset, Mapping)
+NODE_CHARS = 10  # what anything else counts
+_COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
 MAX_DEPTH = 100
-MAX_CHARS = 1_000_000  # a text counts its characters, all else counts one
-_WITH_JSON_FORM = (
-    str,
-    int,
-    float,
-    list,
-    tuple,
-    dict,
-    set,
-    frozenset,
-    bytes,
-    enum.Enum,
-    os.PathLike,
-    Mapping,
-    BaseModel,
-)
+MAX_CHARS = 1_000_000  # of all texts in a value
+_MOMENTS = (dt.date, dt.time, dt.timedelta)
+_WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
 
 
 def plain(value: Any) -> Any:
@@ -71,29 +68,42 @@ class _Walk:
 
     def plain(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        self._left -= len(value) if kind is str else 1
+        self._left -= len(value) if kind is str else NODE_CHARS
         if self._left < 0 or depth == 0:
             return labelled(value)
         if kind is str:
             return text_of(value)
         if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
             return value
-        if kind is dict:
-            return {self._key(key): self.plain(item, depth - 1) for key, item in value.items()}
-        if kind in {list, tuple, set, frozenset}:
-            return [self.plain(item, depth - 1) for item in value]
-        return str(value) if kind is float else self._foreign(value, depth)
+        if kind is float:
+            return str(value)
+        try:
+            return self._collection(value, depth) if issubclass(kind, _COLLECTIONS) else self._foreign(value, depth)
+        except BaseException:  # noqa: BLE001 - see labelled
+            return labelled(value)
+
+    def _collection(self, value: Any, depth: int) -> Any:
+        if issubclass(type(value), Mapping):
+            return {self._key(key): self.plain(item, depth - 1) for key, item in self._bounded(value.items())}
+        return [self.plain(item, depth - 1) for item in self._bounded(value)]
+
+    def _bounded(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            if self._left < 0:
+                return
+            yield item
 
     def _foreign(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        try:
-            if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
-                return self.plain(value.tolist(), depth - 1)
-            if issubclass(kind, _WITH_JSON_FORM) or dataclasses.is_dataclass(kind):
-                form = to_jsonable_python(value, fallback=labelled, bytes_mode="base64", inf_nan_mode="strings")
-                return self.plain(form, depth - 1)
-        except BaseException:  # noqa: BLE001 - see labelled
-            return labelled(value)
+        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+            return self.plain(value.tolist(), depth - 1)
+        if issubclass(kind, BaseModel):
+            return self._collection(dict(value), depth)
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(kind)]
+            return self._collection({name: getattr(value, name) for name in names}, depth)
+        if issubclass(kind, _WITH_JSON_FORM):
+            return self.plain(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
         return labelled(value)
 
     def _key(self, key: Any) -> str:
