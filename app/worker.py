@@ -161,6 +161,8 @@ class Worker:
             await lease.settled()  # that this attempt began must be known before it does what cannot be undone
             return session, await self._run(lease, session)
         except (LeaseLostError, StoreUnavailableError):
+            if session:  # checked out and never played: nobody else will close it
+                session.close()
             raise
         except ServiceError as error:
             return session, _failed(error.code, error.message)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from app.ports import Session
 
-Factory = "Callable[[], MultiStepAgent]"
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
 
