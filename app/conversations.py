@@ -71,3 +71,7 @@ class Conversations:
             )
 
         return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
+
+    async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
+        """Give the media type and the bytes of an image that a step shows."""
+        return await asyncio.to_thread(self._agents.picture, await self._store.image(ref, name))

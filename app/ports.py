@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from app.events import Event, Logged
+    from app.events import Event, Logged, StepEvent
     from app.records import (
         AgentInfo,
         AgentName,
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     )
 
 
+StopReason = Literal["cancelled", "deadline", "lost"]
+
+
 class LogReader(Protocol):
     """One reader of a conversation's events. Registered before the turn is submitted, it misses nothing."""
 
     def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged]:
         """Yield the turn's events with `seq > after`, each once and in order; ends after the final one."""
+        ...
+
+    def stop(self) -> None:
+        """Make `follow` end, without a final event."""
         ...
 
 
@@ -56,6 +64,13 @@ class Turns(Protocol):
 
     def reader(self, ref: Ref) -> AbstractContextManager[LogReader]:
         """Register a reader of this process."""
+        ...
+
+    async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
+        """Stop a turn: one that nobody has begun is over (True) when this returns, another one's worker is told.
+
+        Raises what `turn` raises.
+        """
         ...
 
     async def turn(self, ref: Ref, number: int) -> Turn:
@@ -94,6 +109,10 @@ class Conversations(Protocol):
         """Give steps from index `first`, hidden ones too, with their attachments; what does not verify is an error."""
         ...
 
+    async def image(self, ref: Ref, name: str) -> bytes:
+        """Give an attachment by its name. Raises `NotFoundError`."""
+        ...
+
 
 class Lease(Protocol):
     """A worker's fenced right to one conversation, while it plays one turn of it."""
@@ -122,8 +141,12 @@ class Lease(Protocol):
         ...
 
     @property
-    def lost(self) -> bool:
-        """The store has said that another one holds the conversation."""
+    def stopped(self) -> asyncio.Future[StopReason]:
+        """Done when the turn is to stop: somebody cancelled it, or another one holds the conversation."""
+        ...
+
+    def cancel(self) -> None:
+        """Somebody wants the turn to stop."""
         ...
 
     def lose(self) -> None:
@@ -186,20 +209,31 @@ class Scheduler(Protocol):
         ...
 
 
+class Stage(Protocol):
+    """What a session plays on: what it tells goes out, a stop comes in. For any thread."""
+
+    @property
+    def halted(self) -> bool:
+        """The turn is to stop. Asked at every model call, delta and tool call; once true it stays so."""
+        ...
+
+    def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
+        """Hand on an event, and a finished step that is to be kept with it. Returns at once."""
+        ...
+
+
 class Session(Protocol):
     """A conversation's live agent in this process. One turn at a time."""
 
-    def play(
-        self,
-        turn: Turn,
-        given: TurnInput,
-        keep: Callable[[PackedStep], None],
-        stopped: Callable[[], bool],
-    ) -> Outcome:
-        """Run the agent in the calling thread, handing each finished step to `keep`.
+    def play(self, turn: Turn, given: TurnInput, stage: Stage) -> Outcome:
+        """Run the agent in the calling thread, telling the stage all that happens and each finished step.
 
-        Never raises what the agent raises: that is a failed outcome. `stopped` is asked at every step's end.
+        Never raises what the agent raises: that is a failed outcome. A turn that the stage halted is a cancelled one.
         """
+        ...
+
+    def broken_off(self) -> Outcome:
+        """Give the turn that is being played as a cancelled one, as far as it went; its thread does not come back."""
         ...
 
     def close(self) -> None:
@@ -219,4 +253,8 @@ class Agents(Protocol):
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
+        ...
+
+    def picture(self, data: bytes) -> tuple[str, bytes]:
+        """Give an attachment as an image file: its media type and its bytes."""
         ...

@@ -101,10 +101,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
-    """What the caller asked of this turn beyond its message. `max_steps` None: the agent's own."""
+    """What the caller asked of this turn beyond its message.
+
+    `max_steps` None: the agent's own; `deadline_s` None: the service's, in seconds from the turn's start.
+    """
 
     max_steps: int | None = None
     reset: bool = False
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One user message and all that the agent does until it answers. `outcome` is there when it is over."""
+    """One user message and all that the agent does until it answers.
+
+    `outcome` is there when it is over, and `last_seq`, the number of its final event (None where it is not known).
+    """
 
     ref: Ref
     number: int
@@ -133,6 +140,7 @@ class Turn:
     timing: Timing
     attempts: int = 0
     outcome: Outcome | None = None
+    last_seq: int | None = None
 
     @property
     def status(self) -> TurnStatus:
@@ -147,6 +155,15 @@ class TurnInput:
 
     images: tuple[bytes, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepImage:
+    """An image that a step shows: its name in the conversation (a content hash) and its size in pixels."""
+
+    name: str
+    width: int
+    height: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.errors import StartError
 
 PREFIX = "SMOLSESSIONS_"
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
 
 class Settings(BaseSettings):
@@ -42,6 +44,11 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
     )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose pages may call this service from a browser, with commas between: "
+        "http://localhost:5173.",
+    )
     agents: str = Field("", description="Your agents: name=module:factory, with commas between.")
     default_agent: str | None = Field(
         None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
@@ -61,6 +68,10 @@ class Settings(BaseSettings):
         gt=0,
         description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
     )
+    deadline_s: float = Field(
+        600, gt=0, description="Longest time for a turn from its start; then it fails as deadline_exceeded."
+    )
+    max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
     lease_s: float = Field(
         5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
     )
@@ -95,6 +106,18 @@ class Settings(BaseSettings):
             raise ValueError("is no address; it begins with http:// or https://")
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        for origin in origins_in(value):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"holds {origin!r}, which is no origin; write scheme://host or scheme://host:port")
+        return value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return origins_in(self.cors_origins)
+
     @property
     def loopback(self) -> bool:
         if self.host == "localhost":
@@ -103,6 +126,11 @@ class Settings(BaseSettings):
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def origins_in(text: str) -> tuple[str, ...]:
+    """Take a list of origins apart."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def read_settings() -> Settings:

@@ -1,71 +1,118 @@
-"""Turns as callers use them: submit one, wait for its end, look at it."""
+"""Turns as callers use them: submit one, wait for its end, watch it, stop it, look at it."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
 from app.events import TurnEnded
 from app.metadata import bounded
-from app.records import AgentName, AgentVersion, Ref, Timing, Turn
+from app.records import AgentName, AgentVersion, Ref, Timing, Turn, TurnInput, TurnOptions
 
 if TYPE_CHECKING:
-    from app.ports import Agents, LogReader, Turns
-    from app.records import Owner, Page, TurnInput, TurnOptions
+    from collections.abc import AsyncIterator, Callable
+
+    from app.events import Logged
+    from app.ports import Agents, Turns
+    from app.records import Owner, Page
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """What a caller hands in. Without `conversation_id` a conversation is made, with `metadata`."""
+
+    message: str
+    conversation_id: str | None = None
+    agent: AgentName | None = None
+    options: TurnOptions = field(default_factory=TurnOptions)
+    given: TurnInput = field(default_factory=TurnInput)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class TurnDesk:
     """Where turns are handed in."""
 
-    def __init__(self, store: Turns, agents: Agents, default_agent: AgentName) -> None:
+    def __init__(self, store: Turns, agents: Agents, default_agent: AgentName, on_end: Callable[[Turn], None]) -> None:
+        """`on_end` is told of every turn that a cancel ended before it began."""
         self._store = store
         self._agents = agents
         self._default_agent = default_agent
-        self._waits: set[asyncio.Timeout] = set()
+        self._on_end = on_end
+        self._watches: set[Watch] = set()
+        self._cancelling: set[asyncio.Task[Turn]] = set()
         self._closing = False
 
-    async def play(
-        self,
-        *,
-        owner: Owner,
-        conversation_id: str | None,
-        agent: AgentName | None,
-        message: str,
-        options: TurnOptions,
-        given: TurnInput,
-        metadata: dict[str, Any],
-        wait_s: float,
-    ) -> Turn:
-        """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
-        if agent is not None and agent not in self._agents.infos:
-            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
-        ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        wanted = self._version_of(agent or self._default_agent)
-        turn = Turn(ref, 0, wanted, message, options, Timing(time.time()))
-        with self._store.reader(ref) as reader:
-            turn = await self._store.submit(
+    async def submit(self, owner: Owner, new: NewTurn) -> Watch:
+        """Accept a turn; who has it watched from its first event on must close the watch."""
+        if new.agent is not None and new.agent not in self._agents.infos:
+            raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
+        ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
+        wanted = self._version_of(new.agent or self._default_agent)
+        turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()))
+        watch = self._watch(turn)
+        try:
+            watch.turn = await self._store.submit(
                 turn,
-                given,
-                create=None if conversation_id else bounded(metadata),
-                asked=agent is not None,
+                new.given,
+                create=None if new.conversation_id else bounded(new.metadata),
+                asked=new.agent is not None,
                 version_of=self._version_of,
             )
-            ended = await self._end_of(reader, turn.number, wait_s)
+        except BaseException:
+            watch.close()
+            raise
+        return watch
+
+    async def play(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
+        """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
+        watch = await self.submit(owner, new)
         try:
-            return ended or await self._store.turn(ref, turn.number)
-        except StoreUnavailableError:
-            return turn  # accepted it was, which is what the caller must know
+            return await self._end_of(watch, wait_s)
+        finally:
+            watch.close()
+
+    async def watch(self, ref: Ref, number: int, after: int) -> Watch | None:
+        """Watch a turn; None where nothing comes after the cursor any more. Who has it watched must close the watch."""
+        turn = await self._store.turn(ref, number)
+        if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
+            return None
+        return self._watch(turn)
+
+    async def cancel(self, ref: Ref, number: int, wait_s: float = 0) -> Turn:
+        """Stop a turn, and wait for its end if asked to; one that is over stays as it is."""
+        turn, ended = await self._store.cancel(ref, number)
+        if ended:
+            self._on_end(turn)
+        if turn.outcome or not wait_s:
+            return turn
+        watch = self._watch(turn)
+        try:
+            return await self._end_of(watch, wait_s)
+        finally:
+            watch.close()
+
+    def cancel_soon(self, turn: Turn) -> None:
+        """Stop a turn whose caller has gone."""
+        task = asyncio.create_task(self.cancel(turn.ref, turn.number))
+        self._cancelling.add(task)
+
+        def forget(task: asyncio.Task[Turn]) -> None:
+            self._cancelling.discard(task)
+            if not task.cancelled():
+                task.exception()  # the conversation may be gone by now, or the store away
+
+        task.add_done_callback(forget)
 
     def stop_waiting(self) -> None:
-        """Give every caller who waits his turn as it is now."""
+        """Give every caller who waits his turn as it is now, and let every stream end."""
         self._closing = True
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(0)
+        for watch in list(self._watches):
+            watch.stop()
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Look at one turn."""
@@ -75,20 +122,54 @@ class TurnDesk:
         """Look at turns in ascending order."""
         return await self._store.turns(ref, first, limit)
 
+    def _watch(self, turn: Turn) -> Watch:
+        watch = Watch(self._store, turn, self._watches)
+        if self._closing:
+            watch.stop()
+        return watch
+
     def _version_of(self, name: AgentName) -> AgentVersion:
         info = self._agents.infos.get(name)
         if info is None:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return info.version
 
-    async def _end_of(self, reader: LogReader, number: int, wait_s: float) -> Turn | None:
+    async def _end_of(self, watch: Watch, wait_s: float) -> Turn:
+        turn = watch.turn
         with suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._closing else wait_s) as wait:
-                self._waits.add(wait)
-                try:
-                    async for logged in reader.follow(number):
-                        if isinstance(logged.event, TurnEnded):
-                            return logged.event.result
-                finally:
-                    self._waits.discard(wait)
-        return None
+            async with asyncio.timeout(wait_s):
+                async for logged in watch.events():
+                    if isinstance(logged.event, TurnEnded):
+                        return logged.event.result
+        try:
+            return await self._store.turn(turn.ref, turn.number)
+        except StoreUnavailableError:
+            return turn  # accepted it was, which is what the caller must know
+
+
+class Watch:
+    """One caller's view of one turn's log. Registered from the first, it misses nothing until it is closed."""
+
+    def __init__(self, store: Turns, turn: Turn, watches: set[Watch]) -> None:
+        self.turn = turn
+        self.complete = False
+        self.stopped = False
+        self._stack = ExitStack()
+        self._reader = self._stack.enter_context(store.reader(turn.ref))
+        self._stack.callback(watches.discard, self)
+        watches.add(self)
+
+    async def events(self, after: int = 0) -> AsyncIterator[Logged]:
+        """Yield what is logged after the cursor; ends after the final event, or when stopped."""
+        async for logged in self._reader.follow(self.turn.number, after):
+            self.complete = isinstance(logged.event, TurnEnded)
+            yield logged
+
+    def stop(self) -> None:
+        """Let `events` end: this process shuts down."""
+        self.stopped = True
+        self._reader.stop()
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._stack.close()

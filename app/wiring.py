@@ -92,8 +92,8 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         store = await stack.enter_async_context(
             open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s, on_loss=metrics.store_lost)
         )
-        worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended)
-        turns = TurnDesk(store.turns, catalog, default)
+        worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s)
+        turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
         limits = Limits(
             settings.host,
@@ -102,6 +102,8 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
             settings.max_steps,
             settings.max_image_pixels,
             settings.wait_s,
+            settings.max_deadline_s,
+            settings.origins,
         )
         app = create_app(turns, conversations, callers, metrics, limits)
         agents = [info.version.name for info in conversations.agents()]

@@ -6,24 +6,25 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from app.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from app.events import TurnStarted
 from app.records import Failure, Outcome
+from app.stage import LoopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from app.ports import Agents, Lease, Scheduler, Session
-    from app.records import PackedStep, Turn
+    from app.ports import Agents, Lease, Scheduler, Session, StopReason
+    from app.records import Turn
     from app.registry import Registry
     from app.threads import Threads
 
 log = logging.getLogger(__name__)
 
 LAST_WORD_S = 1.0
+GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
@@ -40,8 +41,11 @@ class Worker:
         registry: Registry,
         threads: Threads,
         on_end: Callable[[Turn], None],
+        *,
+        deadline_s: float,
     ) -> None:
-        """`on_end` is told of every turn that this worker ended."""
+        """`on_end` is told of every turn that this worker ended; `deadline_s` is for turns without one of their own."""
+        self._deadline_s = deadline_s
         self._scheduler = scheduler
         self._agents = agents
         self._registry = registry
@@ -157,9 +161,11 @@ class Worker:
             if lease.attempt > 1:
                 steps = await lease.adopt_tail()
                 return None, replace(_failed("worker_lost", LOST_SENTENCE), steps=steps)
+            if lease.stopped.done():
+                return None, Outcome("cancelled")
             session = await self._check_out(lease)
             await lease.settled()  # that this attempt began must be known before it does what cannot be undone
-            return session, await self._run(lease, session)
+            return await self._run(lease, session)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
                 session.close()
@@ -179,20 +185,24 @@ class Worker:
         steps, attachments = await lease.steps()
         return await self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments))
 
-    async def _run(self, lease: Lease, session: Session) -> Outcome:
-        """Play in a thread; finished steps come back to the loop, which writes them in order."""
-        loop = asyncio.get_running_loop()
-        count = 0
-
-        def keep(step: PackedStep) -> None:
-            nonlocal count
-            count += 1
-            loop.call_soon_threadsafe(partial(lease.emit, f"step:{count}", step=step))
-
-        def stopped() -> bool:
-            return lease.lost
-
-        return await self._threads.run(lambda: session.play(lease.turn, lease.given, keep, stopped))
+    async def _run(self, lease: Lease, session: Session) -> tuple[Session | None, Outcome]:
+        """Play in a thread until the end, a stop or the deadline; a thread that does not heed a stop is given up."""
+        stage = LoopStage(lease)
+        deadline_s = lease.turn.options.deadline_s or self._deadline_s
+        timer = asyncio.get_running_loop().call_later(deadline_s, stage.halt, "deadline")
+        lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
+        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage))
+        try:
+            await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((job,), timeout=GRACE_S)
+        finally:
+            timer.cancel()
+            stage.close()
+        if done:
+            return session, _as_halted(job.result(), stage.reason, deadline_s)
+        log.warning("a thread does not heed the stop of turn %s#%d", lease.turn.ref, lease.turn.number)
+        self._threads.give_up(job, session.close)
+        return None, _as_halted(session.broken_off(), stage.reason, deadline_s)
 
     async def _keep_leases(self) -> None:
         """Renew in time; a lease that is lost stops its turn at the next step."""
@@ -209,6 +219,16 @@ class Worker:
             self._registry.evict_idle()
             with suppress(StoreUnavailableError):
                 await self._scheduler.sweep()
+
+
+def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -> Outcome:
+    """Say of a turn that was broken off why; one that ended before the stop landed stays as it is."""
+    if outcome.status != "cancelled" or reason != "deadline":
+        return outcome
+    failure = Failure(
+        "deadline_exceeded", f"The turn took longer than its deadline of {deadline_s:g} s.", retryable=True
+    )
+    return replace(outcome, status="failed", error=failure)
 
 
 def _failed(code: str, message: str) -> Outcome:

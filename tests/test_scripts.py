@@ -28,6 +28,7 @@ from app.errors import (
 from app.events import TurnEnded, TurnStarted
 from app.records import AgentName, AgentVersion, Outcome, Owner, PackedStep, Ref, Timing, Turn, TurnInput, TurnOptions
 from app.seal import Sealer, new_key, parse_keys
+from app.stores import codec
 from app.stores.embedded import embedded_server
 from app.stores.script import script
 from app.stores.space import PARTITION, Store, open_store
@@ -46,6 +47,7 @@ LOG_TTL_S = 60
 DONE = Outcome("finished", reply="done")
 LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
+SEALER = Sealer(parse_keys(new_key()))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def raw(socket_path: Path) -> Iterator[Raw]:
 
 @pytest.fixture(scope="module")
 def sealer() -> Sealer:
-    return Sealer(parse_keys(new_key()))
+    return SEALER
 
 
 @pytest.fixture
@@ -144,8 +146,13 @@ def expire(raw: Raw, conversation: str) -> None:
 
 
 def log_of(raw: Raw, conversation: str, turn: int = 1) -> list[str]:
-    """Give the names of a turn's events, in order."""
-    return [entry.partition("\n")[0] for entry in raw.lrange(key("log", conversation, turn), 0, -1)]
+    """Give the names of a turn's events, in order, whether the log is packed or not."""
+    entries = [entry.partition("\n") for entry in raw.lrange(key("log", conversation, turn), 0, -1)]
+    if entries and entries[0][0] == "packed":
+        blob = entries[0][2].encode(errors="surrogateescape")
+        packed = codec.unpack_events(SEALER.open(blob, str(ref_of(conversation)), "log", turn))
+        return [*(event.type for event in packed), *(name for name, _, _ in entries[1:])]
+    return [name for name, _, _ in entries]
 
 
 def steps_of(raw: Raw, conversation: str) -> int:

@@ -20,13 +20,15 @@ from smolagents.monitoring import Timing, TokenUsage
 from app.agents.demo import make_demo, make_demo_code
 from app.agents.session import AgentSession
 from app.agents.steps import pack
-from app.events import TurnStarted
+from app.events import TurnQueued, TurnStarted
 from app.records import AgentName, AgentVersion, Head, Owner, PackedStep, Ref, Turn, TurnInput, TurnOptions
 from app.records import Timing as TurnTiming
 from app.stores import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from app.events import StepEvent
 
 SIZE_BYTES = 16 * 1024
 WORDS = "order invoice Berlin weather report user total flight search ticket status price query result page".split()
@@ -42,6 +44,20 @@ def messages() -> Iterator[str]:
         yield "What did I ask first?"
 
 
+class Heard:
+    """A stage that keeps what it is told."""
+
+    halted = False
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+        self.steps: list[PackedStep] = []
+
+    def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
+        self.events += [event] if event else []
+        self.steps += [step] if step else []
+
+
 def samples() -> Iterator[bytes]:
     kept: list[PackedStep] = []
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
@@ -53,16 +69,24 @@ def samples() -> Iterator[bytes]:
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.turn_to_bytes(turn)
             turn = codec.started(turn, time.time(), 1)
-            outcome = session.play(turn, TurnInput(), kept.append, lambda: False)
+            heard = Heard()
+            outcome = session.play(turn, TurnInput(), heard)
+            kept += heard.steps
             yield codec.turn_to_bytes(
                 replace(turn, outcome=outcome, timing=replace(turn.timing, finished_at=time.time()))
             )
-            yield codec.event_to_bytes(TurnStarted(1, time.time()))
+            events = [TurnQueued(), TurnStarted(1, time.time()), *heard.events]
+            written = [(event.type, codec.event_to_bytes(event)) for event in events]
+            if number % 5 == 0:
+                yield from (data for _, data in written)
+            if number % 3 == 0:
+                yield codec.pack_events(written)
             yield codec.head_to_bytes(Head(0, number * 3, b"\1" * 16, 0, b"", {"task": number, "action": number * 2}))
             yield codec.input_to_bytes(TurnInput())
             if number % 10 == 0:
                 kept.append(pack(_plan(message), number))
-    yield from (codec.step_to_bytes(step) for step in kept)
+    # Twice: steps stay, events go after a while, so what they need is to win.
+    yield from (codec.step_to_bytes(step) for step in (*kept, *kept))
 
 
 def _plan(message: str) -> PlanningStep:

@@ -15,6 +15,7 @@ from smolagents import MultiStepAgent
 
 import app
 from app.agents.describe import describe
+from app.agents.pictures import picture_file
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch
@@ -79,6 +80,10 @@ class Catalog:
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
         return describe(unpack(step, attachments, self._entry(name).carries))
+
+    def picture(self, data: bytes) -> tuple[str, bytes]:
+        """Give an attachment as an image file: its media type and its bytes."""
+        return picture_file(data)
 
     def _entry(self, name: AgentName) -> _Entry:
         if name not in self._entries:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
+from app.agents.pictures import stored_images
 from app.agents.plain import plain
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def describe(step: MemoryStep) -> dict[str, Any]:
-    """Give what the step holds; images by size."""
+    """Give what the step holds; images by name and size."""
     if isinstance(step, TaskStep):
         return {"task": plain(step.task), "images": _images(step.task_images)}
     if isinstance(step, PlanningStep):
@@ -47,5 +48,5 @@ def _cost(step: ActionStep | PlanningStep) -> dict[str, Any]:
     }
 
 
-def _images(images: Sequence[PIL.Image.Image] | None) -> list[dict[str, int]]:
-    return [{"width": image.width, "height": image.height} for image in images or ()]
+def _images(images: Sequence[PIL.Image.Image] | None) -> list[dict[str, Any]]:
+    return [{"name": image.name, "width": image.width, "height": image.height} for image in stored_images(images)]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from typing import TYPE_CHECKING
 
 import PIL.Image
+
+from app.records import StepImage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _RAW = b"raw image\n"
 _SOURCE = "smolsessions_source"
+_NAME = "smolsessions_name"
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
@@ -41,6 +48,29 @@ def image_from_bytes(data: bytes) -> PIL.Image.Image:
     if palette:
         image.putpalette(palette, "RGB")
     return image
+
+
+def name_image(image: PIL.Image.Image, name: str) -> None:
+    """Note under which name the store has the image."""
+    image.info[_NAME] = name
+
+
+def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, ...]:
+    """Give the names and sizes of those images that a step was packed or unpacked with."""
+    return tuple(
+        StepImage(image.info[_NAME], image.width, image.height) for image in images or () if _NAME in image.info
+    )
+
+
+def picture_file(data: bytes) -> tuple[str, bytes]:
+    """Give an image's media type and bytes as a browser takes it: as stored, or as PNG where only we read that."""
+    if data.startswith(_RAW):
+        buffer = io.BytesIO()
+        image_from_bytes(data).convert("RGBA").save(buffer, "PNG")
+        return "image/png", buffer.getvalue()
+    kind = PIL.Image.open(io.BytesIO(data), formats=FORMATS).get_format_mimetype()
+    assert kind, "it was read by its format before it was stored"
+    return kind, data
 
 
 def _pixels(image: PIL.Image.Image) -> bytes:

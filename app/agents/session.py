@@ -6,35 +6,32 @@ import itertools
 import json
 import logging
 import threading
-import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
 from smolagents import CodeAgent
-from smolagents.agents import ActionOutput, ToolOutput
-from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
-from smolagents.memory import ToolCall as SmolToolCall
+from smolagents.memory import FinalAnswerStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from app.agents.family import equip
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
+from app.agents.recorder import Halt, Recorder, Track
 from app.agents.steps import Step, finished, pack, strip
 from app.agents.thrift import make_thrifty
-from app.records import Failure, Outcome, ToolCall, Usage
+from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from smolagents import MultiStepAgent
-    from smolagents.memory import MemoryStep
 
-    from app.records import PackedStep, RunState, Turn, TurnInput
+    from app.ports import Stage
+    from app.records import RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
-INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_REPLY_CHARS = 1_000_000
 
 
@@ -46,29 +43,35 @@ class AgentSession:
         self._carries = tuple(carries)
         agent.memory.steps = list(steps)
         make_thrifty(agent)
+        self._seat = equip(agent)
+        self._tail: _Tail | None = None
 
-    def play(
-        self, turn: Turn, given: TurnInput, keep: Callable[[PackedStep], None], stopped: Callable[[], bool]
-    ) -> Outcome:
-        """Run the agent; every finished step goes to `keep` at once, a half one never."""
-        tail = _Tail(self._agent, turn.number, self._carries, keep)
-        calls = _Calls(turn.agent.name)
+    def play(self, turn: Turn, given: TurnInput, stage: Stage) -> Outcome:
+        """Run the agent; every finished step goes to the stage at once, a half one never."""
+        recorder = Recorder(stage, turn.attempts)
+        track = self._seat.track = Track(recorder, turn.agent.name)
+        tail = self._tail = _Tail(self._agent, turn.number, self._carries, stage, track)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
             for item in self._run(turn, given):
-                calls.see(item)
                 tail.keep_finished()
                 if isinstance(item, FinalAnswerStep):
                     answer = item
-                elif isinstance(item, ActionStep) and stopped():
-                    break
+            tail.keep_finished()
+        except Halt:
+            return self.broken_off()
         except BaseException as error:
             failure = classify(error)
             # Only for who asks: the text of a provider's exception may hold what was said, or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
-        tail.keep_finished()
-        return _outcome(answer, failure, tail, calls)
+            tail.keep_finished()
+        return _outcome(answer, failure, tail)
+
+    def broken_off(self) -> Outcome:
+        """Give what was kept of the turn so far; its thread may still be at it."""
+        assert self._tail, "a turn is being played"
+        return self._tail.outcome("cancelled")
 
     def close(self) -> None:
         """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
@@ -105,19 +108,14 @@ def clean_up(agent: MultiStepAgent) -> None:
 class _Tail:
     """The steps that this turn has added to the agent's memory."""
 
-    def __init__(
-        self, agent: MultiStepAgent, turn: int, carries: tuple[type, ...], keep: Callable[[PackedStep], None]
-    ) -> None:
+    def __init__(self, agent: MultiStepAgent, turn: int, carries: tuple[type, ...], stage: Stage, track: Track) -> None:
         self._memory = agent.memory
         self._turn = turn
         self._carries = carries
-        self._keep = keep
-        self._base = self._next = len(agent.memory.steps)
-
-    @property
-    def steps(self) -> list[MemoryStep]:
-        """What was kept, without the task."""
-        return [step for step in self._memory.steps[self._base : self._next] if not isinstance(step, TaskStep)]
+        self._stage = stage
+        self._track = track
+        self._next = len(agent.memory.steps)
+        self._kept = 0
 
     @property
     def ran_out(self) -> bool:
@@ -132,81 +130,27 @@ class _Tail:
             return
         for step in whole:
             strip(step)
-            self._keep(pack(step, self._turn, self._carries))
+            packed = pack(step, self._turn, self._carries)
+            self._stage.tell(self._track.finish(step) if not isinstance(step, TaskStep) else None, packed)
+            self._kept += not isinstance(step, TaskStep)
             self._next += 1
 
-
-@dataclass(slots=True)
-class _Calls:
-    """The tool calls of a run, as its stream shows them: in the order in which they began."""
-
-    agent: str
-    _calls: list[ToolCall] = field(default_factory=list)
-    _open: dict[str, tuple[int, float]] = field(default_factory=dict)
-    _step: int = 1
-    _last_step: ActionStep | None = None
-
-    @property
-    def done(self) -> list[ToolCall]:
-        return self._calls
-
-    def see(self, item: object) -> None:
-        if isinstance(item, SmolToolCall):
-            self._begin(item)
-        elif isinstance(item, ToolOutput):
-            self._close(item.id, ok=True)
-        elif isinstance(item, ActionOutput):
-            self._close_all(ok=True)
-        elif isinstance(item, ActionStep) and item is not self._last_step:
-            self._close_all(ok=False)
-            self._last_step = item
-            self._step += 1
-
-    def _begin(self, call: SmolToolCall) -> None:
-        self._open[call.id] = (len(self._calls), time.perf_counter())
-        self._calls.append(
-            ToolCall(
-                call_id=f"{self._step}.{len(self._calls) + 1}",
-                name=text_of(str(call.name)),
-                arguments=plain(call.arguments),
-                agent=self.agent,
-                step_id=str(self._step),
-                internal=call.name in INTERNAL_TOOLS,
-                ok=False,
-                duration_ms=0,
-            )
-        )
-
-    def _close_all(self, *, ok: bool) -> None:
-        for call_id in list(self._open):
-            self._close(call_id, ok=ok)
-
-    def _close(self, call_id: str, *, ok: bool) -> None:
-        if call_id in self._open:
-            place, since = self._open.pop(call_id)
-            duration_ms = round((time.perf_counter() - since) * 1000, 3)
-            self._calls[place] = replace(self._calls[place], ok=ok, duration_ms=duration_ms)
+    def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
+        """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""
+        recorder = self._track.recorder
+        return Outcome(status, steps=self._kept, tool_calls=recorder.calls, usage=recorder.usage, **more)
 
 
-def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail, calls: _Calls) -> Outcome:
+def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail) -> Outcome:
     output = answer.output if answer else None
     state: RunState | None = None
     if answer and not failure:
         state = "max_steps_error" if tail.ran_out else "success"
         if state == "max_steps_error" and is_swallowed_failure(output):
             failure = FINAL_ANSWER_FAILED
-    if not answer and not failure:
-        return Outcome("cancelled", steps=len(tail.steps), tool_calls=tuple(calls.done), usage=_usage(tail.steps))
-    return Outcome(
-        "failed" if failure else "finished",
-        reply=None if failure else _reply(output),
-        output=None if failure else plain(output),
-        state=state,
-        steps=len(tail.steps),
-        tool_calls=tuple(calls.done),
-        usage=_usage(tail.steps),
-        error=failure,
-    )
+    if failure:
+        return tail.outcome("failed", state=state, error=failure)
+    return tail.outcome("finished", reply=_reply(output), output=plain(output), state=state)
 
 
 def _reply(output: Any) -> str:
@@ -221,8 +165,3 @@ def _reply(output: Any) -> str:
         value = plain(output)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_REPLY_CHARS else f"{text[:MAX_REPLY_CHARS]}… ({len(text)} characters)"
-
-
-def _usage(steps: Sequence[MemoryStep]) -> Usage:
-    found = [usage for step in steps if (usage := getattr(step, "token_usage", None))]
-    return Usage(sum(usage.input_tokens for usage in found), sum(usage.output_tokens for usage in found))

@@ -23,7 +23,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
 from app.agents.failures import is_swallowed_failure
-from app.agents.pictures import image_from_bytes, image_to_bytes
+from app.agents.pictures import image_from_bytes, image_to_bytes, name_image
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
@@ -173,6 +173,7 @@ class _Pickler(pickle.Pickler):
         data = image_to_bytes(raw)
         name = hashlib.sha256(data).hexdigest()[:32]
         self.attachments[name] = data
+        name_image(raw, name)
         return name
 
 
@@ -194,6 +195,7 @@ class _Unpickler(pickle.Unpickler):
         if name not in self._attachments:
             raise SealBrokenError("an image of a stored step is missing")
         image = image_from_bytes(self._attachments[name])
+        name_image(image, name)
         return AgentImage(image) if is_agent_image else image
 
 

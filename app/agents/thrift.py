@@ -72,7 +72,7 @@ class _KeptPrompt:
 
 def _ingredients(agent: MultiStepAgent) -> tuple[Hashable, ...]:
     tools = [
-        (name, type(tool), tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
+        (name, tool.__class__, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
         for name, tool in agent.tools.items()
     ]
     return (

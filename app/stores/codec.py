@@ -11,15 +11,29 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from app.errors import SealBrokenError
-from app.events import TurnEnded, TurnQueued, TurnStarted
+from app.events import (
+    MessageDelta,
+    StepFinished,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+    TurnEnded,
+    TurnQueued,
+    TurnStarted,
+)
 from app.records import AgentName, Head, Owner, Ref, StoredStep, Turn, TurnInput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from app.events import Event
     from app.records import PackedStep, StepType
 
 _TURN = TypeAdapter(Turn)
-_STARTED = TypeAdapter(TurnStarted)
+_EVENTS: dict[str, TypeAdapter[Any]] = {
+    kind.type: TypeAdapter(kind)
+    for kind in (TurnQueued, TurnStarted, StepStarted, MessageDelta, ToolCalled, ToolReturned, StepFinished)
+}
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action")
@@ -38,15 +52,24 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
 
 def event_to_bytes(event: Event) -> bytes:
     assert not isinstance(event, TurnEnded), "a final event is the turn's record"
-    return b"" if isinstance(event, TurnQueued) else _STARTED.dump_json(event)
+    return _EVENTS[event.type].dump_json(event, exclude_defaults=True)
 
 
 def event_from_bytes(name: str, data: bytes) -> Event:
-    if name == TurnQueued.type:
-        return TurnQueued()
-    if name == TurnStarted.type:
-        return _STARTED.validate_json(data)
-    raise ValueError(f"an event {name!r} is of a newer release")
+    if name not in _EVENTS:
+        raise ValueError(f"an event {name!r} is of a newer release")
+    event: Event = _EVENTS[name].validate_json(data)
+    return event
+
+
+def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
+    """Make one record of a whole log: names and events, a line each (JSON holds no line break)."""
+    return b"\n".join(name.encode() + b"\n" + data for name, data in events)
+
+
+def unpack_events(data: bytes) -> list[Event]:
+    lines = data.split(b"\n")
+    return [event_from_bytes(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
 
 
 def head_to_bytes(head: Head) -> bytes:

@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from app.errors import ConversationExistsError, ConversationNotFoundError, SealBrokenError, StoreUnavailableError
+from app.errors import (
+    ConversationExistsError,
+    ConversationNotFoundError,
+    NotFoundError,
+    SealBrokenError,
+    StoreUnavailableError,
+)
 from app.events import Logged, TurnEnded
 from app.records import AgentName, Conversation, Failure, Outcome, Page
 from app.stores import codec
@@ -110,6 +116,13 @@ class Conversations:
             items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
         page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
         return AgentName(agent.decode()), page, await load_images(self._desk, scope, items)
+
+    async def image(self, ref: Ref, name: str) -> bytes:
+        """Read an attachment."""
+        (blob,) = await self._desk.scripts.call("images", name, ref=str(ref))
+        if blob is None:
+            raise NotFoundError
+        return await asyncio.to_thread(self._desk.sealer.open, blob, str(ref), "image", name)
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
-from app.events import FINAL, Logged, TurnEnded
+from app.events import FINAL, Logged, TurnEnded, TurnQueued
 from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from app.events import Event
+    from app.ports import StopReason
     from app.records import Outcome, PackedStep, StoredStep
     from app.stores.connection import Answer
     from app.stores.desk import Desk
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
 RETRY_S = 0.25
+MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
 
@@ -51,6 +53,7 @@ class HeldLease:
         head: Head,
         version: bytes,
         stored: int,
+        logged: int,
         defect: SealBrokenError | None,
     ) -> None:
         self.scope = scope
@@ -68,6 +71,9 @@ class HeldLease:
         self._lost = False
         self._defect = defect
         self._settling: asyncio.Future[None] | None = None
+        self._logged = logged
+        self._told: list[tuple[str, bytes]] = []
+        self.stopped: asyncio.Future[StopReason] = self._loop.create_future()
 
     @property
     def attempt(self) -> int:
@@ -81,7 +87,16 @@ class HeldLease:
     def lose(self) -> None:
         """Another one holds the conversation now."""
         self._lost = True
+        self._stop("lost")
         self._settle()
+
+    def cancel(self) -> None:
+        """Somebody wants the turn to stop."""
+        self._stop("cancelled")
+
+    def _stop(self, reason: StopReason) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(reason)
 
     def check(self) -> None:
         """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
@@ -131,7 +146,9 @@ class HeldLease:
         told = list(events)
         entry.append(len(told))
         for event in told:
-            entry += [event.type, self._seal(codec.event_to_bytes(event), "event", self.turn.number, event.type)]
+            data = codec.event_to_bytes(event)
+            self._told.append((event.type, data))
+            entry += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._backlog[key] = (entry, told)
         self._unsent += 1
         if self._unsent == 1:
@@ -140,14 +157,23 @@ class HeldLease:
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn."""
         timing = replace(self.turn.timing, finished_at=time.time())
-        turn = replace(self.turn, timing=timing, outcome=outcome)
+        last_seq = self._logged + len(self._told) + 1
+        turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
         head = b""
         if self._head != self._head_before and not self._defect:
             head = self._seal(codec.head_to_bytes(self._head), "head")
-        await self._patiently(lambda: self._commit(turn, record, head))
+        packed = self._packed()
+        await self._patiently(lambda: self._commit(turn, record, head, packed))
         return turn
+
+    def _packed(self) -> bytes:
+        """Seal the log as one record, a fraction of its entries' size; a first attempt knows it from the beginning."""
+        events = [(TurnQueued.type, codec.event_to_bytes(TurnQueued())), *self._told]
+        if self._logged != 1 or self._defect or sum(len(data) for _, data in events) > MOST_PACKED_BYTES:
+            return b""
+        return self._seal(codec.pack_events(events), "log", self.turn.number)
 
     async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Ask again until the store has answered, for a bounded time: an outage is no fault of a turn."""
@@ -161,7 +187,7 @@ class HeldLease:
             self._unsent = len(self._backlog)
             await asyncio.sleep(RETRY_S)
 
-    async def _commit(self, turn: Turn, record: bytes, head: bytes) -> None:
+    async def _commit(self, turn: Turn, record: bytes, head: bytes, packed: bytes) -> None:
         assert turn.outcome
         self._send()
         event = FINAL[turn.outcome.status]
@@ -175,6 +201,8 @@ class HeldLease:
             head=head,
             record=record,
             event=event,
+            packed=packed,
+            logged=self._logged + len(self._told),
             me=self._desk.channel,
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
@@ -282,6 +310,8 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     generation: bytes,
     head: bytes,
     stored: int,
+    logged: int,
+    cancelled: int,
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
@@ -299,7 +329,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     # Behind the head there is a tail only where an earlier attempt left one.
     if not defect and (stored < opened_head.count or (attempt == 1 and stored > opened_head.count)):
         defect = SealBrokenError(COUNT_SENTENCE)
-    return HeldLease(
+    lease = HeldLease(
         desk,
         scope=scope,
         fence=fence.decode(),
@@ -308,5 +338,9 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         head=opened_head,
         version=tag_of(head) if head else b"",
         stored=stored,
+        logged=logged,
         defect=defect,
     )
+    if cancelled:
+        lease.cancel()
+    return lease

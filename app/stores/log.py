@@ -88,15 +88,25 @@ class Log:
         if state == b"unknown":
             raise TurnNotFoundError
         record, entries = rest
-        found = []
-        for seq, entry in enumerate(entries, after + 1):
-            name, _, blob = entry.partition(b"\n")
-            final = name.decode() in _FINAL_NAMES
-            found.append(self.decode(ref, turn, seq, name.decode(), record if final else blob))
-        if state == b"over" and not entries:
-            result = codec.turn_from_bytes(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
-            found.append(Logged(after + 1, TurnEnded(result)))
-        return found
+        if state == b"open":
+            return [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
+        # The final event always, so that a reader with a cursor beyond it ends.
+        past = self._past(ref, turn, record, entries)
+        return [logged for logged in past if logged.seq > after or isinstance(logged.event, TurnEnded)]
+
+    def _past(self, ref: Ref, turn: int, record: bytes, entries: list[bytes]) -> list[Logged]:
+        """Give the log of a turn that is over: packed, entry by entry, or expired."""
+        name, _, blob = entries[0].partition(b"\n") if entries else (b"", b"", b"")
+        if entries and name != b"packed":
+            return [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, 1)]
+        result = codec.turn_from_bytes(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
+        events = codec.unpack_events(self._sealer.open(blob, str(ref), "log", turn)) if entries else []
+        past = [Logged(seq, event) for seq, event in enumerate(events, 1)]
+        return [*past, Logged(result.last_seq or len(past) + 1, TurnEnded(result))]
+
+    def _opened(self, ref: Ref, turn: int, seq: int, entry: bytes, record: bytes) -> Logged:
+        name, _, blob = entry.partition(b"\n")
+        return self.decode(ref, turn, seq, name.decode(), record if name.decode() in _FINAL_NAMES else blob)
 
 
 class Reader:
@@ -108,6 +118,7 @@ class Reader:
         self._news: deque[tuple[int, Logged]] = deque()
         self._woken = asyncio.Event()
         self._must_look = False
+        self._stopped = False
 
     def push(self, turn: int, logged: Logged) -> None:
         if len(self._news) >= MOST_BUFFERED:
@@ -120,26 +131,34 @@ class Reader:
         self._must_look = True
         self._woken.set()
 
+    def stop(self) -> None:
+        """Follow no longer: what is being followed ends without a final event."""
+        self._stopped = True
+        self._woken.set()
+
     async def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged]:
         """Yield events with `seq > after` in order, each once, up to the final one."""
-        while True:
+        while not self._stopped:
             for logged in await self._next(turn, after):
                 if logged.seq > after:
                     after = logged.seq
                     yield logged
-                    if isinstance(logged.event, TurnEnded):
-                        return
+                if isinstance(logged.event, TurnEnded):
+                    return
 
     async def _next(self, turn: int, after: int) -> list[Logged]:
         while not self._must_look:
             while self._news:
                 of, logged = self._news.popleft()
-                if of == turn and logged.seq == after + 1:
+                is_end = of == turn and isinstance(logged.event, TurnEnded) and logged.seq <= after
+                if is_end or (of == turn and logged.seq == after + 1):
                     return [logged]
                 self._must_look |= of == turn and logged.seq > after
-            if not self._must_look and not await self._heard():
+            if not self._must_look and (self._stopped or not await self._heard()):
                 break
         self._must_look = False
+        if self._stopped:
+            return []
         try:
             return await self._log.read(self._ref, turn, after)
         except StoreUnavailableError:
@@ -148,6 +167,8 @@ class Reader:
             return []
 
     async def _heard(self) -> bool:
+        if self._stopped:
+            return False
         self._woken.clear()
         try:
             async with asyncio.timeout(REREAD_S):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from app.stores.lease import HeldLease, open_lease
 
@@ -25,6 +26,7 @@ class Scheduler:
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
+        self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self.lease_s = lease_s
 
     @property
@@ -49,14 +51,25 @@ class Scheduler:
     async def claim(self, agents: Sequence[AgentName], most: int) -> list[HeldLease]:
         call = self._desk.scripts.call
         found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
-        return [open_lease(self._desk, *fields) for fields in found]
+        leases = [open_lease(self._desk, *fields) for fields in found]
+        self._held.update({(lease.scope, lease.turn.number): lease for lease in leases})
+        return leases
+
+    def hear_stop(self, _channel: bytes, payload: bytes) -> None:
+        """A turn that this worker plays is to be stopped."""
+        scope, _, turn = payload.decode().partition("\n")
+        if lease := self._held.get((scope, int(turn))):
+            lease.cancel()
 
     async def renew(self, leases: Sequence[Lease]) -> None:
         held: list[Argument] = []
         for lease in leases:
-            held += [str(lease.turn.ref), lease.fence]
-        for place in await self._desk.scripts.call("renew", *held, lease_us=self._lease_us):
+            held += [str(lease.turn.ref), lease.fence, lease.turn.number]
+        lost, cancelled = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        for place in lost:
             leases[place].lose()
+        for place in cancelled:
+            leases[place].cancel()
 
     async def sweep(self) -> int:
         return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))

@@ -74,8 +74,8 @@ class Scripts:
 
 
 NAMES = (
-    "claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns watch".split()
-)
+    "cancel claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns watch"
+).split()
 
 
 @cache

@@ -47,16 +47,20 @@ async def open_store(
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     client = connect(url)
     me = secrets.token_hex(8)
-    channel, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:wake"
+    channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
     try:
-        server = await look_at(client, sealer, PARTITION, (channel, wake))
+        server = await look_at(client, sealer, PARTITION, (channel, stop, wake))
         pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s)
         turns = Turns(desk, scheduler)
-        heard = {wake.encode(): lambda *_: scheduler.nudge(), channel.encode(): turn_log.hear}
+        heard = {
+            wake.encode(): lambda *_: scheduler.nudge(),
+            channel.encode(): turn_log.hear,
+            stop.encode(): scheduler.hear_stop,
+        }
         listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
         running = (asyncio.create_task(pipeline.run()), asyncio.create_task(listener.run()))
         try:

@@ -17,8 +17,8 @@ from app.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from app.events import Logged, TurnQueued
-from app.records import AgentName, Page
+from app.events import Logged, TurnEnded, TurnQueued
+from app.records import AgentName, Outcome, Page
 from app.stores import codec
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ MOST_GUESSES = 10_000
 MOST_TRIES = 20
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
+LAST_SEQ_UNBEGUN = 2  # after `turn.queued`
 LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
 
 
@@ -75,6 +76,32 @@ class Turns:
 
     def reader(self, ref: Ref) -> AbstractContextManager[Reader]:
         return self._desk.log.reader(ref)
+
+    async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
+        """End a turn that nobody has begun; tell the worker of one that is played."""
+        turn = await self.turn(ref, number)
+        if turn.outcome:
+            return turn, False
+        ended = replace(
+            turn,
+            timing=replace(turn.timing, started_at=None, finished_at=time.time()),
+            attempts=0,
+            outcome=Outcome("cancelled"),
+            last_seq=LAST_SEQ_UNBEGUN,
+        )
+        record = self._desk.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
+        state, *rest = await self._desk.scripts.call(
+            "cancel",
+            ref=str(ref),
+            turn=number,
+            record=record,
+            me=self._desk.channel,
+            log_ttl_s=self._desk.log_ttl_s,
+        )
+        if state == b"ended":
+            self._desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+            return ended, True
+        return (await self.turn(ref, number) if state == b"over" else turn), False
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Read one turn."""

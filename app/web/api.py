@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse
@@ -17,11 +18,15 @@ from app.web import problems
 from app.web.auth import Callers
 from app.web.common import Limits
 from app.web.conversations import agent_routes, conversation_routes
+from app.web.events import event_schemas
 from app.web.gate import Gate
 from app.web.health import health_routes
 from app.web.turns import turn_routes
+from app.web.watching import watch_routes
 
 if TYPE_CHECKING:
+    from fastapi import Response
+
     from app.conversations import Conversations
     from app.turns import TurnDesk
     from app.web.metrics import Metrics
@@ -29,6 +34,14 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
 )
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 def create_app(
@@ -46,12 +59,22 @@ def create_app(
     app.state.draining = False
     app.state.callers = callers
     app.include_router(turn_routes(turns, limits))
+    app.include_router(watch_routes(turns, limits))
     app.include_router(conversation_routes(conversations))
     app.include_router(agent_routes(conversations))
     app.include_router(health_routes(metrics))
     _serve_docs(app)
+    _serve_page(app)
     problems.install(app)
     app.add_middleware(Gate, callers=callers, host=limits.host, max_body_bytes=limits.max_body_bytes)
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=limits.cors_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
+            expose_headers=["Location", "Preference-Applied", "Retry-After"],
+        )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -59,7 +82,7 @@ def create_app(
 def schema_yaml() -> str:
     """Give the description as YAML; it depends on no setting."""
     nothing: Any = None
-    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0))
+    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0, 0))
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -73,6 +96,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = schema["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
             schemas.pop(name, None)
+        schemas.update(event_schemas())
         schemas["FieldProblem"] = problems.FieldProblem.model_json_schema()
         problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         problem.pop("$defs", None)
@@ -82,10 +106,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _serve_docs(app: FastAPI) -> None:
-    """Serve the description's page and the front page with scripts of our own: no address outside the service."""
+    """Serve the description's page with scripts of our own: no address outside the service."""
     scripts = importlib.resources.files("fastapi_offline").joinpath("static")
     app.mount("/docs/static", StaticFiles(directory=str(scripts)), name="docs-static")
-    page = importlib.resources.files("app.web").joinpath("page")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -97,6 +120,20 @@ def _serve_docs(app: FastAPI) -> None:
             swagger_favicon_url="/docs/static/favicon.png",
         )
 
+
+def _serve_page(app: FastAPI) -> None:
+    folder = str(importlib.resources.files("app.web").joinpath("page"))
+    app.mount("/page", _Page(directory=folder), name="page")
+
     @app.get("/", include_in_schema=False)
     async def front() -> FileResponse:
-        return FileResponse(str(page.joinpath("index.html")), media_type="text/html")
+        return FileResponse(f"{folder}/index.html", media_type="text/html", headers=PAGE_HEADERS)
+
+
+class _Page(StaticFiles):
+    """The page's files; a browser asks each time whether they are still the same, so that a new release is seen."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(PAGE_HEADERS)
+        return response

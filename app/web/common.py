@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import Depends, Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic_core import to_json
 
@@ -15,9 +15,15 @@ from app.records import Owner
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from app.records import Turn
     from app.web.auth import Callers
 
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
+Internal = Annotated[bool, Query(description="Name python_interpreter and final_answer too.")]
+Prefer = Annotated[str | None, Header(description="`respond-async`, or `wait=SECONDS`: how long to wait for the end.")]
+OnDisconnect = Annotated[
+    Literal["cancel"] | None, Query(description="`cancel`: stop the turn when this stream's reader goes away.")
+]
 TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
 Cursor = Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before.")]
@@ -46,6 +52,8 @@ class Limits:
     max_steps: int
     max_image_pixels: int
     wait_s: float
+    max_deadline_s: float
+    cors_origins: tuple[str, ...] = ()
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, where the service has a file of them.")
@@ -59,6 +67,11 @@ async def _owner(request: Request, _described: Annotated[object, Depends(_bearer
 
 
 CallerOwner = Annotated[Owner, Depends(_owner)]
+
+
+def location_of(turn: Turn) -> str:
+    """Give the path of a turn."""
+    return f"/conversations/{turn.ref.id}/turns/{turn.number}"
 
 
 def number_of(cursor: str | None, first: int) -> int:

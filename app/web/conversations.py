@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 
 from app.records import AgentName, Ref
 from app.web.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
@@ -18,10 +18,18 @@ from app.web.schemas import (
     agent_view,
     conversation_view,
     page_view,
+    step_view,
 )
 
 if TYPE_CHECKING:
     from app.conversations import Conversations
+
+ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name: a hash of its content.")]
+IMAGE_HEADERS = {
+    "Cache-Control": "private, max-age=31536000, immutable",
+    "Content-Security-Policy": "default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def conversation_routes(conversations: Conversations) -> APIRouter:
@@ -71,7 +79,18 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     async def steps(owner: CallerOwner, conversation_id: PathId, limit: Limit = 20, cursor: Cursor = None) -> Response:
         """List the steps of the agent's memory, the oldest first, also those that a reset hides."""
         page = await conversations.steps(Ref(owner, conversation_id), number_of(cursor, 0), limit)
-        return answer({"items": list(page.items), "next_cursor": page.next_cursor})
+        views = [step_view(conversation_id, step) for step in page.items]
+        return answer({"items": views, "next_cursor": page.next_cursor})
+
+    @router.get(
+        "/conversations/{conversation_id}/images/{name}",
+        responses={200: {"content": {"image/*": {}}, "description": "The image."}, **problems(404, 422)},
+        response_class=Response,
+    )
+    async def image(owner: CallerOwner, conversation_id: PathId, name: ImageName) -> Response:
+        """Fetch an image that a step shows; its name stands for its content, so it never changes."""
+        kind, data = await conversations.image(Ref(owner, conversation_id), name)
+        return Response(data, media_type=kind, headers=IMAGE_HEADERS)
 
     return router
 

@@ -35,6 +35,7 @@ class Metrics:
         )
         self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
+        self._gauge("threads_stuck", "Threads given up on: foreign code in them heeds no stop.", lambda: threads.stuck)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
         self._store_errors = Counter(
             "smolsessions_store_errors",

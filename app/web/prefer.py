@@ -1,10 +1,11 @@
-"""`Prefer` (RFC 7240): how long a client wants to wait."""
+"""What a client prefers: how long to wait (`Prefer`, RFC 7240), and to get events rather than JSON (`Accept`)."""
 
 from __future__ import annotations
 
 import re
 
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
+_QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
 
 def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
@@ -18,3 +19,14 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
             wait_s = min(int(match[1]), int(longest_s) or longest_s)
             return float(wait_s), f"wait={wait_s:g}"
     return longest_s, None
+
+
+def wants_stream(accept: str | None) -> bool:
+    """Tell whether `text/event-stream` is named and not ranked below JSON."""
+    ranks: dict[str, float] = {}
+    for part in (accept or "").split(","):
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        ranks[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
+    stream = ranks.get("text/event-stream", 0.0)
+    return stream > 0 and stream >= ranks.get("application/json", 0.0)

@@ -63,6 +63,9 @@ class TurnRequest(Body):
     )
     additional_args: JsonObject = Field({}, description="Variables for the agent. They become part of the prompt.")
     max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own.")
+    deadline_s: float | None = Field(
+        None, gt=0, description="Longest time for this turn from its start, in seconds, instead of the service's own."
+    )
     reset: bool = Field(False, description="Hide all earlier steps from the model, from here on.")
     include_internal_tools: bool = Field(False, description="Name python_interpreter and final_answer too.")
     metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
@@ -227,8 +230,8 @@ def conversation_view(conversation: Conversation) -> dict[str, Any]:
         "id": conversation.ref.id,
         "agent": conversation.agent,
         "metadata": conversation.metadata,
-        "created_at": _time(conversation.created_at),
-        "updated_at": _time(conversation.updated_at),
+        "created_at": time_view(conversation.created_at),
+        "updated_at": time_view(conversation.updated_at),
         "turns": conversation.turns,
         "step_counts": {kind: conversation.step_counts.get(kind, 0) for kind in ("task", "planning", "action")},
         "running_turn": conversation.running_turn,
@@ -246,6 +249,17 @@ def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
         "max_steps": info.max_steps,
         "default": default,
     }
+
+
+def image_view(conversation_id: str, name: str, width: int, height: int) -> dict[str, Any]:
+    """Give an image that a step shows: its size in pixels and where it is."""
+    return {"width": width, "height": height, "url": f"/conversations/{conversation_id}/images/{name}"}
+
+
+def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
+    """Give a step as the agents describe it, with its images as links."""
+    images = [image_view(conversation_id, **image) for image in step.get("images", ())]
+    return {**step, "images": images} if "images" in step else step
 
 
 def page_view(page: Page[Any], view: Callable[[Any], Any]) -> dict[str, Any]:
@@ -268,15 +282,16 @@ def _call_view(call: ToolCall) -> dict[str, Any]:
 def _timing_view(turn: Turn) -> dict[str, Any]:
     timing = turn.timing
     return {
-        "submitted_at": _time(timing.submitted_at),
-        "started_at": _time(timing.started_at),
-        "finished_at": _time(timing.finished_at),
+        "submitted_at": time_view(timing.submitted_at),
+        "started_at": time_view(timing.started_at),
+        "finished_at": time_view(timing.finished_at),
         "queued_ms": _between(timing.submitted_at, timing.started_at),
         "duration_ms": _between(timing.started_at, timing.finished_at),
     }
 
 
-def _time(seconds: float | None) -> str | None:
+def time_view(seconds: float | None) -> str | None:
+    """Give Unix seconds as ISO 8601 in UTC, to the millisecond."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

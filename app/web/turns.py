@@ -3,67 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 
 from app.errors import InvalidRequestError, ShuttingDownError
 from app.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
-from app.web.common import CallerOwner, Cursor, Limit, Limits, PathId, TurnNumber, answer, number_of, problems
+from app.turns import NewTurn
+from app.web.common import (
+    CallerOwner,
+    Cursor,
+    Internal,
+    Limit,
+    Limits,
+    OnDisconnect,
+    PathId,
+    Prefer,
+    TurnNumber,
+    answer,
+    location_of,
+    number_of,
+    problems,
+)
 from app.web.images import read_images
-from app.web.prefer import wait_of
+from app.web.prefer import wait_of, wants_stream
 from app.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_view
+from app.web.sse import EVENT_STREAM, TurnStream
 
 if TYPE_CHECKING:
     from app.turns import TurnDesk
 
-Internal = Annotated[bool, Query(description="Name python_interpreter and final_answer too.")]
-Prefer = Annotated[str | None, Header(description="`respond-async`, or `wait=SECONDS`: how long to wait for the end.")]
+Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"model": TurnView, "description": "The turn, over. A turn's own failure is `status: failed` in here."},
+    200: {
+        "model": TurnView,
+        "description": "The turn, over; a turn's own failure is `status: failed` in here. Or its events.",
+        **EVENT_STREAM,
+    },
     202: {"model": TurnView, "description": "The turn, which goes on; `Location` is where to look."},
 }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a caller wants the answer to a turn."""
+
+    accept: str | None
+    prefer: str | None
+    on_disconnect: str | None
+
+
+def _asked(request: Request, accept: Accept = None, prefer: Prefer = None, on_disconnect: OnDisconnect = None) -> Asked:
+    if request.app.state.draining:
+        raise ShuttingDownError
+    return Asked(accept, prefer, on_disconnect)
+
+
+HowToAnswer = Annotated[Asked, Depends(_asked)]
 
 
 def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"])
 
-    async def hand_in(
-        request: Request, owner: Owner, conversation_id: str | None, body: TurnRequest, prefer: str | None
-    ) -> Response:
-        if request.app.state.draining:
-            raise ShuttingDownError
-        _check(body, limits)
-        images = await _images(body, limits)
-        wait_s, applied = wait_of(prefer, limits.wait_s)
-        turn = await turns.play(
-            owner=owner,
-            conversation_id=conversation_id,
-            agent=AgentName(body.agent) if body.agent is not None else None,
-            message=body.message,
-            options=TurnOptions(body.max_steps, body.reset),
-            given=TurnInput(images, body.additional_args),
-            metadata=body.metadata,
-            wait_s=wait_s,
-        )
-        return _turn_answer(turn, applied, internal=body.include_internal_tools)
+    async def hand_in(owner: Owner, conversation_id: str | None, body: TurnRequest, asked: Asked) -> Response:
+        new = await _new_turn(body, conversation_id, limits)
+        internal = body.include_internal_tools
+        if wants_stream(asked.accept):
+            watch = await turns.submit(owner, new)
+            return TurnStream(turns, watch, internal=internal, on_disconnect=asked.on_disconnect)
+        wait_s, applied = wait_of(asked.prefer, limits.wait_s)
+        return turn_answer(await turns.play(owner, new, wait_s), applied, internal=internal)
 
     @router.post("/turn", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)})
-    async def post_turn(request: Request, owner: CallerOwner, body: TurnRequest, prefer: Prefer = None) -> Response:
-        """Say something to an agent and wait for its answer."""
-        return await hand_in(request, owner, body.conversation_id, body, prefer)
+    async def post_turn(owner: CallerOwner, body: TurnRequest, asked: HowToAnswer) -> Response:
+        """Say something to an agent and wait for its answer, or watch it come."""
+        return await hand_in(owner, body.conversation_id, body, asked)
 
     @router.post(
         "/conversations/{conversation_id}/turns", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)}
     )
     async def post_turn_to(
-        request: Request, owner: CallerOwner, conversation_id: PathId, body: TurnRequest, prefer: Prefer = None
+        owner: CallerOwner, conversation_id: PathId, body: TurnRequest, asked: HowToAnswer
     ) -> Response:
-        """Say something in this conversation and wait for the answer."""
+        """Say something in this conversation and wait for the answer, or watch it come."""
         if body.conversation_id not in {None, conversation_id}:
             raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
-        return await hand_in(request, owner, conversation_id, body, prefer)
+        return await hand_in(owner, conversation_id, body, asked)
 
     @router.get("/conversations/{conversation_id}/turns", responses={200: {"model": TurnPage}, **problems(404, 422)})
     async def list_turns(
@@ -93,6 +120,18 @@ def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
     return router
 
 
+async def _new_turn(body: TurnRequest, conversation_id: str | None, limits: Limits) -> NewTurn:
+    _check(body, limits)
+    return NewTurn(
+        message=body.message,
+        conversation_id=conversation_id,
+        agent=AgentName(body.agent) if body.agent is not None else None,
+        options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
+        given=TurnInput(await _images(body, limits), body.additional_args),
+        metadata=body.metadata,
+    )
+
+
 def _check(body: TurnRequest, limits: Limits) -> None:
     """Check what pydantic does not: bounds that are settings."""
     if not body.message.strip():
@@ -101,6 +140,8 @@ def _check(body: TurnRequest, limits: Limits) -> None:
         raise InvalidRequestError.at("/message", f"is longer than {limits.max_message_chars} characters")
     if body.max_steps is not None and body.max_steps > limits.max_steps:
         raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
+    if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
+        raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
 
 
 async def _images(body: TurnRequest, limits: Limits) -> tuple[bytes, ...]:
@@ -110,8 +151,9 @@ async def _images(body: TurnRequest, limits: Limits) -> tuple[bytes, ...]:
     return await asyncio.to_thread(read_images, body.images, limits.max_image_pixels)
 
 
-def _turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
-    headers = {"Location": f"/conversations/{turn.ref.id}/turns/{turn.number}"}
+def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
+    """Answer with a turn: 200 where it is over, 202 where it goes on."""
+    headers = {"Location": location_of(turn)}
     if applied:
         headers["Preference-Applied"] = applied
     return answer(turn_view(turn, internal=internal), 200 if turn.outcome else 202, headers)

@@ -1,6 +1,7 @@
 -- End a turn: the tail up to `count` becomes the conversation's, the record is final, the lease goes back.
--- An empty `head` leaves steps and head as they are. Asked again by the same token it says that it is done; any other token has lost.
--- ARGV: ref turn fence generation count head record event me wake log_ttl_s
+-- An empty `head` leaves steps and head as they are. `packed` (if there is one) is the whole log but for the final event, in one
+-- record: it takes the place of its `logged` entries. Asked again by the same token it says that it is done; any other token has lost.
+-- ARGV: ref turn fence generation count head record event packed logged me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
 if not holds(ref, fence) then
@@ -21,6 +22,10 @@ end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
 local seq = append(ref, turn, event, '', record, me)
+if packed ~= '' and seq == tonumber(logged) + 1 then
+  redis.call('DEL', key('log', ref, turn))
+  redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
+end
 close(ref, turn, log_ttl_s)
 if redis.call('LLEN', key('queue', ref)) > 0 then make_ready(ref, wake) end
 return {'ok', seq}

@@ -1,11 +1,14 @@
--- Extend leases, also an expired one that nobody swept; gives back the places (from 0) of those that are lost.
+-- Extend leases, also an expired one that nobody swept; gives back the places (from 0) of those that are lost, and of
+-- those whose turn is to be stopped (telling their worker may have been missed).
 -- ARGV: lease_us ...held
-local lost, until_us = {}, now() + lease_us
-for i = 1, #held, 2 do
-  if holds(held[i], held[i + 1]) then
-    redis.call('ZADD', leases, until_us, held[i])
+local lost, cancelled, until_us = {}, {}, now() + lease_us
+for i = 1, #held, 3 do
+  local ref, turn, place = held[i], held[i + 2], (i - 1) / 3
+  if holds(ref, held[i + 1]) then
+    redis.call('ZADD', leases, until_us, ref)
+    if redis.call('HEXISTS', key('run', ref, turn), 'cancel') == 1 then cancelled[#cancelled + 1] = place end
   else
-    lost[#lost + 1] = (i - 1) / 2
+    lost[#lost + 1] = place
   end
 end
-return lost
+return {lost, cancelled}

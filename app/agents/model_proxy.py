@@ -1,0 +1,202 @@
+"""A model, seen: what it says is handed on as it comes, and joined once; a stop lands at every piece."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas
+
+from app.agents.code_text import CodeText
+from app.agents.json_text import JsonText
+from app.agents.plain import plain, text_of
+from app.agents.tool_proxy import Proxy, unproxied
+from app.events import MessageDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from smolagents import Model, MultiStepAgent
+    from smolagents.models import ChatMessageStreamDelta
+
+    from app.agents.recorder import Recorder
+    from app.agents.tool_proxy import Seat
+    from app.events import Channel, Where
+
+PLAN_END = ["<end_plan>"]
+
+
+class ModelProxy(Proxy):
+    """One agent's model."""
+
+    _real: Model
+
+    def __init__(self, real: Model, seat: Seat, agent: MultiStepAgent) -> None:
+        super().__init__(real, seat)
+        object.__setattr__(self, "_agent", agent)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
+        return self.generate(*args, **kwargs)
+
+    def generate(
+        self,
+        messages: list[ChatMessage],
+        stop_sequences: list[str] | None = None,
+        response_format: dict[str, str] | None = None,
+        tools_to_call_from: list[Any] | None = None,
+        **options: Any,
+    ) -> ChatMessage:
+        """Ask the real model, by its stream where it has one; the message is the one that it would have given."""
+        track = self._seat.taken
+        is_plan = stop_sequences == PLAN_END
+        where, call_id = track.model_call("planning" if is_plan else "action")
+        telling = Telling(track.recorder, where, call_id)
+        if is_plan:
+            telling.content_is("plan")
+        elif stop_sequences is None and tools_to_call_from is None:
+            telling.content_is("answer")  # what is asked for when the steps are used up
+        elif opening_and_closing := getattr(self._agent, "code_block_tags", None):
+            telling.content_is_code(*opening_and_closing, structured=response_format is not None)
+        # Only what was given: a model need not take what it is not asked for.
+        asked = {
+            "stop_sequences": stop_sequences,
+            "response_format": response_format,
+            "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
+        }
+        options |= {name: value for name, value in asked.items() if value is not None}
+        message = self._message(messages, options, telling)
+        track.recorder.note_usage(message.token_usage)
+        if message.tool_calls:
+            _tell_apart(message)
+            track.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
+        return message
+
+    def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
+        stream = getattr(self._real, "generate_stream", None)
+        if stream is None:
+            message: ChatMessage = self._real.generate(messages, **options)
+            telling.whole(message)
+            return message
+        deltas = []
+        with _closing(stream(messages, **options)) as pieces:
+            for delta in pieces:
+                telling.piece(delta)
+                deltas.append(delta)
+        telling.end()
+        return _whole(deltas)
+
+
+class Telling:
+    """One model call on its way to the readers: sorts what comes into channels."""
+
+    def __init__(self, recorder: Recorder, where: Where, call_id: str) -> None:
+        self._recorder = recorder
+        self._where = where
+        self._call_id = call_id
+        self._channel: Channel = "thought"
+        self._code: CodeText | JsonText | None = None
+        self._names: dict[int, str] = {}
+        self._answers: dict[int, JsonText] = {}
+
+    def content_is(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def content_is_code(self, opening: str, closing: str, *, structured: bool) -> None:
+        """Expect thoughts with code blocks between tags, or a JSON object of both."""
+        self._code = JsonText("thought", "code") if structured else CodeText(opening, closing)
+
+    def piece(self, delta: ChatMessageStreamDelta) -> None:
+        """Hand on what a delta adds. Raises `Halt` where the turn is to stop."""
+        self._recorder.check()
+        if delta.content:
+            self._content(delta.content)
+        for call in delta.tool_calls or ():
+            if call.function and call.index is not None:
+                self._arguments(call.index, call.function.name, call.function.arguments or "")
+
+    def whole(self, message: ChatMessage) -> None:
+        """Hand on a message that came at once."""
+        content = message.content
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if content:
+            self._content(content)
+        for index, call in enumerate(message.tool_calls or ()):
+            arguments = call.function.arguments
+            text = arguments if isinstance(arguments, str) else json.dumps(plain(arguments), ensure_ascii=False)
+            self._arguments(index, call.function.name, text)
+        self.end()
+
+    def end(self) -> None:
+        """Hand on what was held back."""
+        if self._code:
+            self._sorted(self._code.end())
+        for text in self._answers.values():
+            self._sorted(text.end())
+
+    def _content(self, text: str) -> None:
+        if self._code:
+            self._sorted(self._code.feed(text))
+        else:
+            self._tell(self._channel, text)
+
+    def _arguments(self, index: int, name: str | None, text: str) -> None:
+        if name:
+            self._names[index] = name
+        name = self._names.get(index, "")
+        if name == "final_answer":
+            self._sorted(self._answers.setdefault(index, JsonText("answer")).feed(text))
+        elif text:
+            self._tell("arguments", text, index, name)
+
+    def _sorted(self, pieces: Iterable[tuple[str, str]]) -> None:
+        for channel, text in pieces:
+            self._tell(cast("Channel", channel), text)
+
+    def _tell(self, channel: Channel, text: str, index: int | None = None, name: str | None = None) -> None:
+        self._recorder.tell(MessageDelta(self._where, self._call_id, channel, text_of(text), index, name))
+
+
+def _whole(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
+    """Join a stream to the message that the model gives without one: no text is None, no calls are None."""
+    message = agglomerate_stream_deltas(deltas)
+    message.content = message.content or None if message.tool_calls else message.content
+    message.tool_calls = message.tool_calls or None
+    if not any(delta.token_usage for delta in deltas):
+        message.token_usage = None
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        content=message.content,
+        tool_calls=message.tool_calls,
+        token_usage=message.token_usage,
+    )
+
+
+def _tell_apart(message: ChatMessage) -> None:
+    """Give calls of one message ids of their own: smolagents drops all but one of those that share theirs."""
+    seen: set[str] = set()
+    for number, call in enumerate(message.tool_calls or (), 1):
+        if call.id in seen:
+            call.id = f"{call.id}_{number}"
+        seen.add(call.id)
+
+
+def _parsed(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+@contextlib.contextmanager
+def _closing(stream: Iterable[ChatMessageStreamDelta]) -> Iterator[Iterable[ChatMessageStreamDelta]]:
+    """Close a stream that is left early: the provider need not write what nobody reads."""
+    try:
+        yield stream
+    finally:
+        close = getattr(stream, "close", None)
+        if close:
+            close()

@@ -1,0 +1,20 @@
+-- Stop a turn. One that nobody has begun ends here and now, with `record`; else its worker is told, and finds the flag when
+-- it renews its lease or claims the turn again.
+-- ARGV: ref turn record me log_ttl_s
+local conversation, run = key('conversation', ref), key('run', ref, turn)
+if redis.call('EXISTS', run) == 0 then return {'over'} end
+if redis.call('HEXISTS', run, 'started') == 1 then
+  redis.call('HSET', run, 'cancel', 1)
+  local worker = string.match(redis.call('HGET', conversation, 'fence') or '', ':(.*):')
+  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn) end
+  return {'told'}
+end
+redis.call('LSET', key('turns', ref), turn - 1, record)
+redis.call('LREM', key('queue', ref), 1, turn)
+redis.call('HSET', conversation, 'updated', now())
+if redis.call('LLEN', key('queue', ref)) == 0 then
+  redis.call('ZREM', key('ready', redis.call('HGET', conversation, 'agent')), ref)
+end
+local seq = append(ref, turn, 'turn.cancelled', '', record, me)
+close(ref, turn, log_ttl_s)
+return {'ended', seq}

@@ -1,0 +1,73 @@
+// Whom a new conversation is held with.
+
+import { byId, make, say, show } from "./dom.js";
+
+const EXAMPLES = {
+  demo: ["What is 12 * 7 and what time is it in Europe/Berlin?", "Note that the key is under the mat.", "Please fail."],
+  "demo-code": ["What is 2 ** 64?", "Count the words in: To be or not to be", "What is 1 / 0?"],
+};
+const MOST_TOOLS = 6;
+
+export class Agents {
+  #api;
+  #connection;
+  #choose;
+  #found = null;
+  #loading = null;
+
+  /** `example(text)` is called when the reader picks one. */
+  constructor(api, connection, example) {
+    this.#api = api;
+    this.#connection = connection;
+    this.#choose = example;
+  }
+
+  get chosen() {
+    return document.querySelector("input[name=agent]:checked")?.value;
+  }
+
+  load() {
+    if (this.#found) return Promise.resolve();
+    this.#loading ??= this.#load().finally(() => (this.#loading = null));
+    return this.#loading;
+  }
+
+  async #load() {
+    try {
+      const { items } = await this.#connection.insist(() => this.#api.json("/agents"));
+      this.#found = items;
+      byId("agents").append(...items.map((agent, index) => card(agent, index)));
+      byId("agents").addEventListener("change", () => this.#examples());
+      say(byId("agents-note"), items.length ? null : "No agent is configured here.");
+      this.#examples();
+    } catch (problem) {
+      say(byId("agents-note"), problem.message);
+    }
+  }
+
+  #examples() {
+    const buttons = (EXAMPLES[this.chosen] ?? []).map((text) => {
+      const button = make("button", { type: "button", className: "example" }, text);
+      button.addEventListener("click", () => this.#choose(text));
+      return button;
+    });
+    byId("examples").replaceChildren(...buttons);
+    show(byId("examples"), buttons.length > 0);
+  }
+}
+
+function card(agent, index) {
+  const id = `agent-${index}`;
+  const input = make("input", { type: "radio", name: "agent", value: agent.name, checked: agent.default, id });
+  input.setAttribute("aria-describedby", `${id}-about`);
+  const tools = agent.tools.filter((name) => name !== "final_answer");
+  const shown = tools.slice(0, MOST_TOOLS).map((name) => make("code", {}, name));
+  if (tools.length > MOST_TOOLS) shown.push(make("span", { className: "note" }, `and ${tools.length - MOST_TOOLS} more`));
+  return make("label", { className: "agent", htmlFor: id },
+    input,
+    make("span", { className: "agent-head" },
+      make("span", { className: "agent-name" }, agent.name),
+      make("span", { className: "chip" }, agent.kind)),
+    make("span", { className: "agent-about", id: `${id}-about` }, agent.description || "It says nothing about itself."),
+    shown.length ? make("span", { className: "agent-tools", "aria-label": "Tools" }, ...shown) : null);
+}

@@ -1,0 +1,150 @@
+// The field for what is said next, with its images; what was typed stays until the service has accepted it.
+
+import { byId, icon, make, say, show } from "./dom.js";
+
+const MOST_IMAGES = 16;
+const KINDS = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
+const HINTS = {
+  idle: "Enter sends, Shift + Enter starts a new line",
+  sending: "Sending …",
+  running: "The next message can be sent when this turn is over",
+};
+
+export class Composer {
+  #field = byId("message");
+  #files = [];
+  #state = "idle"; // or sending, running
+  #send;
+
+  /** `send(text, files)` and `stop()` are called when the reader wants it. */
+  constructor({ send, stop }) {
+    this.#send = send;
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit();
+    });
+    byId("stop").addEventListener("click", () => stop());
+    this.#field.addEventListener("input", () => this.#fit());
+    this.#field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.#submit();
+    });
+    this.#takeFiles();
+  }
+
+  get text() {
+    return this.#field.value;
+  }
+
+  set text(text) {
+    this.#field.value = text;
+    this.#fit();
+  }
+
+  state(state) {
+    this.#state = state;
+    const running = state === "running";
+    show(byId("stop"), running);
+    byId("stop").disabled = false;
+    byId("stop").querySelector("span").textContent = "Stop";
+    show(byId("send"), !running);
+    byId("send").disabled = this.#field.readOnly = state === "sending";
+    byId("hint").textContent = HINTS[state];
+  }
+
+  stopping() {
+    byId("stop").disabled = true;
+    byId("stop").querySelector("span").textContent = "Stopping …";
+  }
+
+  /** Show a sentence about what went wrong; none takes it away. */
+  complain(sentence) {
+    say(byId("problem"), sentence);
+  }
+
+  clear() {
+    this.text = "";
+    this.#files = [];
+    this.#showFiles();
+    this.complain(null);
+  }
+
+  focus() {
+    if (!matchMedia("(pointer: coarse)").matches) this.#field.focus({ preventScroll: true });
+  }
+
+  #submit() {
+    if (this.#state !== "idle") return;
+    if (!this.text.trim()) {
+      this.complain(this.#files.length ? "Say something about the images, too." : null);
+      return;
+    }
+    this.complain(null);
+    this.#send(this.text, [...this.#files]);
+  }
+
+  #fit() {
+    this.#field.style.height = "auto";
+    this.#field.style.height = `${this.#field.scrollHeight}px`;
+  }
+
+  #takeFiles() {
+    const input = byId("file");
+    byId("attach").addEventListener("click", () => input.click());
+    input.addEventListener("change", () => {
+      this.#attach([...input.files]);
+      input.value = "";
+    });
+    this.#field.addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length) return;
+      event.preventDefault();
+      this.#attach(files);
+    });
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.#attach([...(event.dataTransfer?.files ?? [])]);
+    });
+  }
+
+  #attach(files) {
+    const fit = files.filter((file) => KINDS.has(file.type));
+    const room = MOST_IMAGES - this.#files.length;
+    this.#files.push(...fit.slice(0, room));
+    if (fit.length < files.length) this.complain("Only PNG, JPEG, GIF and WebP images can be attached.");
+    else if (fit.length > room) this.complain(`A message can hold ${MOST_IMAGES} images.`);
+    else this.complain(null);
+    this.#showFiles();
+    this.#field.focus();
+  }
+
+  #showFiles() {
+    const list = byId("attached");
+    for (const image of list.querySelectorAll("img")) URL.revokeObjectURL(image.src);
+    list.replaceChildren(...this.#files.map((file) => this.#thumbnail(file)));
+    show(list, this.#files.length > 0);
+  }
+
+  #thumbnail(file) {
+    const name = file.name || "image";
+    const remove = make("button", { type: "button", className: "round small", "aria-label": `Remove ${name}` }, icon("close"));
+    remove.addEventListener("click", () => {
+      this.#files = this.#files.filter((kept) => kept !== file);
+      this.#showFiles();
+      this.#field.focus();
+    });
+    return make("li", {}, make("img", { alt: name, src: URL.createObjectURL(file) }), remove);
+  }
+}
+
+/** Give a file as a data: URL, which is base64 with its kind. */
+export function encoded(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
+}

@@ -1,0 +1,69 @@
+// Whether the service can be reached: shown while it cannot, and waited for with a bounded back-off.
+
+import { byId, show } from "./dom.js";
+
+const FIRST_MS = 250;
+const LONGEST_MS = 8000;
+
+export class Connection {
+  #waiting = new Set();
+
+  constructor() {
+    const wake = () => this.#wake();
+    window.addEventListener("online", wake);
+    document.addEventListener("visibilitychange", wake);
+    byId("connection-now").addEventListener("click", wake);
+  }
+
+  lost() {
+    byId("connection-text").textContent = navigator.onLine
+      ? "The connection is lost. Reconnecting …"
+      : "This device is offline. Waiting for the network …";
+    show(byId("connection"), true);
+  }
+
+  restored() {
+    show(byId("connection"), false);
+    this.#wake();
+  }
+
+  /** Wait before the next attempt: longer each time, and never less than the service asked for. */
+  pause(attempt, signal, atLeastS = 0) {
+    const backOff = Math.min(LONGEST_MS, FIRST_MS * 2 ** attempt) * (0.5 + Math.random() / 2);
+    return new Promise((resolve, reject) => {
+      const over = () => {
+        clearTimeout(timer);
+        this.#waiting.delete(over);
+        signal?.removeEventListener("abort", over);
+        if (signal?.aborted) reject(signal.reason);
+        else resolve();
+      };
+      const timer = setTimeout(over, Math.max(backOff, atLeastS * 1000));
+      this.#waiting.add(over);
+      signal?.addEventListener("abort", over);
+      if (signal?.aborted) over();
+    });
+  }
+
+  /** Do work that may be repeated until it is answered, with whatever answer. */
+  async insist(work, signal) {
+    for (let attempt = 0; ; attempt += 1) {
+      try {
+        const result = await work();
+        this.restored();
+        return result;
+      } catch (problem) {
+        if (!problem.passing) {
+          if (problem.status) this.restored();
+          throw problem;
+        }
+        this.lost();
+        await this.pause(attempt, signal, problem.retryAfterS);
+      }
+    }
+  }
+
+  #wake() {
+    for (const over of [...this.#waiting]) over();
+  }
+}

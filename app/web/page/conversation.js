@@ -1,0 +1,248 @@
+// One conversation on the page: its past turns, the one that runs, and what is sent next.
+
+import { byId, say, show } from "./dom.js";
+import { encoded } from "./composer.js";
+import { eventsOf } from "./stream.js";
+import { titleOf } from "./list.js";
+import { TurnCard } from "./turn.js";
+
+const PAGE = 100;
+const TITLE_CHARS = 80;
+const SAID_CHARS = 1500; // of an answer that is read out
+const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
+
+export class Conversation {
+  id = null;
+  #parts;
+  #stop = new AbortController();
+  #cards = new Map(); // number → TurnCard
+  #running = null;
+  #looking = false;
+
+  /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id). */
+  constructor(parts) {
+    this.#parts = parts;
+    byId("missing-again").addEventListener("click", () => this.open(this.id));
+  }
+
+  /** Show the beginning of a new one. */
+  begin() {
+    this.#leave(null);
+    this.#head("New conversation", null);
+    show(byId("welcome"), true);
+  }
+
+  async open(id) {
+    this.#leave(id);
+    this.#head("", null);
+    show(byId("loading"), true);
+    this.#looking = true;
+    const { signal } = this.#stop;
+    try {
+      const view = await this.#ask(`/conversations/${id}`, signal);
+      this.#head(titleOf(view), view.agent);
+      await this.#load(signal);
+    } catch (problem) {
+      if (!signal.aborted) this.#miss(problem);
+    } finally {
+      if (!signal.aborted) {
+        show(byId("loading"), false);
+        this.#looking = false;
+      }
+    }
+  }
+
+  /** See whether another tab or client did something here. */
+  async look() {
+    if (!this.id || this.#running || this.#looking || !byId("missing").hidden) return;
+    this.#looking = true;
+    const { signal } = this.#stop;
+    try {
+      const path = `/conversations/${this.id}`;
+      const view = await this.#ask(path, signal, { quiet: true });
+      const last = Math.max(view.turns, view.running_turn ?? 0);
+      for (let number = this.#last + 1; number <= last && !signal.aborted; number += 1) {
+        this.#add(await this.#ask(`${path}/turns/${number}`, signal, { quiet: true }));
+      }
+    } catch (problem) {
+      if (!signal.aborted && problem.status === 404) this.#miss(problem);
+    } finally {
+      if (!signal.aborted) this.#looking = false;
+    }
+  }
+
+  async send(message, files) {
+    const { api, composer } = this.#parts;
+    const { signal } = this.#stop;
+    const leaving = new AbortController();
+    const before = this.#last;
+    composer.state("sending");
+    try {
+      const images = await Promise.all(files.map(encoded));
+      const headers = { Accept: "text/event-stream" };
+      const response = await api.post("/turn", this.#body(message, images), { headers, signal: leaving.signal });
+      signal.addEventListener("abort", () => leaving.abort());
+      if (signal.aborted) leaving.abort(); // the turn goes on, without this page looking
+      else this.#accepted(response, message, files);
+    } catch (problem) {
+      if (signal.aborted) return;
+      composer.state(this.#running ? "running" : "idle");
+      composer.complain(problem.message);
+      await this.look();
+      if (problem.status || signal.aborted || composer.text !== message) return;
+      if (this.#last > before && this.#cards.get(this.#last).message === message) composer.clear(); // it had arrived
+    }
+  }
+
+  async stop() {
+    const { api, composer } = this.#parts;
+    const card = this.#running;
+    if (!card) return;
+    composer.stopping();
+    card.stopping();
+    try {
+      await api.request(`/conversations/${this.id}/turns/${card.number}/cancel`, { method: "POST" });
+    } catch (problem) {
+      if (this.#running !== card) return;
+      composer.state("running");
+      composer.complain(problem.message);
+    }
+  }
+
+  get #last() {
+    return Math.max(0, ...this.#cards.keys());
+  }
+
+  #body(message, images) {
+    const body = { message };
+    if (images.length) body.images = images;
+    if (this.id) return { ...body, conversation_id: this.id };
+    const line = message.trim().replace(/\s+/g, " ");
+    const title = line.length > TITLE_CHARS ? `${[...line].slice(0, TITLE_CHARS - 1).join("")}…` : line;
+    return { ...body, agent: this.#parts.chosenAgent(), metadata: { title } };
+  }
+
+  #accepted(response, message, files) {
+    const [, id, number] = LOCATION.exec(response.headers.get("Location"));
+    const { composer, place, began } = this.#parts;
+    const isStream = response.headers.get("Content-Type")?.startsWith("text/event-stream");
+    composer.clear();
+    show(byId("welcome"), false);
+    if (!this.id) {
+      this.id = id;
+      this.#head(this.#titled(message), this.#parts.chosenAgent());
+      began(id);
+    }
+    const card = this.#card(Number(number), message, files);
+    place.toEnd();
+    this.#follow(card, isStream ? response : null);
+  }
+
+  #titled(message) {
+    return this.#body(message, []).metadata?.title ?? message.trim().slice(0, TITLE_CHARS);
+  }
+
+  async #load(signal) {
+    let cursor = null;
+    do {
+      const query = cursor ? `&cursor=${encodeURIComponent(cursor)}` : "";
+      const page = await this.#ask(`/conversations/${this.id}/turns?limit=${PAGE}${query}`, signal);
+      for (const turn of page.items) this.#add(turn);
+      cursor = page.next_cursor;
+      show(byId("loading"), false);
+      this.#parts.place.toEnd();
+    } while (cursor);
+  }
+
+  #add(turn) {
+    if (this.#cards.has(turn.turn)) return;
+    const card = this.#card(turn.turn, turn.message, []);
+    if (turn.status === "queued" || turn.status === "running") this.#follow(card);
+    else card.finish(turn);
+  }
+
+  #card(number, message, files) {
+    const { signal } = this.#stop;
+    const { pictures } = this.#parts;
+    const replay = async () => {
+      const events = [];
+      for await (const event of this.#events(number, signal)) events.push(event);
+      return events;
+    };
+    const card = new TurnCard({ number, message, files, pictures, replay });
+    this.#cards.set(number, card);
+    byId("turns").append(card.element);
+    return card;
+  }
+
+  async #follow(card, response = null) {
+    const { signal } = this.#stop;
+    const { composer, changed } = this.#parts;
+    const { id } = this;
+    this.#running = card;
+    composer.state("running");
+    card.run();
+    changed(id);
+    try {
+      for await (const event of this.#events(card.number, signal, response)) card.apply(event);
+      if (card.running) card.finish(await this.#ask(`/conversations/${id}/turns/${card.number}`, signal));
+      announce(card);
+    } catch (problem) {
+      if (signal.aborted) return;
+      if (problem.status === 404) this.#miss(problem);
+      else composer.complain(problem.message);
+    } finally {
+      changed(id);
+      if (!signal.aborted) {
+        this.#running = null;
+        composer.state("idle");
+      }
+    }
+  }
+
+  #events(number, signal, response = null) {
+    const { api, connection } = this.#parts;
+    return eventsOf({ api, connection, path: `/conversations/${this.id}/turns/${number}/events`, signal, response });
+  }
+
+  #ask(path, signal, options = {}) {
+    const { api, connection } = this.#parts;
+    return connection.insist(() => api.json(path, { signal, ...options }), signal);
+  }
+
+  #leave(id) {
+    this.#stop.abort();
+    this.#stop = new AbortController();
+    this.#running = null;
+    this.#looking = false;
+    for (const card of this.#cards.values()) card.leave();
+    this.#cards.clear();
+    this.#parts.pictures.forget();
+    this.#parts.composer.state("idle");
+    this.#parts.composer.complain(null);
+    byId("turns").replaceChildren();
+    this.#parts.place.toStart();
+    for (const part of ["welcome", "missing", "loading"]) show(byId(part), false);
+    this.id = id;
+  }
+
+  #head(title, agent) {
+    byId("title").textContent = title;
+    say(byId("agent-chip"), agent);
+    document.title = title ? `${title} · smolsessions` : "smolsessions";
+  }
+
+  #miss(problem) {
+    const { id } = this;
+    this.#leave(id);
+    this.#head("", null);
+    byId("missing-title").textContent = problem.status === 404 ? "There is no such conversation" : "This conversation cannot be shown";
+    byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
+    show(byId("missing"), true);
+  }
+}
+
+/** Tell those who hear the page how a turn ended: once, and not each piece. */
+function announce({ ending }) {
+  byId("announcement").textContent = ending.slice(0, SAID_CHARS);
+}

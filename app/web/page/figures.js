@@ -1,0 +1,48 @@
+// Times, counts and arguments as people read them.
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "";
+  if (ms < 1) return "< 1 ms";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+export function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+export function tokens(usage) {
+  if (!usage || !(usage.input_tokens || usage.output_tokens)) return "";
+  return `${usage.input_tokens.toLocaleString("en")} → ${usage.output_tokens.toLocaleString("en")} tokens`;
+}
+
+export function joined(...parts) {
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** A value in one line, for a summary; the style cuts it where the line ends. */
+export function brief(value, most = 160) {
+  const text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
+  const line = text.slice(0, 2 * most).replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most)} …` : line;
+}
+
+export function whole(value) {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "";
+}
+
+export function entriesOf(value) {
+  return value !== null && typeof value === "object" && !Array.isArray(value) ? Object.entries(value) : null;
+}
+
+export function ago(time, now = Date.now()) {
+  const seconds = Math.max(0, (now - new Date(time)) / 1000);
+  if (seconds < 60) return "just now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
+  if (seconds < 7 * 86_400) return count(Math.floor(seconds / 86_400), "day") + " ago";
+  return new Date(time).toLocaleDateString("en", { day: "numeric", month: "short", year: "numeric" });
+}

@@ -1,0 +1,64 @@
+// The API key: asked for when the service wants one, kept for this tab or, if wished, for this device.
+
+import { asked, byId, say, show } from "./dom.js";
+
+const NAME = "smolsessions.key";
+
+export class Keys {
+  #asking = null;
+  #memory = null; // where the browser lets no page store anything
+
+  constructor() {
+    byId("forget").addEventListener("click", () => {
+      this.#forget();
+      location.reload();
+    });
+    this.#told();
+  }
+
+  current() {
+    return this.#memory ?? read(() => sessionStorage.getItem(NAME) ?? localStorage.getItem(NAME));
+  }
+
+  /** Ask for a key; true when one was given. Those who ask at the same time share the dialog. */
+  ask(reason) {
+    this.#asking ??= this.#ask(reason).finally(() => (this.#asking = null));
+    return this.#asking;
+  }
+
+  async #ask(reason) {
+    const field = byId("key-value");
+    say(byId("key-reason"), this.current() ? reason : byId("key-reason").textContent);
+    byId("key-reason").classList.toggle("wrong", Boolean(this.current()));
+    field.value = "";
+    if (!(await asked(byId("key"), byId("key-form"), byId("key-cancel")))) return false;
+    this.#keep(field.value.trim(), byId("key-remember").checked);
+    field.value = "";
+    return true;
+  }
+
+  #keep(key, remember) {
+    this.#forget();
+    this.#memory = key;
+    read(() => (remember ? localStorage : sessionStorage).setItem(NAME, key));
+    this.#told();
+  }
+
+  #forget() {
+    this.#memory = null;
+    read(() => sessionStorage.removeItem(NAME));
+    read(() => localStorage.removeItem(NAME));
+  }
+
+  #told() {
+    show(byId("forget"), Boolean(this.current()));
+  }
+}
+
+function read(storage) {
+  try {
+    return storage();
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,118 @@
+// The conversations, the newest first: to open, to delete, and to see which one works.
+
+import { asked, byId, icon, make, say, show } from "./dom.js";
+import { ago } from "./figures.js";
+
+export class List {
+  #api;
+  #connection;
+  #deleted;
+  #rows = new Map(); // id → row
+  #views = new Map();
+  #cursor = null;
+  #current = null;
+  #more = byId("list-more");
+
+  /** `deleted(id)` is called when one was deleted here. */
+  constructor(api, connection, deleted) {
+    this.#api = api;
+    this.#connection = connection;
+    this.#deleted = deleted;
+    this.#more.addEventListener("click", () => this.load());
+  }
+
+  /** Load the first page, or the next one. */
+  async load() {
+    this.#more.disabled = true;
+    const query = this.#cursor ? `?cursor=${encodeURIComponent(this.#cursor)}` : "";
+    try {
+      const page = await this.#connection.insist(() => this.#api.json(`/conversations${query}`));
+      this.#cursor = page.next_cursor;
+      const last = document.activeElement === this.#more ? page.items[0]?.id : null;
+      for (const view of page.items) this.#put(view, "append");
+      if (last) this.#rows.get(last)?.querySelector("a").focus();
+      this.#more.textContent = "More";
+      show(this.#more, this.#cursor !== null);
+      this.#told();
+    } catch (problem) {
+      say(byId("list-note"), problem.message);
+      this.#more.textContent = "Try again";
+      show(this.#more, true);
+    } finally {
+      this.#more.disabled = false;
+    }
+  }
+
+  /** Look at one again: it is new, or something happened in it. */
+  async touch(id) {
+    try {
+      this.#put(await this.#api.json(`/conversations/${id}`, { quiet: true }), "prepend");
+    } catch (problem) {
+      if (problem.status === 404) this.#remove(id);
+    }
+    this.#told();
+  }
+
+  mark(id) {
+    this.#current = id;
+    for (const [other, row] of this.#rows) {
+      const link = row.querySelector("a");
+      if (other === id) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+  }
+
+  #put(view, where) {
+    const row = this.#row(view);
+    const old = this.#rows.get(view.id);
+    if (old) old.replaceWith(row);
+    else byId("list")[where](row);
+    this.#rows.set(view.id, row);
+    this.#views.set(view.id, view);
+    if (view.id === this.#current) this.mark(view.id);
+  }
+
+  #row(view) {
+    const title = titleOf(view);
+    const works = view.running_turn !== null || view.queued_turns > 0;
+    const when = make("span", { className: "row-about" }, `${view.agent} · ${works ? "working" : ago(view.updated_at)}`);
+    const link = make("a", { href: `#/c/${view.id}`, title }, make("span", { className: "row-title" }, title), when);
+    const remove = make("button", { type: "button", className: "quiet round small", "aria-label": `Delete ${title}`, title: "Delete" }, icon("delete"));
+    remove.addEventListener("click", () => this.#delete(view));
+    return make("li", { className: works ? "row works" : "row" }, link, remove);
+  }
+
+  async #delete(view) {
+    const title = titleOf(view);
+    byId("confirm-text").textContent = `“${title}” and all that its agent remembers will be gone for good.`;
+    if (!(await asked(byId("confirm"), byId("confirm-form"), byId("confirm-no")))) return;
+    const next = this.#rows.get(view.id)?.nextElementSibling ?? this.#rows.get(view.id)?.previousElementSibling;
+    try {
+      await this.#api.request(`/conversations/${view.id}`, { method: "DELETE" });
+    } catch (problem) {
+      if (problem.status !== 404) {
+        say(byId("list-note"), problem.message);
+        return;
+      }
+    }
+    this.#remove(view.id);
+    this.#told();
+    (next?.querySelector("a") ?? byId("new")).focus();
+    this.#deleted(view.id);
+  }
+
+  #remove(id) {
+    this.#rows.get(id)?.remove();
+    this.#rows.delete(id);
+    this.#views.delete(id);
+  }
+
+  #told() {
+    say(byId("list-note"), this.#rows.size ? null : "Nothing yet. What you begin is listed here.");
+  }
+}
+
+export function titleOf(view) {
+  const title = view.metadata?.title;
+  return typeof title === "string" && title.trim() ? title : `Conversation ${view.id.slice(0, 8)}`;
+}

@@ -1,0 +1,72 @@
+// Images of a conversation: fetched with the key, shown as blob: addresses, opened large by a click.
+
+import { byId, make } from "./dom.js";
+
+export class Pictures {
+  #api;
+  #connection;
+  #found = new Map(); // address on the service → promise of a blob: address
+  #stop = new AbortController();
+
+  constructor(api, connection) {
+    this.#api = api;
+    this.#connection = connection;
+    byId("viewer-close").addEventListener("click", () => byId("viewer").close());
+    byId("viewer").addEventListener("click", (event) => {
+      if (event.target === byId("viewer")) byId("viewer").close();
+    });
+  }
+
+  /** A button that shows the image, once it is there. */
+  of({ url, width, height }, name) {
+    const place = this.#button(name, { width, height });
+    this.#fetched(url).then(
+      (address) => (place.querySelector("img").src = address),
+      (problem) => {
+        if (problem.name !== "AbortError") place.replaceWith(make("p", { className: "note" }, `${name}: ${problem.message}`));
+      },
+    );
+    return place;
+  }
+
+  /** The same for a file that this browser has. */
+  ofFile(file) {
+    const place = this.#button(file.name || "Attached image", {});
+    place.querySelector("img").src = this.#keep(file.name + file.size + file.lastModified, file);
+    return place;
+  }
+
+  /** Let go of all images: another conversation is shown. */
+  forget() {
+    this.#stop.abort();
+    this.#stop = new AbortController();
+    for (const address of this.#found.values()) Promise.resolve(address).then(URL.revokeObjectURL, () => {});
+    this.#found.clear();
+  }
+
+  #button(name, size) {
+    const image = make("img", { alt: name, ...size });
+    const button = make("button", { type: "button", className: "picture", "aria-label": `${name}, show it large` }, image);
+    button.addEventListener("click", () => {
+      byId("viewer-image").src = image.src;
+      byId("viewer-image").alt = name;
+      byId("viewer").showModal();
+    });
+    return button;
+  }
+
+  #fetched(url) {
+    if (!this.#found.has(url)) {
+      const { signal } = this.#stop;
+      const load = () => this.#api.blob(url, { signal });
+      this.#found.set(url, this.#connection.insist(load, signal).then((blob) => URL.createObjectURL(blob)));
+    }
+    return this.#found.get(url);
+  }
+
+  #keep(name, file) {
+    const address = URL.createObjectURL(file);
+    this.#found.set(`${name}#${this.#found.size}`, address);
+    return address;
+  }
+}

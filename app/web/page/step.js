@@ -1,0 +1,247 @@
+// One step of an agent and one call of a tool: what was thought, written, called and seen.
+
+import { make, show, write } from "./dom.js";
+import { brief, duration, entriesOf, joined, tokens, whole } from "./figures.js";
+import { Text } from "./text.js";
+
+const LABELS = { answer: "Answer", thought: "Thought", code: "Code", plan: "Plan" };
+
+/** A step: a line that sums it up, and all of it inside. */
+export class Step {
+  element = make("li", { className: "step" });
+  #title = make("span", { className: "step-title" }, "Thinking");
+  #preview = make("span", { className: "preview" });
+  #figures = make("span", { className: "figures" });
+  #body = make("div", { className: "step-body" });
+  #pictures = make("div", { className: "pictures" });
+  #details;
+  #kind;
+  #number;
+  #parts = new Map(); // model call and channel → {element, text}
+  #drafts = new Map(); // model call and index → a call whose arguments are still being written
+  #calls = [];
+  #touched = false;
+  #last = null; // what an interpreter gave back
+
+  constructor({ step, agent, kind }, depth) {
+    this.#number = make("span", { className: "number" }, String(step ?? ""));
+    const owner = depth && agent ? make("span", { className: "owner" }, agent.split("/").at(-1)) : null;
+    const summary = make("summary", {}, this.#number, owner, this.#title, this.#preview, this.#figures);
+    summary.addEventListener("click", () => (this.#touched = true));
+    this.#details = make("details", { open: true }, summary, this.#body);
+    this.element.append(this.#details, this.#pictures);
+    this.begin(kind);
+  }
+
+  /** Begin, or begin again where an earlier attempt was broken off. */
+  begin(kind) {
+    this.#kind = kind ?? "action";
+    this.#body.replaceChildren();
+    this.#parts.clear();
+    this.#drafts.clear();
+    this.#calls = [];
+    this.#state("running");
+    this.#title.textContent = this.#kind === "planning" ? "Planning" : "Thinking";
+  }
+
+  delta(event) {
+    if (event.channel === "arguments") this.#draft(event).stream(event.text);
+    else this.#part(event).push(event.text);
+  }
+
+  /** Keep a text that was shown as the answer and was none. */
+  retire(raw, label) {
+    this.#section(label, "retired", (target) => new Text(target).replace(raw));
+  }
+
+  restart(callId) {
+    for (const kept of [this.#parts, this.#drafts]) {
+      for (const [key, part] of kept) {
+        if (!key.startsWith(`${callId}:`)) continue;
+        part.element.remove();
+        kept.delete(key);
+      }
+    }
+  }
+
+  call(event) {
+    if (event.internal) return null;
+    const call = this.#drafted(event.name) ?? this.#append(new Call(event.name));
+    call.start(event.arguments);
+    this.#calls.push(call);
+    this.#title.textContent = this.#names();
+    return call;
+  }
+
+  result(event) {
+    if (event.name === "python_interpreter") this.#last = event.result;
+  }
+
+  finish(event, pictures) {
+    for (const { finish } of this.#parts.values()) finish();
+    for (const draft of this.#drafts.values()) draft.element.remove();
+    const code = [...this.#parts.keys()].some((key) => key.endsWith(":code"));
+    const seen = event.observations ?? (code ? this.#last : null);
+    if (seen && (code || !this.#calls.length) && this.#kind !== "planning") {
+      this.#section("Output", "output", (target) => write(target, seen), "pre");
+    }
+    if (event.error) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
+    this.#pictures.append(...pictures);
+    this.#sumUp(event, code);
+    this.#state(event.error ? "wrong" : "done");
+  }
+
+  /** The turn is over and this step is not: it is not kept. */
+  breakOff() {
+    if (this.element.dataset.state !== "running") return;
+    for (const { finish } of this.#parts.values()) finish();
+    for (const call of [...this.#calls, ...this.#drafts.values()]) call.breakOff();
+    this.#preview.textContent = "not finished";
+    this.#state("broken");
+  }
+
+  #sumUp(event, code) {
+    const names = this.#names();
+    if (this.#kind === "planning") this.#title.textContent = "Plan";
+    else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
+    else this.#title.textContent = names || (code ? "Code" : "Thought");
+    const [first] = this.#calls;
+    if (event.error) this.#preview.textContent = brief(event.error.message);
+    else if (this.#calls.length === 1) this.#preview.textContent = first.preview;
+    else if (code && event.observations && !event.is_final_answer) this.#preview.textContent = brief(event.observations);
+    else this.#preview.textContent = "";
+    this.#figures.textContent = joined(tokens(event.usage), duration(event.duration_ms));
+    if (!this.#body.childElementCount) this.#body.append(make("p", { className: "note" }, "Nothing else was said."));
+  }
+
+  #names() {
+    return [...new Set(this.#calls.map((call) => call.name))].join(", ");
+  }
+
+  #part({ call_id: callId, channel }) {
+    const key = `${callId}:${channel}`;
+    if (!this.#parts.has(key)) this.#parts.set(key, this.#made(channel));
+    return this.#parts.get(key);
+  }
+
+  #made(channel) {
+    let part;
+    if (channel === "code") {
+      const element = this.#section(LABELS.code, "code", (pre) => {
+        part = { push: (text) => write(pre, text), finish: () => {} };
+      }, "pre");
+      return { ...part, element };
+    }
+    const element = this.#section(LABELS[channel] ?? channel, channel, (target) => {
+      const text = new Text(target);
+      part = { push: (piece) => text.push(piece), finish: () => text.finish() };
+    });
+    return { ...part, element };
+  }
+
+  #draft({ call_id: callId, index, name }) {
+    const key = `${callId}:${index ?? 0}`;
+    if (!this.#drafts.has(key)) this.#drafts.set(key, this.#append(new Call(name ?? "…")));
+    return this.#drafts.get(key);
+  }
+
+  #drafted(name) {
+    for (const [key, draft] of this.#drafts) {
+      if (draft.name !== name) continue;
+      this.#drafts.delete(key);
+      return draft;
+    }
+    return null;
+  }
+
+  #append(call) {
+    this.#body.append(call.element);
+    return call;
+  }
+
+  #section(label, name, fill, tag = "div") {
+    const target = make(tag, tag === "pre" ? { tabIndex: 0 } : {});
+    const section = make("section", { className: `part part-${name}` }, make("h4", {}, label), target);
+    fill(target);
+    this.#body.append(section);
+    return section;
+  }
+
+  #state(state) {
+    this.element.dataset.state = state;
+    if (!this.#touched) this.#details.open = state === "running";
+  }
+}
+
+/** A call of a tool or of a managed agent, whose steps stand inside. */
+export class Call {
+  element;
+  /** The steps of the agent that was called. */
+  steps = make("ol", { className: "steps" });
+  #name;
+  #short = make("span", { className: "preview" });
+  #figures = make("span", { className: "figures" });
+  #arguments = make("div", { className: "arguments" });
+  #result = make("div", { className: "result" });
+  #preview = "";
+
+  constructor(name) {
+    this.#name = name;
+    const title = make("span", { className: "call-name" }, name);
+    const summary = make("summary", {}, title, this.#short, this.#figures);
+    this.element = make("details", { className: "call", open: true }, summary, this.#arguments, this.steps, this.#result);
+    this.element.dataset.state = "writing";
+  }
+
+  get name() {
+    return this.#name;
+  }
+
+  /** What it was for, in one line. */
+  get preview() {
+    return this.#preview;
+  }
+
+  stream(text) {
+    if (!this.#arguments.firstChild) this.#arguments.append(make("pre", { className: "draft" }));
+    write(this.#arguments.firstChild, text);
+  }
+
+  start(given) {
+    this.element.dataset.state = "running";
+    const entries = entriesOf(given);
+    this.#arguments.replaceChildren(...(entries ? table(entries) : [make("pre", { tabIndex: 0 }, whole(given))]));
+    show(this.#arguments, !entries || entries.length > 0);
+    this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
+  }
+
+  end({ ok, result, error, duration_ms: ms }) {
+    const text = ok ? result : error;
+    this.element.dataset.state = ok ? "done" : "wrong";
+    this.#figures.textContent = duration(ms);
+    this.#preview = joined(this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
+      .replace(" · →", " →");
+    const label = ok ? "Result" : "Error";
+    this.#result.replaceChildren(make("h5", {}, label), make("pre", { tabIndex: 0 }, whole(text ?? "nothing")));
+  }
+
+  breakOff() {
+    if (["running", "writing"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
+  }
+}
+
+/** A call that is known from the turn alone: its log has expired. */
+export function pastCall({ name, arguments: given, ok, duration_ms: ms }) {
+  const call = new Call(name);
+  call.start(given);
+  const { element } = call;
+  element.dataset.state = ok ? "done" : "wrong";
+  element.querySelector(".figures").textContent = duration(ms);
+  return element;
+}
+
+function table(entries) {
+  return entries.map(([name, value]) => make("div", { className: "argument" },
+    make("span", { className: "argument-name" }, name),
+    make("pre", { tabIndex: 0 }, whole(value))));
+}

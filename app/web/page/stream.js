@@ -1,0 +1,97 @@
+// A turn's events: server-sent events read with fetch (an EventSource can send no key), whole across broken connections.
+
+import { broken } from "./api.js";
+
+const SILENCE_MS = 45_000; // the service says something every 15 s
+export const FINAL = new Set(["turn.finished", "turn.failed", "turn.cancelled"]);
+
+/**
+ * Give each event after `after` once, up to the final one. `response` is a stream that is open already. What breaks is asked
+ * for again from the last event on; what cannot heal is raised as a `Problem`.
+ */
+export async function* eventsOf({ api, connection, path, signal, response = null, after = 0 }) {
+  let last = after;
+  for (let attempt = 0; ; attempt += 1) {
+    let waitS = 0;
+    try {
+      response ??= await open(api, path, last, signal);
+      if (response.status === 204) return;
+      connection.restored();
+      for await (const event of framesOf(response.body)) {
+        if (!(event.seq > last)) continue;
+        last = event.seq;
+        attempt = 0;
+        yield event;
+        if (FINAL.has(event.type)) return;
+      }
+    } catch (problem) {
+      if (!problem.passing) throw problem;
+      waitS = problem.retryAfterS;
+    }
+    signal.throwIfAborted();
+    response = null;
+    connection.lost();
+    await connection.pause(attempt, signal, waitS);
+  }
+}
+
+function open(api, path, last, signal) {
+  const headers = { Accept: "text/event-stream" };
+  if (last) headers["Last-Event-ID"] = String(last);
+  return api.request(path, { headers, signal });
+}
+
+async function* framesOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const cancel = () => reader.cancel().catch(() => {});
+  window.addEventListener("offline", cancel);
+  let data = [];
+  try {
+    for await (const line of linesOf(reader, cancel)) {
+      if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+      else if (line === "" && data.length) {
+        const event = parsed(data.join("\n"));
+        data = [];
+        if (event) yield event;
+      }
+    }
+  } finally {
+    window.removeEventListener("offline", cancel);
+    cancel();
+  }
+}
+
+async function* linesOf(reader, cancel) {
+  let pieces = [];
+  for (;;) {
+    const { value, done } = await read(reader, cancel);
+    if (done) return;
+    const lines = value.split("\n");
+    for (const line of lines.slice(0, -1)) {
+      pieces.push(line);
+      const whole = pieces.join("");
+      pieces = [];
+      yield whole.endsWith("\r") ? whole.slice(0, -1) : whole;
+    }
+    pieces.push(lines.at(-1));
+  }
+}
+
+async function read(reader, cancel) {
+  const silence = setTimeout(cancel, SILENCE_MS);
+  try {
+    return await reader.read();
+  } catch (error) {
+    throw broken(error);
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null; // no event of ours
+  }
+}

@@ -1,0 +1,262 @@
+// One turn: what was said, the steps that followed from it as their events come, and the answer.
+
+import { icon, make, show } from "./dom.js";
+import { count, duration, joined, tokens } from "./figures.js";
+import { pastCall, Step } from "./step.js";
+import { FINAL } from "./stream.js";
+import { Text } from "./text.js";
+
+const TICK_MS = 1000;
+const UNKNOWN = { observations: null, error: null, is_final_answer: false };
+
+export class TurnCard {
+  element;
+  running = false;
+  #number;
+  #pictures;
+  #said = make("div", { className: "said-text" });
+  #steps = make("ol", { className: "steps" });
+  #summary = make("span", { className: "work-text" });
+  #work;
+  #answer = make("div", { className: "answer" });
+  #text = new Text(this.#answer);
+  #note = make("div", { className: "outcome" });
+  #foot = make("footer", { className: "turn-foot", hidden: true });
+  #status = "Waiting";
+  #since = Date.now();
+  #timer = null;
+  #byId = new Map(); // step_id → Step
+  #calls = new Map(); // call_id → Call
+  #answering = null; // {callId, step} of what stands in the answer's place
+  #seen = new Set(); // images that were shown: a step repeats what it was given
+  #replay = null;
+
+  /** `replay()` gives all events of a turn that is over; it raises a `Problem`. */
+  constructor({ number, message, files = [], pictures, replay }) {
+    this.#number = number;
+    this.#pictures = pictures;
+    this.#replay = replay;
+    this.#said.textContent = message;
+    const given = make("div", { className: "pictures" }, ...files.map((file) => pictures.ofFile(file)));
+    const summary = make("summary", {}, make("span", { className: "mark", "aria-hidden": "true" }), this.#summary);
+    this.#work = make("details", { className: "work" }, summary, this.#steps);
+    this.#work.addEventListener("toggle", () => this.#opened());
+    this.element = make("article", { className: "turn", "aria-label": `Turn ${number}` },
+      make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), given, this.#said),
+      make("div", { className: "played" }, this.#work, this.#answer, this.#note, this.#foot));
+    show(given, files.length > 0);
+    show(this.#answer, false);
+  }
+
+  get number() {
+    return this.#number;
+  }
+
+  get message() {
+    return this.#said.textContent;
+  }
+
+  /** How it ended, to be read out. */
+  get ending() {
+    const note = this.#note.textContent;
+    return this.#answer.hidden ? note : `Answer: ${this.#text.raw} ${note}`;
+  }
+
+  /** A worker has it, or will: events are to come. */
+  run() {
+    this.running = true;
+    this.#replay = null;
+    this.#work.open = true;
+    this.element.dataset.status = "running";
+    this.#timer = setInterval(() => this.#told(), TICK_MS);
+    this.#told();
+  }
+
+  apply(event) {
+    if (FINAL.has(event.type)) {
+      this.finish(event.result);
+      return;
+    }
+    const act = this.#acts[event.type];
+    if (act) act(event); // other kinds of events are of a later version
+  }
+
+  /** Show a turn that is over. */
+  finish(turn) {
+    clearInterval(this.#timer);
+    this.running = false;
+    this.element.dataset.status = turn.status;
+    for (const step of this.#byId.values()) step.breakOff();
+    this.#reply(turn);
+    this.#outcome(turn);
+    const names = [...new Set(turn.tool_call_names)].join(", ");
+    this.#summary.textContent = joined(count(turn.steps, "step"), names);
+    show(this.#work, turn.steps > 0 || this.#byId.size > 0);
+    const figures = joined(duration(turn.timing.duration_ms), tokens(turn.usage), turn.attempts > 1 && `${turn.attempts} attempts`);
+    this.#foot.replaceChildren(make("span", { className: "figures" }, figures));
+    if (turn.reply) this.#foot.append(this.#copy(turn.reply));
+    show(this.#foot, true);
+  }
+
+  /** Let go of what runs beside the page: it is taken away. */
+  leave() {
+    clearInterval(this.#timer);
+  }
+
+  stopping() {
+    this.#status = "Stopping";
+    this.#told();
+  }
+
+  #acts = {
+    "turn.queued": () => this.#say("Waiting for a worker"),
+    "turn.started": (event) => {
+      const at = Date.parse(event.at);
+      if (at <= Date.now()) this.#since = at;
+      this.#say(event.attempt > 1 ? "Taken over by another worker" : "Working");
+    },
+    "step.started": (event) => {
+      const known = this.#byId.get(event.step_id);
+      if (known) known.begin(event.kind);
+      else this.#step(event);
+      this.#say(event.kind === "planning" ? "Planning" : "Thinking");
+    },
+    "message.delta": (event) => {
+      if (event.channel === "answer" && !event.parent_call_id) this.#answered(event);
+      else this.#step(event).delta(event);
+    },
+    "message.restarted": (event) => {
+      if (this.#answering?.callId === event.call_id) this.#clear();
+      for (const step of this.#byId.values()) step.restart(event.call_id);
+    },
+    "tool.call": (event) => {
+      const call = this.#step(event).call(event);
+      if (call) this.#calls.set(event.call_id, call);
+      if (!event.internal) this.#say(`Calling ${event.name}`);
+      else if (event.name === "python_interpreter") this.#say("Running code");
+    },
+    "tool.result": (event) => {
+      this.#calls.get(event.call_id)?.end(event);
+      this.#step(event).result(event);
+    },
+    "step.finished": (event) => {
+      const step = this.#step(event);
+      if (this.#answering?.step === step && !event.is_final_answer) this.#retire("Not taken as the answer");
+      step.finish({ ...UNKNOWN, ...event }, this.#shown(event));
+      this.#say("Working");
+    },
+  };
+
+  #step(event) {
+    if (!this.#byId.has(event.step_id)) {
+      const parent = this.#calls.get(event.parent_call_id);
+      const step = new Step(event, event.parent_call_id ? 1 : 0);
+      (parent?.steps ?? this.#steps).append(step.element);
+      this.#byId.set(event.step_id, step);
+    }
+    return this.#byId.get(event.step_id);
+  }
+
+  #answered(event) {
+    if (this.#answering && this.#answering.callId !== event.call_id) this.#retire("Not taken as the answer");
+    if (!this.#answering) {
+      this.#answering = { callId: event.call_id, step: this.#step(event) };
+      this.#say("Answering");
+    }
+    show(this.#answer, true);
+    this.#text.push(event.text);
+  }
+
+  #retire(label) {
+    this.#answering.step.retire(this.#text.raw, label);
+    this.#clear();
+  }
+
+  #clear() {
+    this.#answering = null;
+    this.#text.clear();
+    show(this.#answer, false);
+  }
+
+  #reply({ reply }) {
+    if (reply === null) {
+      this.#text.finish();
+      this.#answer.classList.toggle("lost", Boolean(this.#answering));
+      return;
+    }
+    if (this.#text.raw === reply) this.#text.finish();
+    else this.#text.replace(reply);
+    this.#answer.classList.remove("lost");
+    show(this.#answer, true);
+  }
+
+  #outcome(turn) {
+    const lines = [];
+    if (turn.status === "cancelled") {
+      lines.push(make("p", { className: "note" }, this.#answering && turn.reply === null
+        ? "Stopped. What stands above is not kept; finished steps are."
+        : "Stopped. Finished steps are kept."));
+    } else if (turn.error) {
+      lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));
+    }
+    if (turn.state === "max_steps_error") {
+      lines.push(make("p", { className: "note" }, "The agent ran out of steps; this answer was asked of it without more."));
+    }
+    this.#note.replaceChildren(...lines);
+  }
+
+  #shown({ images = [], step }) {
+    const fresh = images.filter(({ url }) => !this.#seen.has(url));
+    for (const { url } of fresh) this.#seen.add(url);
+    return fresh.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of step ${step}`));
+  }
+
+  async #opened() {
+    if (!this.#work.open || !this.#replay || this.running) return;
+    const replay = this.#replay;
+    this.#replay = null;
+    const loading = make("li", { className: "note" }, "Loading the steps …");
+    this.#steps.append(loading);
+    try {
+      const events = await replay();
+      const result = events.at(-1)?.result;
+      if (events.length > 1) this.#clear();
+      events.forEach((event) => this.apply(event));
+      if (!this.#byId.size && result) this.#expired(result);
+    } catch (problem) {
+      this.#replay = replay;
+      if (problem.name !== "AbortError") this.#steps.replaceChildren(make("li", { className: "wrong" }, problem.message));
+    } finally {
+      loading.remove();
+    }
+  }
+
+  #expired({ tool_calls: calls }) {
+    const sentence = "The events of this turn are no longer kept"
+      + (calls.length ? "; these are the tools that it called." : ".");
+    this.#steps.append(make("li", { className: "note" }, sentence), ...calls.map((call) => make("li", {}, pastCall(call))));
+  }
+
+  #copy(reply) {
+    const label = make("span", {}, "Copy");
+    const button = make("button", { type: "button", className: "quiet small" }, icon("copy"), label);
+    button.addEventListener("click", async () => {
+      const done = await navigator.clipboard?.writeText(reply).then(() => true, () => false);
+      label.textContent = done ? "Copied" : "Not allowed here";
+      setTimeout(() => (label.textContent = "Copy"), 1500);
+    });
+    return button;
+  }
+
+  #say(status) {
+    if (this.#status === "Stopping") return;
+    this.#status = status;
+    this.#told();
+  }
+
+  #told() {
+    if (!this.running) return;
+    const ms = Date.now() - this.#since;
+    this.#summary.textContent = joined(this.#status, ms >= 1000 && duration(Math.floor(ms / 1000) * 1000).replace(".0", ""));
+  }
+}

@@ -1,0 +1,297 @@
+"""JSON and code in fragments: however a text is cut, what is shown of it is the same, and what the whole text says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from smolagents.utils import parse_code_blobs
+
+from app.agents.code_text import CodeText
+from app.agents.json_text import JsonText
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T", bound=str)
+HIGH, LOW = chr(0xD83D), chr(0xDE00)
+LOST = "\N{REPLACEMENT CHARACTER}"
+MALFORMED = (
+    '"x" 1, | "x" "y", | "x":, | 1: "x", | , | x, | "x": 1}{ | "x": {[]}, | "x": {1: 2}, | "x": {"y"}, | "x": [}, |'
+    ' "x": [1}, | "x": {"y": 1], | "x": {"y": 1,}, | "x": [1,], |'
+    ' "x": [1: 2], | "x": 01, | "x": nul, | "x": "\\q", | "x": "\\u00g0", | "x": "\n",'
+).split(" | ")
+TAGS = [("<code>", "</code>"), ("```python", "```"), ("```", "\n```"), ("aab", "ab")]
+
+chars = st.one_of(
+    st.sampled_from('"\\/\b\n\t {}[],:u\x00é😀\ud83d\ude00\ufeff\uffff'),
+    st.characters(exclude_categories=()),
+)
+texts = st.text(chars, max_size=12)
+keys = st.sampled_from(["a", "answer", "näch\n", "😀"]) | st.text(max_size=5)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+objects = st.dictionaries(keys, values, max_size=5)
+layouts = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.none() | st.integers(0, 2)})
+cuts = st.lists(st.integers(0, 200), max_size=20) | st.just(list(range(200)))
+blocks = st.lists(
+    st.sampled_from(["<code>", "</code>", "<", "</co", "```", "python", "\n", "a", "b", "x = 1", " "]), max_size=12
+).map("".join)
+garbage = st.text() | st.lists(
+    st.sampled_from(
+        ['{"a":', '"a"', "{", "}", "[", "]", ",", ":", '"', "\\", "\\u", "d83d", "1", "-", "nul", " ", "\ud83d"]
+    )
+).map("".join)
+
+
+def whole(text: str) -> str:
+    """Replace what is no character, the slow way."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def fragments(text: str, places: Iterable[int]) -> list[str]:
+    ends = sorted({0, len(text), *(place for place in places if place < len(text))})
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def pieces(reader: JsonText, parts: Iterable[str]) -> list[tuple[str, str]]:
+    return [piece for part in parts for piece in reader.feed(part)] + reader.end()
+
+
+def joined(given_pieces: Iterable[tuple[T, str]]) -> list[tuple[T, str]]:
+    """Join neighbours of one name."""
+    groups = itertools.groupby(given_pieces, key=lambda piece: piece[0])
+    return [(name, "".join(text for _, text in group)) for name, group in groups]
+
+
+def read(text: str, *wanted: str) -> dict[str, str]:
+    """Read a text character by character."""
+    return dict(joined(pieces(JsonText(*wanted), text)))
+
+
+def split(text: str, tags: tuple[str, str], parts: Iterable[str] | None = None) -> list[tuple[str, str]]:
+    reader = CodeText(*tags)
+    found = [piece for part in parts or [text] for piece in reader.feed(part)] + reader.end()
+    assert all(piece for _, piece in found)
+    return [(channel, piece) for channel, piece in joined(found)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(objects, layouts, cuts, st.data())
+def test_every_value_reads_as_json_loads_reads_it(
+    data: dict[str, Any], layout: dict[str, Any], places: list[int], draw: st.DataObject
+) -> None:
+    text = json.dumps(data, **layout)
+    data = json.loads(text)
+    wanted = draw.draw(st.lists(st.sampled_from(sorted(data)), unique=True)) if data else ["a"]
+    given_pieces = pieces(JsonText(*wanted), fragments(text, places))
+    assert all(piece and piece == whole(piece) for _, piece in given_pieces)
+    found = dict(joined(given_pieces))
+    assert set(found) <= set(wanted)
+    for key in set(wanted) & set(data):
+        value = data[key]
+        if isinstance(value, str):
+            assert found.get(key, "") == whole(value)  # of an empty text there is nothing to give
+        else:
+            assert found[key] == found[key].strip()
+            assert json.loads(found[key]) == json.loads(whole(json.dumps(value, ensure_ascii=layout["ensure_ascii"])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(garbage, cuts)
+@example('{"a": "\\u12x', [8, 9, 10])
+@example('{"a": ["\\u12x', [8, 9, 10])
+@example('{"a": "x\ud83d\\q', [8])
+def test_garbage_raises_nothing_and_gives_the_same_however_it_is_cut(text: str, places: list[int]) -> None:
+    found = joined(pieces(JsonText("a"), fragments(text, places)))
+    assert found == joined(pieces(JsonText("a"), [text]))
+    assert all(piece == whole(piece) for _, piece in found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(objects, st.integers(0, 200), chars, cuts)
+def test_an_object_with_a_wrong_character_raises_nothing(
+    data: dict[str, Any], place: int, wrong: str, places: list[int]
+) -> None:
+    text = json.dumps(data)
+    text = text[:place] + wrong + text[place + 1 :]
+    found = joined(pieces(JsonText(*data), fragments(text, places)))
+    assert found == joined(pieces(JsonText(*data), text))
+
+
+def test_each_fragment_gives_what_it_adds() -> None:
+    reader = JsonText("answer")
+    assert reader.feed('{"ans') == []
+    assert reader.feed('wer" : "It') == [("answer", "It")]
+    assert reader.feed(" is\\") == [("answer", " is")]
+    assert reader.feed("n7") == [("answer", "\n7")]
+    assert reader.feed("") == []
+    assert reader.feed('." , ') == [("answer", ".")]
+    assert reader.feed('"answer": "no"}') == reader.end() == []
+
+
+def test_one_fragment_can_bring_several_values_in_their_order() -> None:
+    found = JsonText("a", "b").feed('{"b": "1", "c": "2", "a": "3"}')
+    assert found == [("b", "1"), ("a", "3")]
+
+
+def test_the_first_of_two_equal_keys_counts() -> None:
+    assert read('{"a": "1", "a": "2", "b": "3"}', "a", "b") == {"a": "1", "b": "3"}
+
+
+def test_a_nested_key_is_another_one() -> None:
+    assert read('{"b": {"a": "1"}, "c": [{"a": "2"}], "d": "a", "a": {"a": "3"}}', "a") == {"a": '{"a": "3"}'}
+
+
+@pytest.mark.parametrize("value", ["12", "-1.5e3", "true", "null", "NaN", "-Infinity", "[ 1 , {} ]", '{"x": "}\\""}'])
+def test_what_is_no_string_comes_as_json(value: str) -> None:
+    assert read(f'{{"a": \n{value} \n, "b": "1"}}', "a", "b") == {"a": value, "b": "1"}
+    assert read(f'{{"a":{value}}}', "a", "b") == {"a": value}
+
+
+def test_what_is_no_string_comes_as_it_is_written() -> None:
+    reader = JsonText("a")
+    assert reader.feed('{"a": [1') == [("a", "[1")]
+    assert reader.feed(', "') == [("a", ', "')]
+    assert reader.feed('\\u00e9"]}') == [("a", '\\u00e9"]')]
+
+
+@pytest.mark.parametrize("pair", [HIGH + LOW, "\\ud83d\\ude00", HIGH + "\\ude00", "\\uD83D" + LOW])
+def test_a_surrogate_pair_is_one_character_wherever_it_is_cut(pair: str) -> None:
+    assert read(f'{{"a": "{pair}"}}', "a") == {"a": "😀"}
+
+
+@pytest.mark.parametrize("half", [HIGH, LOW, "\\ud83d", "\\uDE00"])
+def test_half_of_a_pair_is_replaced(half: str) -> None:
+    assert read(f'{{"a": "{half}", "b": "{half}x"}}', "a", "b") == {"a": LOST, "b": f"{LOST}x"}
+
+
+def test_half_of_a_pair_waits_for_the_other_until_the_end() -> None:
+    reader = JsonText("a")
+    assert reader.feed('{"a": "x\\ud83d') == [("a", "x")]
+    assert reader.end() == [("a", LOST)]
+    assert reader.end() == reader.feed("x") == []
+
+
+def test_half_of_a_pair_in_a_raw_value_is_replaced() -> None:
+    assert read(f'{{"a": ["{HIGH}", "{HIGH}{LOW}"]}}', "a") == {"a": f'["{LOST}", "😀"]'}
+
+
+def test_a_key_may_be_written_in_escapes() -> None:
+    assert read('{"\\ud83d\\ude00\\n\\u0061": "1"}', "😀\na") == {"😀\na": "1"}
+
+
+@pytest.mark.parametrize("text", ["", " ", '"a"', '[{"a": "1"}]', 'x{"a": "1"}', '\ufeff{"a": "1"}', '}{"a": "1"}'])
+def test_what_is_no_object_gives_nothing(text: str) -> None:
+    assert read(text, "a") == {}
+
+
+@pytest.mark.parametrize("wrong", MALFORMED)
+def test_nothing_is_given_after_what_is_malformed(wrong: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(f'{{"a": "1", {wrong} "b": "2"}}')
+    assert read(f'{{"a": "1", {wrong} "b": "2"}}', "a", "b") == {"a": "1"}
+
+
+def test_deep_nesting_is_read_through() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    assert read(f'{{"b": {deep}, "a": "1"}}', "a") == {"a": "1"}
+
+
+def seconds(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("value", ['"{}"', "[{}]", '["{}"]'])
+@pytest.mark.parametrize("wanted", ["a", "b"])
+def test_a_long_value_takes_time_in_proportion_to_its_length(value: str, wanted: str) -> None:
+    text = f'{{"a": {value.replace("{}", "1" * 400_000)}, "b": 0}}'
+    assert seconds(lambda: pieces(JsonText(wanted), text)) < 8
+    assert seconds(lambda: pieces(JsonText(wanted), [text])) < 0.1
+
+
+@settings(max_examples=400, deadline=None)
+@given(blocks, st.sampled_from(TAGS), cuts)
+def test_code_and_thought_are_the_same_however_the_text_is_cut(
+    text: str, tags: tuple[str, str], places: list[int]
+) -> None:
+    assert split(text, tags, fragments(text, places)) == split(text, tags)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(st.text("ab <\n"), st.text("xy /\n")), max_size=4), st.text("ab <\n"), st.booleans(), cuts)
+def test_all_is_shown_but_the_tags(turns: list[tuple[str, str]], rest: str, closed: bool, places: list[int]) -> None:
+    text = "".join(f"{thought}<code>\n{code}\n</code>" for thought, code in turns)
+    text = text + rest if closed or not turns else text.removesuffix("\n</code>")
+    found = split(text, TAGS[0], fragments(text, places))
+    thoughts = "".join(thought for thought, _ in turns) + (rest if closed or not turns else "")
+    codes = [code for _, code in turns if code]
+    if not closed and turns and turns[-1][1]:
+        codes[-1] = codes[-1].removesuffix("\n")
+    codes = codes if not codes or codes[-1] else codes[:-1]
+    assert "".join(text for channel, text in found if channel == "thought") == thoughts
+    assert "".join(text for channel, text in found if channel == "code") == "\n\n".join(codes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text("xy ", min_size=1).filter(str.strip), min_size=1, max_size=4), st.sampled_from(TAGS[:2]))
+def test_the_code_is_what_smolagents_runs(codes: list[str], tags: tuple[str, str]) -> None:
+    text = "".join(f"Thought {tags[0]}\n{code.strip()}\n{tags[1]} so" for code in codes)
+    shown = "".join(piece for channel, piece in split(text, tags) if channel == "code")
+    assert shown == parse_code_blobs(text, tags)
+
+
+def test_code_comes_before_its_block_is_closed() -> None:
+    reader = CodeText("<code>", "</code>")
+    assert reader.feed("I add <co") == [("thought", "I add ")]
+    assert reader.feed("de>") == []
+    assert reader.feed("\nx = 1 <") == [("code", "x = 1 ")]
+    assert reader.feed(" 2\n") == [("code", "< 2")]
+    assert reader.feed("y\n</") == [("code", "\ny")]
+    assert reader.feed("code> Then") == [("thought", " Then")]
+    assert reader.end() == []
+
+
+def test_a_block_that_is_never_closed_is_code() -> None:
+    assert split("I add\n```python\nx = 1\n", TAGS[1]) == [("thought", "I add\n"), ("code", "x = 1")]
+
+
+def test_what_only_looked_like_a_tag_is_given_at_the_end() -> None:
+    assert split("a <cod", TAGS[0]) == [("thought", "a <cod")]
+    assert split("<code>a\n</cod", TAGS[0]) == [("code", "a\n</cod")]
+
+
+def test_a_second_block_is_joined_by_a_blank_line() -> None:
+    assert split("<code>a</code><code>b</code>", TAGS[0]) == [("code", "a\n\nb")]
+    assert split("<code>a</code>, <code>\n</code><code>b", TAGS[0]) == [
+        ("code", "a"),
+        ("thought", ", "),
+        ("code", "\n\nb"),
+    ]
+
+
+def test_one_line_break_at_each_side_of_the_code_is_left_out() -> None:
+    assert split("<code>\n\n  a\n\n</code>", TAGS[0]) == [("code", "\n  a\n")]
+    assert split("<code>\n</code>", TAGS[0]) == split("<code></code>", TAGS[0]) == []
+
+
+def test_a_closing_tag_that_closes_nothing_is_thought() -> None:
+    assert split("```\ntext\n``` so", TAGS[1]) == [("thought", "```\ntext\n``` so")]
+
+
+def test_empty_tags_are_never_found() -> None:
+    assert split("<code>a", ("", "")) == [("thought", "<code>a")]
+    assert split("<code>a", ("<code>", "")) == [("code", "a")]
+
+
+def test_a_long_text_takes_time_in_proportion_to_its_length() -> None:
+    text = "<code>\n" + "a\n" * 100_000 + "</code>" + "<code>b</code>" * 20_000
+    assert seconds(lambda: split(text, TAGS[0], text)) < 8
+    assert seconds(lambda: split(text, TAGS[0])) < 1
