@@ -30,7 +30,7 @@ from app import __version__
 from app.settings import Settings
 from app.stores.embedded import RESTARTS, embedded_server
 from tests.refusals import Refused, sentence_of, started
-from tests.service import ROOT, Service, run, spawn
+from tests.service import AGENTS, ROOT, Service, run, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,7 +125,8 @@ def test_start_says_where_it_is_what_it_serves_and_who_may_connect(service: Serv
     assert service.client.get(said["docs"]).status_code == 200
     assert said["data"] == str(data)
     assert re.fullmatch(rf"(Valkey|Redis) [\d.]+, embedded, in {re.escape(str(data))}", said["store"])
-    assert said["agents"] == "scripted, code, planner, carrier, manager, checked, demo, demo-code"
+    named = [agent.partition("=")[0] for agent in AGENTS.split(",")]
+    assert said["agents"].split(", ") == [*named, "demo", "demo-code"]
     assert said["who"] == "this machine only, without a key"
 
 

@@ -71,7 +71,7 @@ def test_a_code_agent_plays_its_code(service: Service) -> None:
     )
     assert turn["reply"] == "deepdeep"
     assert turn["agent"]["kind"] == "CodeAgent"
-    assert turn["tool_call_names"] == ["python_interpreter"]
+    assert turn["tool_call_names"] == ["python_interpreter", "echo", "final_answer"]
 
 
 def test_the_next_turn_goes_on_with_the_conversation(service: Service) -> None:
@@ -117,7 +117,8 @@ def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
         {"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=[_png((5, 4)), _data_url((2, 2))]
     )
     steps = service.steps(turn)
-    assert [step["images"] for step in steps] == [[{"width": 5, "height": 4}, {"width": 2, "height": 2}]] * 3
+    assert [_sizes(step) for step in steps] == [[(5, 4), (2, 2)]] * 3
+    assert len({image["url"] for step in steps for image in step["images"]}) == 2
 
 
 @pytest.mark.parametrize(("form", "size"), [("JPEG", (3000, 2000)), ("WEBP", (300, 200)), ("GIF", (300, 200))])
@@ -143,7 +144,10 @@ def test_a_photo_is_stored_as_it_came_and_shown_to_the_model_pixel_by_pixel(
         with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
             stored = raw.hvals(f"{{p000}}:images:local/{turn['conversation_id']}")
         assert len(photo) * 0.9 < sum(map(len, stored)) < len(photo) * 1.1 + 1000
-        assert service.steps(turn)[0]["images"] == [{"width": size[0], "height": size[1]}]
+        step = service.steps(turn)[0]
+        assert _sizes(step) == [size]
+        fetched = service.client.get(step["images"][0]["url"])
+        assert (fetched.content, fetched.headers["content-type"]) == (photo, f"image/{form.lower()}")
     with service:
         assert service.follow_up(turn, *scripts[1])["reply"] == shown
 
@@ -258,6 +262,10 @@ def until_over(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
         if found["status"] not in {"queued", "running"}:
             return found
         assert time.monotonic() < end
+
+
+def _sizes(step: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(image["width"], image["height"]) for image in step["images"]]
 
 
 def _png(size: tuple[int, int]) -> str:

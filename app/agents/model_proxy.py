@@ -143,7 +143,7 @@ class Telling:
 
     def _arguments(self, index: int, name: str | None, text: str) -> None:
         if name:
-            self._names[index] = name
+            self._names[index] = text_of(str(name))
         name = self._names.get(index, "")
         if name == "final_answer":
             self._sorted(self._answers.setdefault(index, JsonText("answer")).feed(text))

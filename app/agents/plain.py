@@ -26,6 +26,7 @@ MAX_LABEL_CHARS = 2000
 NODE_CHARS = 10  # what anything else counts
 _COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
 MAX_DEPTH = 100
+MAX_BITS = 8192  # of a number: readers of JSON refuse very long ones
 MAX_CHARS = 1_000_000  # of all texts in a value
 _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
@@ -74,7 +75,7 @@ class _Walk:
         if kind is str:
             return text_of(value)
         if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
-            return value
+            return value if kind is not int or value.bit_length() <= MAX_BITS else labelled(value)
         if kind is float:
             return str(value)
         try:

@@ -57,8 +57,8 @@ class Scheduler:
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
         """A turn that this worker plays is to be stopped."""
-        scope, _, turn = payload.decode().partition("\n")
-        if lease := self._held.get((scope, int(turn))):
+        scope, _, turn = payload.partition(b"\n")
+        if turn.isdigit() and (lease := self._held.get((scope.decode(errors="replace"), int(turn)))):
             lease.cancel()
 
     async def renew(self, leases: Sequence[Lease]) -> None:

@@ -59,6 +59,7 @@ export class Agents {
 function card(agent, index) {
   const id = `agent-${index}`;
   const input = make("input", { type: "radio", name: "agent", value: agent.name, checked: agent.default, id });
+  input.setAttribute("aria-labelledby", `${id}-name`);
   input.setAttribute("aria-describedby", `${id}-about`);
   const tools = agent.tools.filter((name) => name !== "final_answer");
   const shown = tools.slice(0, MOST_TOOLS).map((name) => make("code", {}, name));
@@ -66,7 +67,7 @@ function card(agent, index) {
   return make("label", { className: "agent", htmlFor: id },
     input,
     make("span", { className: "agent-head" },
-      make("span", { className: "agent-name" }, agent.name),
+      make("span", { className: "agent-name", id: `${id}-name` }, agent.name),
       make("span", { className: "chip" }, agent.kind)),
     make("span", { className: "agent-about", id: `${id}-about` }, agent.description || "It says nothing about itself."),
     shown.length ? make("span", { className: "agent-tools", "aria-label": "Tools" }, ...shown) : null);

@@ -4,6 +4,8 @@ import { make, show, write } from "./dom.js";
 import { brief, duration, entriesOf, joined, tokens, whole } from "./figures.js";
 import { Text } from "./text.js";
 
+const PREFIX = "Thought:"; // a CodeAgent's model begins with it; it stands in the heading already
+const SEEN = /^Execution logs:\n(?<printed>[^]*?)\n?Last output from code snippet:\n(?<value>[^]*)$/;
 const LABELS = { answer: "Answer", thought: "Thought", code: "Code", plan: "Plan" };
 
 /** A step: a line that sums it up, and all of it inside. */
@@ -81,10 +83,7 @@ export class Step {
     for (const { finish } of this.#parts.values()) finish();
     for (const draft of this.#drafts.values()) draft.element.remove();
     const code = [...this.#parts.keys()].some((key) => key.endsWith(":code"));
-    const seen = event.observations ?? (code ? this.#last : null);
-    if (seen && (code || !this.#calls.length) && this.#kind !== "planning") {
-      this.#section("Output", "output", (target) => write(target, seen), "pre");
-    }
+    if (code || !this.#calls.length) this.#seen(event.observations ?? (code ? this.#last : null), event.is_final_answer);
     if (event.error) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
     this.#pictures.append(...pictures);
     this.#sumUp(event, code);
@@ -100,6 +99,13 @@ export class Step {
     this.#state("broken");
   }
 
+  #seen(observations, answered) {
+    if (!observations || this.#kind === "planning" || (answered && !observations.startsWith("Execution logs:"))) return;
+    const { printed, value } = seenIn(observations);
+    if (printed) this.#section("Output", "output", (target) => write(target, printed), "pre");
+    if (value && !answered) this.#section("Value", "output", (target) => write(target, value), "pre");
+  }
+
   #sumUp(event, code) {
     const names = this.#names();
     if (this.#kind === "planning") this.#title.textContent = "Plan";
@@ -108,8 +114,10 @@ export class Step {
     const [first] = this.#calls;
     if (event.error) this.#preview.textContent = brief(event.error.message);
     else if (this.#calls.length === 1) this.#preview.textContent = first.preview;
-    else if (code && event.observations && !event.is_final_answer) this.#preview.textContent = brief(event.observations);
-    else this.#preview.textContent = "";
+    else if (code && event.observations && !event.is_final_answer) {
+      const { printed, value } = seenIn(event.observations);
+      this.#preview.textContent = brief(printed || value);
+    } else this.#preview.textContent = "";
     this.#figures.textContent = joined(tokens(event.usage), duration(event.duration_ms));
     if (!this.#body.childElementCount) this.#body.append(make("p", { className: "note" }, "Nothing else was said."));
   }
@@ -134,7 +142,8 @@ export class Step {
     }
     const element = this.#section(LABELS[channel] ?? channel, channel, (target) => {
       const text = new Text(target);
-      part = { push: (piece) => text.push(piece), finish: () => text.finish() };
+      const push = channel === "thought" ? withoutPrefix((piece) => text.push(piece)) : (piece) => text.push(piece);
+      part = { push, finish: () => text.finish() };
     });
     return { ...part, element };
   }
@@ -228,6 +237,27 @@ export class Call {
   breakOff() {
     if (["running", "writing"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
   }
+}
+
+/** Tell what a code block printed from the value of its last line, which is of no use where it is None. */
+function seenIn(observations) {
+  const { printed, value } = SEEN.exec(observations)?.groups ?? { printed: observations, value: "" };
+  return { printed: printed.replace(/\n$/, ""), value: value.trim() === "None" ? "" : value };
+}
+
+function withoutPrefix(push) {
+  let held = "";
+  let begun = false;
+  return (piece) => {
+    if (begun) {
+      push(piece);
+      return;
+    }
+    held = (held + piece).trimStart();
+    if (held.length < PREFIX.length && PREFIX.startsWith(held)) return;
+    begun = true;
+    push(held.startsWith(PREFIX) ? held.slice(PREFIX.length).trimStart() : held);
+  };
 }
 
 /** A call that is known from the turn alone: its log has expired. */
