@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from smolagents.models import (
     ChatMessageToolCallStreamDelta,
 )
 
-from app.agents.demo_rules import ERROR, FORCED_FAILURE, OBSERVATION, Call, Part, Turn, short, understand
+from app.agents.demo_rules import COUNTING, ERROR, FORCED_FAILURE, OBSERVATION, Call, Part, Turn, short, understand
 from app.agents.demo_tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 MAX_STEPS = 8
+COUNTING_PACE_S = 0.1
 MAX_PIECES = 100  # of one text in a stream: a long one is cut into longer pieces
 LOGS, LAST_OUTPUT = "Execution logs:\n", "Last output from code snippet:\n"
 NO_LLM = "Its model is a small set of rules and no LLM; it needs no key and no network."
@@ -104,7 +106,11 @@ class RuleModel(Model):
         message = self.generate(messages, **options)
         deltas = [*_deltas(message)]
         deltas[-1].token_usage = message.token_usage
-        yield from deltas
+        is_slow = COUNTING.fullmatch(Turn.current(messages).task)
+        for delta in deltas:
+            if is_slow:
+                time.sleep(COUNTING_PACE_S)  # the point of it: an answer that takes its time
+            yield delta
 
 
 def _deltas(message: ChatMessage) -> Iterator[ChatMessageStreamDelta]:

@@ -21,6 +21,8 @@ READ_CHARS = 500  # a longer wish is not read, unless it is a note or a text for
 TASK, OBSERVATION, ERROR = "New task:\n", "Observation:\n", "Error:\n"
 ADDITIONAL_ARGS = "\nYou have been provided with these additional arguments"
 
+COUNTING = re.compile(r"\s*(?:please )?count (?:from 1 )?to (\d{1,9})[.!]?\s*", re.IGNORECASE)
+MOST_COUNTED = 100
 FORCED_FAILURE = re.compile(r"\s*(please )?fail( now)?[.!]?\s*", re.IGNORECASE)
 
 HELP = """I am a small set of rules and no language model (LLM). I know a few English phrases:
@@ -30,6 +32,7 @@ HELP = """I am a small set of rules and no language model (LLM). I know a few En
 - text statistics, in any language: Count the words in: Hello world
 - earlier messages: What did I ask first? What did I ask last? How many questions did I ask?
 - the number and sizes of images: What is in the image?
+- counting, slowly, to see an answer come and to stop it: Count to 50.
 - a failure of the model, to see one: Please fail.
 Several can be joined: What is 12 * 7 and what time is it?"""
 
@@ -136,7 +139,9 @@ _JOINT = re.compile(
 
 
 def understand(turn: Turn) -> list[Part]:
-    if parts := _stats(_Wish(turn.task, turn)):  # the text of statistics may hold anything, also our own phrases
+    if parts := _counting(_Wish(turn.task, turn)) or _stats(
+        _Wish(turn.task, turn)
+    ):  # the text of statistics may hold anything, also our own phrases
         return parts
     parts, end = [], len(turn.task)
     for joint in reversed([*_JOINT.finditer(turn.task, 0, CUT_CHARS)]):
@@ -298,6 +303,15 @@ _ABOUT = re.compile(
 
 def _about(wish: _Wish) -> list[Part]:
     return [HELP] if _ABOUT.search(wish.line) else []
+
+
+def _counting(wish: _Wish) -> list[Part]:
+    if not (match := COUNTING.fullmatch(wish.raw)):
+        return []
+    count = int(match[1])
+    if count > MOST_COUNTED:
+        return [f"I count to {MOST_COUNTED} at most."]
+    return [" ".join(str(number) for number in range(1, count + 1)) or "There is nothing to count."]
 
 
 _RULES: tuple[Callable[[_Wish], list[Part]], ...] = (

@@ -63,23 +63,22 @@ export class List {
   }
 
   #put(view, where) {
-    const row = this.#row(view);
-    const old = this.#rows.get(view.id);
-    if (old) old.replaceWith(row);
-    else byId("list")[where](row);
-    this.#rows.set(view.id, row);
+    let row = this.#rows.get(view.id);
+    if (!row) {
+      row = this.#row(view.id);
+      this.#rows.set(view.id, row);
+      byId("list")[where](row);
+    }
     this.#views.set(view.id, view);
+    fill(row, view);
     if (view.id === this.#current) this.mark(view.id);
   }
 
-  #row(view) {
-    const title = titleOf(view);
-    const works = view.running_turn !== null || view.queued_turns > 0;
-    const when = make("span", { className: "row-about" }, `${view.agent} · ${works ? "working" : ago(view.updated_at)}`);
-    const link = make("a", { href: `#/c/${view.id}`, title }, make("span", { className: "row-title" }, title), when);
-    const remove = make("button", { type: "button", className: "quiet round small", "aria-label": `Delete ${title}`, title: "Delete" }, icon("delete"));
-    remove.addEventListener("click", () => this.#delete(view));
-    return make("li", { className: works ? "row works" : "row" }, link, remove);
+  #row(id) {
+    const link = make("a", { href: `#/c/${id}` }, make("span", { className: "row-title" }), make("span", { className: "row-about" }));
+    const remove = make("button", { type: "button", className: "quiet round small", title: "Delete" }, icon("delete"));
+    remove.addEventListener("click", () => this.#delete(this.#views.get(id)));
+    return make("li", { className: "row" }, link, remove);
   }
 
   async #delete(view) {
@@ -110,6 +109,17 @@ export class List {
   #told() {
     say(byId("list-note"), this.#rows.size ? null : "Nothing yet. What you begin is listed here.");
   }
+}
+
+/** Write into a row what is known now; the row stays, and with it the focus. */
+function fill(row, view) {
+  const title = titleOf(view);
+  const works = view.running_turn !== null || view.queued_turns > 0;
+  row.classList.toggle("works", works);
+  row.querySelector("a").title = title;
+  row.querySelector(".row-title").textContent = title;
+  row.querySelector(".row-about").textContent = `${view.agent} · ${works ? "working" : ago(view.updated_at)}`;
+  row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
 }
 
 export function titleOf(view) {
