@@ -62,8 +62,11 @@ class Turns(Protocol):
         """
         ...
 
-    def reader(self, ref: Ref) -> AbstractContextManager[LogReader]:
-        """Register a reader of this process."""
+    def reader(self, ref: Ref, *, looks: bool) -> AbstractContextManager[LogReader]:
+        """Register a reader of this process.
+
+        One that `looks` begins with what is in the log; one that is registered before its turn is submitted need not.
+        """
         ...
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
@@ -163,6 +166,11 @@ class Lease(Protocol):
 
     async def adopt_tail(self) -> int:
         """Keep the finished steps that an earlier attempt left; give their number, without tasks."""
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """How many writes the store has not answered yet."""
         ...
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:

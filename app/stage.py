@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from app.records import PackedStep
 
 JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
+LOOK_S = 0.1
+MOST_WAITING = 64  # events that an agent's thread may be ahead: while it waits, the loop has the interpreter for itself
+MOST_AT_ONCE = 64  # events that are written in one round of the loop
 
 
 class LoopStage:
     """Writes to the lease, on the loop, what any thread tells; the order stays.
 
     Pieces of messages wait up to `JOIN_S` for more of their kind; all else goes out at once, and takes them along. An
-    agent's thread wakes the loop once in a while, never for each piece.
+    agent's thread wakes the loop once in a while, never for each piece; it waits where it is far ahead of the store.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -34,6 +38,7 @@ class LoopStage:
         self._joining = False  # a timer is set, or about to be: pieces need not wake the loop
         self._waking = False  # the loop is about to look
         self._open = True
+        self._room = threading.Event()
         self._written = itertools.count(1)
         self._next_at = 0.0
         self.reason: StopReason | None = None
@@ -44,6 +49,11 @@ class LoopStage:
         return self.reason is not None
 
     def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
+        while self._open and len(self._told) >= MOST_WAITING:
+            self._room.clear()
+            self._room.wait(LOOK_S)
+        if not self._open:
+            return
         self._told.append((event, step))
         if isinstance(event, MessageDelta):
             if not self._joining and not self._waking:
@@ -61,14 +71,26 @@ class LoopStage:
 
     def close(self) -> None:
         """Take what was told so far; from now on nothing is heard."""
-        self.flush()
         self._open = False
+        self._write(len(self._told))
+        self._room.set()
 
     def flush(self) -> None:
-        """Write what was told."""
+        """Write what was told, or some of it where it is much."""
         self._joining = self._waking = False
+        if self._lease.backlog > MOST_WAITING:
+            self._waking = True
+            self._loop.call_later(JOIN_S, self.flush)
+            return
+        self._write(MOST_AT_ONCE)
+        self._room.set()
+        if self._told:
+            self._waking = True
+            self._loop.call_soon(self.flush)
+
+    def _write(self, most: int) -> None:
         entry: list[StepEvent] = []
-        for event, step in _joined(self._drained()):
+        for event, step in _joined(self._drained(most)):
             if event:
                 entry.append(event)
             if step:
@@ -83,11 +105,10 @@ class LoopStage:
         else:
             self.flush()
 
-    def _drained(self) -> Iterable[tuple[StepEvent | None, PackedStep | None]]:
-        while self._told:
-            told = self._told.popleft()
-            if self._open:
-                yield told
+    def _drained(self, most: int) -> Iterable[tuple[StepEvent | None, PackedStep | None]]:
+        while self._told and most > 0:
+            most -= 1
+            yield self._told.popleft()
 
     def _emit(self, events: list[StepEvent], step: PackedStep | None) -> None:
         if events or step:

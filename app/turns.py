@@ -16,9 +16,10 @@ from app.records import AgentName, AgentVersion, Ref, Timing, Turn, TurnInput, T
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractContextManager
 
     from app.events import Logged
-    from app.ports import Agents, Turns
+    from app.ports import Agents, LogReader, Turns
     from app.records import Owner, Page
 
 
@@ -54,7 +55,7 @@ class TurnDesk:
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()))
-        watch = self._watch(turn)
+        watch = self._watch(turn, looks=False)
         try:
             watch.turn = await self._store.submit(
                 turn,
@@ -122,8 +123,8 @@ class TurnDesk:
         """Look at turns in ascending order."""
         return await self._store.turns(ref, first, limit)
 
-    def _watch(self, turn: Turn) -> Watch:
-        watch = Watch(self._store, turn, self._watches)
+    def _watch(self, turn: Turn, *, looks: bool = True) -> Watch:
+        watch = Watch(self._store.reader(turn.ref, looks=looks), turn, self._watches)
         if self._closing:
             watch.stop()
         return watch
@@ -150,12 +151,12 @@ class TurnDesk:
 class Watch:
     """One caller's view of one turn's log. Registered from the first, it misses nothing until it is closed."""
 
-    def __init__(self, store: Turns, turn: Turn, watches: set[Watch]) -> None:
+    def __init__(self, reader: AbstractContextManager[LogReader], turn: Turn, watches: set[Watch]) -> None:
         self.turn = turn
         self.complete = False
         self.stopped = False
         self._stack = ExitStack()
-        self._reader = self._stack.enter_context(store.reader(turn.ref))
+        self._reader = self._stack.enter_context(reader)
         self._stack.callback(watches.discard, self)
         watches.add(self)
 

@@ -120,7 +120,7 @@ class Track:
             step_id=self._where.step_id,
             internal=name in INTERNAL_TOOLS,
             ok=False,
-            duration_ms=0,
+            duration_ms=0.0,
         )
         return CallInProgress(self.recorder, self._where, call)
 

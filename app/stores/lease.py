@@ -80,6 +80,10 @@ class HeldLease:
         return self.turn.attempts
 
     @property
+    def backlog(self) -> int:
+        return len(self._backlog)
+
+    @property
     def lost(self) -> bool:
         """The store has said that another one holds the conversation."""
         return self._lost

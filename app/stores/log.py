@@ -36,9 +36,9 @@ class Log:
         self._readers: defaultdict[Ref, set[Reader]] = defaultdict(set)
 
     @contextmanager
-    def reader(self, ref: Ref) -> Iterator[Reader]:
-        """Register a reader of one conversation."""
-        reader = Reader(self, ref)
+    def reader(self, ref: Ref, *, looks: bool) -> Iterator[Reader]:
+        """Register a reader of one conversation; one that `looks` begins with what is in the log."""
+        reader = Reader(self, ref, looks=looks)
         self._readers[ref].add(reader)
         try:
             yield reader
@@ -112,12 +112,12 @@ class Log:
 class Reader:
     """Follows one turn. News that do not join on to what it has make it look into the log."""
 
-    def __init__(self, log: Log, ref: Ref) -> None:
+    def __init__(self, log: Log, ref: Ref, *, looks: bool) -> None:
         self._log = log
         self._ref = ref
         self._news: deque[tuple[int, Logged]] = deque()
         self._woken = asyncio.Event()
-        self._must_look = False
+        self._must_look = looks
         self._stopped = False
 
     def push(self, turn: int, logged: Logged) -> None:
