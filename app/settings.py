@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         gt=0,
         description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
     )
+    send_timeout_s: float = Field(
+        30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."
+    )
     deadline_s: float = Field(
         600, gt=0, description="Longest time for a turn from its start; then it fails as deadline_exceeded."
     )

@@ -103,6 +103,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
             settings.max_image_pixels,
             settings.wait_s,
             settings.max_deadline_s,
+            settings.send_timeout_s,
             settings.origins,
         )
         app = create_app(turns, conversations, callers, metrics, limits)

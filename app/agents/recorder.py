@@ -17,7 +17,7 @@ from app.events import StepError, StepFinished, StepStarted, ToolCalled, ToolRet
 from app.records import ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from smolagents.memory import MemoryStep
     from smolagents.monitoring import TokenUsage
@@ -87,11 +87,14 @@ class Track:
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = 0
         self._asked: list[tuple[int, str, Any]] = []
+        self.before_model_call: Callable[[], None] = lambda: None
+        """Keeps what was finished meanwhile: a plan is shown by smolagents before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
 
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and with it a step where none is open; give its place and its id."""
         self.recorder.check()
+        self.before_model_call()
         if self._where is None:
             self._open(kind)
         assert self._where

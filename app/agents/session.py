@@ -51,6 +51,7 @@ class AgentSession:
         recorder = Recorder(stage, turn.attempts)
         track = self._seat.track = Track(recorder, turn.agent.name)
         tail = self._tail = _Tail(self._agent, turn.number, self._carries, stage, track)
+        track.before_model_call = tail.keep_finished
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:

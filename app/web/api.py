@@ -82,7 +82,7 @@ def create_app(
 def schema_yaml() -> str:
     """Give the description as YAML; it depends on no setting."""
     nothing: Any = None
-    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0, 0))
+    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0, 0, 0))
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -53,6 +53,7 @@ class Limits:
     max_image_pixels: int
     wait_s: float
     max_deadline_s: float
+    send_timeout_s: float
     cors_origins: tuple[str, ...] = ()
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from app.turns import TurnDesk, Watch
 
 PING_S = 15
-SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is dropped; its turn goes on
 MOST_FRAMES = 512
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
 
@@ -31,7 +30,14 @@ class TurnStream(EventSourceResponse):
     """A turn's events from a cursor on, until the final one, or the reader is gone or takes nothing, or at shutdown."""
 
     def __init__(
-        self, turns: TurnDesk, watch: Watch, *, after: int = 0, internal: bool = False, on_disconnect: str | None = None
+        self,
+        turns: TurnDesk,
+        watch: Watch,
+        *,
+        send_timeout_s: float,
+        after: int = 0,
+        internal: bool = False,
+        on_disconnect: str | None = None,
     ) -> None:
         """Take over the watch: it is closed when the response is over."""
         super().__init__(
@@ -40,7 +46,7 @@ class TurnStream(EventSourceResponse):
             ping=PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             sep="\n",
-            send_timeout=SEND_TIMEOUT_S,
+            send_timeout=send_timeout_s,
         )
         self._turns = turns
         self._watch = watch

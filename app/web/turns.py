@@ -72,7 +72,13 @@ def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
         internal = body.include_internal_tools
         if wants_stream(asked.accept):
             watch = await turns.submit(owner, new)
-            return TurnStream(turns, watch, internal=internal, on_disconnect=asked.on_disconnect)
+            return TurnStream(
+                turns,
+                watch,
+                send_timeout_s=limits.send_timeout_s,
+                internal=internal,
+                on_disconnect=asked.on_disconnect,
+            )
         wait_s, applied = wait_of(asked.prefer, limits.wait_s)
         return turn_answer(await turns.play(owner, new, wait_s), applied, internal=internal)
 

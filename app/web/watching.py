@@ -46,7 +46,14 @@ def watch_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
         watch = await turns.watch(Ref(owner, conversation_id), number, cursor)
         if watch is None:
             return Response(status_code=204)
-        return TurnStream(turns, watch, after=cursor, internal=include_internal_tools, on_disconnect=on_disconnect)
+        return TurnStream(
+            turns,
+            watch,
+            send_timeout_s=limits.send_timeout_s,
+            after=cursor,
+            internal=include_internal_tools,
+            on_disconnect=on_disconnect,
+        )
 
     @router.post(
         "/conversations/{conversation_id}/turns/{number}/cancel",
