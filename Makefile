@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test check bench lock refresh clean
+.PHONY: run test browser check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -27,6 +27,11 @@ test: check
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+	$(BIN)/python -m pytest browser_tests
+
+# The page, in a real Chromium; part of `make test`.
+browser: $(VENV)/test-ready
+	$(BIN)/python -m pytest browser_tests
 
 check: $(VENV)/test-ready
 	$(BIN)/ruff format --check .

@@ -207,6 +207,8 @@ def _listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port} ({reason}); stop what listens there, or set "
             "SMOLSESSIONS_PORT to another port or SMOLSESSIONS_HOST to an address of this machine"
         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a dropped reader's connection must not wait for ever to be read
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000))
     listening.listen(2048)
     listening.setblocking(False)
     return listening

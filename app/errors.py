@@ -46,6 +46,12 @@ class ForeignHostError(ServiceError):
     code = "foreign_host"
 
 
+class ForeignOriginError(ServiceError):
+    """A page of another site asks; SMOLSESSIONS_CORS_ORIGINS lists those that may."""
+
+    code = "foreign_origin"
+
+
 class InvalidRequestError(ServiceError):
     """A field of the request does not hold what it should."""
 

@@ -32,8 +32,15 @@ StopReason = Literal["cancelled", "deadline", "lost"]
 class LogReader(Protocol):
     """One reader of a conversation's events. Registered before the turn is submitted, it misses nothing."""
 
-    def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged]:
-        """Yield the turn's events with `seq > after`, each once and in order; ends after the final one."""
+    def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged | None]:
+        """Yield the turn's events with `seq > after`, each once and in order; ends after the final one.
+
+        Yields None when there was none for about 15 s.
+        """
+        ...
+
+    async def end_of(self, turn: int) -> Turn | None:
+        """Wait for the turn's end alone, which spares all others; None when stopped."""
         ...
 
     def stop(self) -> None:
@@ -62,10 +69,11 @@ class Turns(Protocol):
         """
         ...
 
-    def reader(self, ref: Ref, *, looks: bool) -> AbstractContextManager[LogReader]:
+    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         """Register a reader of this process.
 
         One that `looks` begins with what is in the log; one that is registered before its turn is submitted need not.
+        One that does not want all is asked for the turn's end alone.
         """
         ...
 
@@ -169,12 +177,21 @@ class Lease(Protocol):
         ...
 
     @property
+    def watched(self) -> bool:
+        """Somebody may want to see events at once. For any thread; a hint: who comes later sees them a little later."""
+        ...
+
+    @property
     def backlog(self) -> int:
         """How many writes the store has not answered yet."""
         ...
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
         """Queue one write of the turn; returns at once. What was queued before is written before."""
+        ...
+
+    def hold(self, events: Iterable[Event]) -> bool:
+        """Take the last events of the turn, to be written by its commit; False where they must be emitted."""
         ...
 
     async def commit(self, outcome: Outcome) -> Turn:

@@ -12,30 +12,34 @@ from typing import TYPE_CHECKING
 from app.events import MessageDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from app.events import StepEvent
     from app.ports import Lease, StopReason
     from app.records import PackedStep
 
+    Told = tuple[StepEvent | None, PackedStep | None]
+
 JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
 LOOK_S = 0.1
 MOST_WAITING = 64  # events that an agent's thread may be ahead: while it waits, the loop has the interpreter for itself
+MOST_PIECES = 4096  # pieces of messages that wait to be joined
 MOST_AT_ONCE = 64  # events that are written in one round of the loop
 
 
 class LoopStage:
-    """Writes to the lease, on the loop, what any thread tells; the order stays.
+    """Writes to the lease, on the loop, what any thread tells; the order of events stays, and that of steps.
 
-    Pieces of messages wait up to `JOIN_S` for more of their kind; all else goes out at once, and takes them along. An
-    agent's thread wakes the loop once in a while, never for each piece; it waits where it is far ahead of the store.
+    Pieces of messages wait up to `JOIN_S` for more of their kind, other events go out at once and take them along.
+    Where nobody watches all events wait so long, and those that are left at the turn's end go out with its commit. A
+    finished step never waits. An agent's thread wakes the loop now and then, not for each piece; it waits where it is
+    far ahead.
     """
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
-        self._told: deque[tuple[StepEvent | None, PackedStep | None]] = deque()
-        self._joining = False  # a timer is set, or about to be: pieces need not wake the loop
+        self._told: deque[Told] = deque()
+        self._events: list[StepEvent] = []  # taken from what was told, not yet written
+        self._waiting = False  # a timer is set, or about to be
         self._waking = False  # the loop is about to look
         self._open = True
         self._room = threading.Event()
@@ -49,19 +53,22 @@ class LoopStage:
         return self.reason is not None
 
     def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
-        while self._open and len(self._told) >= MOST_WAITING:
-            self._room.clear()
-            self._room.wait(LOOK_S)
         if not self._open:
             return
         self._told.append((event, step))
-        if isinstance(event, MessageDelta):
-            if not self._joining and not self._waking:
-                self._joining = True
-                self._loop.call_soon_threadsafe(self._join)
-        elif not self._waking:
-            self._waking = True
-            self._loop.call_soon_threadsafe(self.flush)
+        is_piece = isinstance(event, MessageDelta)
+        most = MOST_PIECES if is_piece else MOST_WAITING
+        if step or len(self._told) > most or not (is_piece or not self._lease.watched):
+            if not self._waking:
+                self._waking = True
+                self._loop.call_soon_threadsafe(self._look)
+        elif not self._waiting and not self._waking:
+            self._waiting = True
+            self._loop.call_soon_threadsafe(self._wait)
+        while self._open and len(self._told) > most:
+            self._room.clear()
+            if len(self._told) > MOST_WAITING:
+                self._room.wait(LOOK_S)
 
     def halt(self, reason: StopReason) -> None:
         """Stop what plays; the first reason counts."""
@@ -71,61 +78,77 @@ class LoopStage:
 
     def close(self) -> None:
         """Take what was told so far; from now on nothing is heard."""
-        self._open = False
-        self._write(len(self._told))
-        self._room.set()
-
-    def flush(self) -> None:
-        """Write what was told, or some of it where it is much."""
-        self._joining = self._waking = False
-        if self._lease.backlog > MOST_WAITING:
-            self._waking = True
-            self._loop.call_later(JOIN_S, self.flush)
+        if not self._open:
             return
-        self._write(MOST_AT_ONCE)
+        self._open = False
+        self._take(len(self._told))
+        if not self._lease.hold(self._events):
+            self._emit()
         self._room.set()
-        if self._told:
+
+    def _wait(self) -> None:
+        self._loop.call_later(max(self._next_at - self._loop.time(), 0 if self._lease.watched else JOIN_S), self._write)
+
+    def _look(self) -> None:
+        """Somebody is in a hurry."""
+        self._waking = False
+        if self._lease.watched or len(self._told) > MOST_WAITING:
+            self._write()
+        elif self._open:
+            self._take(MOST_AT_ONCE)
+            if self._events and not self._waiting:
+                self._waiting = True
+                self._wait()
+
+    def _write(self) -> None:
+        """Write what was told, or some of it where it is much."""
+        self._waiting = False
+        if not self._open:
+            self._told.clear()
+            return
+        if self._lease.backlog > MOST_WAITING:
+            self._waiting = True
+            self._loop.call_later(JOIN_S, self._write)
+            return
+        self._take(MOST_AT_ONCE)
+        self._emit()
+        self._room.set()
+        if self._told and not self._waking:
             self._waking = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._look)
 
-    def _write(self, most: int) -> None:
-        entry: list[StepEvent] = []
-        for event, step in _joined(self._drained(most)):
-            if event:
-                entry.append(event)
-            if step:
-                self._emit(entry, step)
-                entry = []
-        self._emit(entry, None)
-
-    def _join(self) -> None:
-        wait_s = self._next_at - self._loop.time()
-        if wait_s > 0:
-            self._loop.call_later(wait_s, self.flush)
-        else:
-            self.flush()
-
-    def _drained(self, most: int) -> Iterable[tuple[StepEvent | None, PackedStep | None]]:
+    def _take(self, most: int) -> None:
+        """Take some of what was told; steps are written, with their events if those are to be written at all."""
         while self._told and most > 0:
             most -= 1
-            yield self._told.popleft()
+            event, step = self._next()
+            if event:
+                self._events.append(event)
+            if step:
+                self._emit(step, bare=not self._lease.watched)
 
-    def _emit(self, events: list[StepEvent], step: PackedStep | None) -> None:
+    def _next(self) -> Told:
+        """Take one thing that was told; pieces of one message that follow each other are one."""
+        event, step = self._told.popleft()
+        message = _message_of(event)
+        if message is None or not self._told or _message_of(self._told[0][0]) != message:
+            return event, step
+        assert isinstance(event, MessageDelta)
+        texts = [event.text]
+        while self._told and _message_of(self._told[0][0]) == message:
+            more, _ = self._told.popleft()
+            assert isinstance(more, MessageDelta)
+            texts.append(more.text)
+        return replace(event, text="".join(texts)), step
+
+    def _emit(self, step: PackedStep | None = None, *, bare: bool = False) -> None:
+        events = [] if bare else self._events
         if events or step:
-            self._next_at = self._loop.time() + JOIN_S
+            if any(isinstance(event, MessageDelta) for event in events):
+                self._next_at = self._loop.time() + JOIN_S
             self._lease.emit(f"{self._lease.attempt}.{next(self._written)}", step=step, events=events)
-
-
-def _joined(
-    told: Iterable[tuple[StepEvent | None, PackedStep | None]],
-) -> Iterable[tuple[StepEvent | None, PackedStep | None]]:
-    """Make one event of neighbouring pieces of one message."""
-    for same, group in itertools.groupby(told, key=lambda pair: _message_of(pair[0])):
-        if same is None:
-            yield from group
-            continue
-        pieces = [event for event, _ in group if isinstance(event, MessageDelta)]
-        yield replace(pieces[0], text="".join(piece.text for piece in pieces)), None
+        if not bare:
+            self._events = []
 
 
 def _message_of(event: StepEvent | None) -> tuple[object, ...] | None:

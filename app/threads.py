@@ -21,7 +21,9 @@ class Threads:
         self.busy = 0
         self.stuck = 0
         self._jobs: SimpleQueue[Callable[[], bool]] = SimpleQueue()
-        self._given_up: dict[asyncio.Future[Any], Callable[[], None]] = {}
+        self._given_up: dict[asyncio.Future[Any], Callable[[Any], object]] = {}
+        self._ended: set[asyncio.Future[Any]] = set()
+        self._lock = threading.Lock()
         for _ in range(count):
             self._hire()
 
@@ -35,9 +37,10 @@ class Threads:
         result: asyncio.Future[T] = loop.create_future()
 
         def settle(value: T | None, error: BaseException | None) -> None:
+            self._ended.discard(result)
             if result in self._given_up:
                 self.stuck -= 1
-                self._given_up.pop(result)()
+                self._given_up.pop(result)(value)
             if result.done():
                 return
             if error is not None:
@@ -53,19 +56,27 @@ class Threads:
                 failure = error
             except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop that waits
                 failure = RuntimeError(f"a job left with {type(error).__name__}")
-            is_mine = result not in self._given_up
+            with self._lock:
+                was_given_up = result in self._given_up
+                self._ended.add(result)
             loop.call_soon_threadsafe(settle, value, failure)
-            return is_mine
+            return not was_given_up
 
         self._jobs.put(work)
         return result
 
-    def give_up(self, result: asyncio.Future[T], afterwards: Callable[[], None]) -> None:
-        """Count a job's thread as stuck and take on another one; `afterwards` is called if the job ever ends."""
-        self._given_up[result] = afterwards
+    def give_up(self, result: asyncio.Future[T], afterwards: Callable[[T | None], object]) -> None:
+        """Count a job's thread as stuck and take on another one.
+
+        `afterwards` is called with what the job returned, if it ever ends.
+        """
+        with self._lock:
+            is_over = result in self._ended  # just now: its thread is free
+            self._given_up[result] = afterwards
         self.stuck += 1
         result.cancel()
-        self._hire()
+        if not is_over:
+            self._hire()
 
     def _hire(self) -> None:
         threading.Thread(target=self._work, name="turn", daemon=True).start()

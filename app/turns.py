@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
+from app.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
 from app.events import TurnEnded
 from app.metadata import bounded
 from app.records import AgentName, AgentVersion, Ref, Timing, Turn, TurnInput, TurnOptions
@@ -50,12 +50,15 @@ class TurnDesk:
 
     async def submit(self, owner: Owner, new: NewTurn) -> Watch:
         """Accept a turn; who has it watched from its first event on must close the watch."""
+        return await self._submit(owner, new)
+
+    async def _submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> Watch:
         if new.agent is not None and new.agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()))
-        watch = self._watch(turn, looks=False)
+        watch = self._watch(turn, looks=False, for_end=for_end)
         try:
             watch.turn = await self._store.submit(
                 turn,
@@ -71,7 +74,7 @@ class TurnDesk:
 
     async def play(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
-        watch = await self.submit(owner, new)
+        watch = await self._submit(owner, new, for_end=True)
         try:
             return await self._end_of(watch, wait_s)
         finally:
@@ -123,8 +126,9 @@ class TurnDesk:
         """Look at turns in ascending order."""
         return await self._store.turns(ref, first, limit)
 
-    def _watch(self, turn: Turn, *, looks: bool = True) -> Watch:
-        watch = Watch(self._store.reader(turn.ref, looks=looks), turn, self._watches)
+    def _watch(self, turn: Turn, *, looks: bool = True, for_end: bool = False) -> Watch:
+        reader = self._store.reader(turn.ref, looks=looks, wants_all=not for_end)
+        watch = Watch(reader, turn, self._watches)
         if self._closing:
             watch.stop()
         return watch
@@ -139,9 +143,8 @@ class TurnDesk:
         turn = watch.turn
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                async for logged in watch.events():
-                    if isinstance(logged.event, TurnEnded):
-                        return logged.event.result
+                if ended := await watch.end():
+                    return ended
         try:
             return await self._store.turn(turn.ref, turn.number)
         except StoreUnavailableError:
@@ -155,16 +158,21 @@ class Watch:
         self.turn = turn
         self.complete = False
         self.stopped = False
-        self._stack = ExitStack()
-        self._reader = self._stack.enter_context(reader)
-        self._stack.callback(watches.discard, self)
+        self._registered = reader
+        self._reader = reader.__enter__()
+        self._watches = watches
         watches.add(self)
 
-    async def events(self, after: int = 0) -> AsyncIterator[Logged]:
-        """Yield what is logged after the cursor; ends after the final event, or when stopped."""
-        async for logged in self._reader.follow(self.turn.number, after):
-            self.complete = isinstance(logged.event, TurnEnded)
-            yield logged
+    async def events(self, after: int = 0) -> AsyncIterator[Logged | None]:
+        """Yield what is logged after the cursor, None after a silence; ends after the final event, or when stopped."""
+        with suppress(NotFoundError):  # deleted meanwhile; it was there when the watch began
+            async for logged in self._reader.follow(self.turn.number, after):
+                self.complete = logged is not None and isinstance(logged.event, TurnEnded)
+                yield logged
+
+    async def end(self) -> Turn | None:
+        """Wait for the turn's end; None when stopped."""
+        return await self._reader.end_of(self.turn.number)
 
     def stop(self) -> None:
         """Let `events` end: this process shuts down."""
@@ -173,4 +181,6 @@ class Watch:
 
     def close(self) -> None:
         """Look no longer."""
-        self._stack.close()
+        if self in self._watches:
+            self._watches.discard(self)
+            self._registered.__exit__(None, None, None)

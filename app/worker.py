@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from app.events import TurnStarted
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from app.records import Turn
     from app.registry import Registry
     from app.threads import Threads
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -154,18 +156,22 @@ class Worker:
 
     async def _outcome(self, lease: Lease) -> tuple[Session | None, Outcome]:
         session = None
+        deadline_s = lease.turn.options.deadline_s or self._deadline_s
+        stage = LoopStage(lease)
+        timer = asyncio.get_running_loop().call_later(deadline_s, stage.halt, "deadline")
+        lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
         try:
             lease.check()
             started = TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)
             lease.emit(f"started:{lease.attempt}", events=[started])
             if lease.attempt > 1:
-                steps = await lease.adopt_tail()
-                return None, replace(_failed("worker_lost", LOST_SENTENCE), steps=steps)
-            if lease.stopped.done():
-                return None, Outcome("cancelled")
-            session = await self._check_out(lease)
+                return None, _as_left(await lease.adopt_tail(), lease)
+            session = await self._check_out(lease, stage)
             await lease.settled()  # that this attempt began must be known before it does what cannot be undone
-            return await self._run(lease, session)
+            if session is None or stage.halted:
+                return session, _as_halted(Outcome("cancelled"), stage.reason, deadline_s)
+            session, outcome = await self._run(lease, session, stage)
+            return session, _as_halted(outcome, stage.reason, deadline_s)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
                 session.close()
@@ -175,34 +181,38 @@ class Worker:
         except Exception:
             log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
             return session, _failed("internal", DEFECT_SENTENCE)
-
-    async def _check_out(self, lease: Lease) -> Session:
-        """Take the warm session of these very steps, or build one."""
-        turn = lease.turn
-        warm = self._registry.check_out(turn.ref, b"" if turn.options.reset else lease.version)
-        if warm:
-            return warm
-        steps, attachments = await lease.steps()
-        return await self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments))
-
-    async def _run(self, lease: Lease, session: Session) -> tuple[Session | None, Outcome]:
-        """Play in a thread until the end, a stop or the deadline; a thread that does not heed a stop is given up."""
-        stage = LoopStage(lease)
-        deadline_s = lease.turn.options.deadline_s or self._deadline_s
-        timer = asyncio.get_running_loop().call_later(deadline_s, stage.halt, "deadline")
-        lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
-        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage))
-        try:
-            await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
-            done, _ = await asyncio.wait((job,), timeout=GRACE_S)
         finally:
             timer.cancel()
             stage.close()
-        if done:
-            return session, _as_halted(job.result(), stage.reason, deadline_s)
-        log.warning("a thread does not heed the stop of turn %s#%d", lease.turn.ref, lease.turn.number)
-        self._threads.give_up(job, session.close)
-        return None, _as_halted(session.broken_off(), stage.reason, deadline_s)
+
+    async def _check_out(self, lease: Lease, stage: LoopStage) -> Session | None:
+        """Take the warm session of these very steps, or build one; nothing where a stop came first."""
+        turn = lease.turn
+        warm = self._registry.check_out(turn.ref, b"" if turn.options.reset else lease.version)
+        if warm or stage.halted:
+            return warm
+        steps, attachments = await lease.steps()
+        job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments))
+        if await self._heeds(job, stage, _close):
+            return job.result()
+        return None
+
+    async def _run(self, lease: Lease, session: Session, stage: LoopStage) -> tuple[Session | None, Outcome]:
+        """Play in a thread until the end, a stop or the deadline."""
+        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage))
+        if await self._heeds(job, stage, lambda _: session.close()):
+            return session, job.result()
+        return None, session.broken_off()
+
+    async def _heeds(self, job: asyncio.Future[T], stage: LoopStage, afterwards: Callable[[T | None], object]) -> bool:
+        """Wait for a job; one that does not heed a stop in time is given up, with its thread."""
+        await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((job,), timeout=GRACE_S)
+        if not done:
+            log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
+            stage.close()
+            self._threads.give_up(job, afterwards)
+        return bool(done)
 
     async def _keep_leases(self) -> None:
         """Renew in time; a lease that is lost stops its turn at the next step."""
@@ -219,6 +229,18 @@ class Worker:
             self._registry.evict_idle()
             with suppress(StoreUnavailableError):
                 await self._scheduler.sweep()
+
+
+def _close(session: Session | None) -> None:
+    if session:
+        session.close()
+
+
+def _as_left(steps: int, lease: Lease) -> Outcome:
+    """Say of a turn whose worker died how it ends, with the steps that it had finished."""
+    if lease.stopped.done():
+        return Outcome("cancelled", steps=steps)
+    return replace(_failed("worker_lost", LOST_SENTENCE), steps=steps)
 
 
 def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -> Outcome:

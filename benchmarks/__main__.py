@@ -11,11 +11,13 @@ from pathlib import Path
 
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
+from benchmarks.readers import measure_readers
 from benchmarks.report import Results, as_data, as_text
 from benchmarks.startup import measure_startup
+from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
 from benchmarks.throughput import measure_throughput
 
-PARTS = ("throughput", "growth", "startup")
+PARTS = ("throughput", "growth", "startup", "streams", "readers")
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,20 @@ class Extent:
     naive_conversations: int
     naive_marks: tuple[int, ...]
     starts: int
+    first_answers: int
+    long_answers: int
+    readers: tuple[int, ...]
+    reading_s: float
 
 
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3)
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4)
 
 
 def main() -> None:
     """Measure, print, and end with status 0 whether the goals are met or not."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less than a minute; naive goes up to turn 100 only")
+    parser.add_argument("--quick", action="store_true", help="some two minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
     options = parser.parse_args()
@@ -53,7 +59,7 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
     """Measure the parts one after the other; this process and its store stay on their core."""
     load_before = os.getloadavg()[0]
     os.sched_setaffinity(0, [OTHER_CORE])
-    runs, marks, startup_s = [], [], []
+    runs, marks, startup_s, first, long, crowds = [], [], [], [], [], []
     if "throughput" in parts:
         runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
     if "growth" in parts:
@@ -62,7 +68,12 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
     if "startup" in parts:
         _progress(f"startup, {extent.starts} times")
         startup_s = measure_startup(extent.starts)
-    return Results(runs, marks, startup_s, load_before)
+    if "streams" in parts:
+        first = measure_streams(FIRST_ORDERS, extent.rounds, extent.first_answers, _progress)
+        long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
+    if "readers" in parts:
+        crowds = measure_readers(extent.readers, extent.reading_s, _progress)
+    return Results(runs, marks, startup_s, load_before, first, long, crowds)
 
 
 def _progress(text: str) -> None:

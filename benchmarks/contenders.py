@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,11 +21,12 @@ from app.stores.embedded import embedded_server
 from benchmarks.cpu import SERVER_CORE, cpu_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 60
 HTTP_CONTENDERS = ("service", "naive")
+SPEAKER = {"AGENTS": "speaker=benchmarks.speaker:make_speaker", "DEFAULT_AGENT": "speaker"}
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,28 @@ def store_pid(socket_path: Path) -> int:
 
 
 @contextmanager
-def server(contender: str, socket_path: Path) -> Iterator[Server]:
-    """Run one of the HTTP contenders on its core, with that store."""
-    if contender == "naive":
-        command = [sys.executable, "-m", "benchmarks.naive", str(socket_path)]
-    else:
+def server(contender: str, socket_path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Server]:
+    """Run one of the HTTP contenders on its core, with that store; `more` are settings of the service."""
+    if contender == "service":
         command = [sys.executable, "-m", "app", "serve"]
+    else:
+        command = [sys.executable, "-m", f"benchmarks.{contender}", str(socket_path)]
     settings = {
         "REDIS_URL": f"unix://{socket_path}",
         "SEAL_KEYS": new_key(),
         "PORT": "0",
         "AGENTS": "bench=benchmarks.agents:make_agent",
         "DEFAULT_AGENT": "bench",
+        **more,
     }
     with running(command, [SERVER_CORE], settings) as found:
+        yield found
+
+
+@contextmanager
+def plain(topics: int) -> Iterator[Server]:
+    """Run the server that has nothing but streams."""
+    with running([sys.executable, "-m", "benchmarks.plain", str(topics)], [SERVER_CORE], {}) as found:
         yield found
 
 

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from app.stores.embedded import find_binary
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
+from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengths, percentiles
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.growth import Mark
+    from benchmarks.readers import Crowd
+    from benchmarks.streams import Streamed
     from benchmarks.throughput import Run
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
@@ -33,6 +36,9 @@ class Results:
     startup_s: list[float]
     load_before: float
     """The machine's load average before the first measurement: anything near 1 or above disturbs."""
+    first: list[Streamed]
+    long: list[Streamed]
+    crowds: list[Crowd]
 
     def mark(self, contender: str, turn: int) -> Mark | None:
         return next((mark for mark in self.marks if (mark.contender, mark.turn) == (contender, turn)), None)
@@ -54,7 +60,7 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Hold what was measured against the goals of issue 2; what was not measured is left out."""
+    """Hold what was measured against the goals of issues 2 and 3; what was not measured is left out."""
     found = []
     if results.runs:
         middle = medians(results.runs)
@@ -73,7 +79,20 @@ def goals(results: Results) -> list[Goal]:
         )
     if results.startup_s:
         found.append(Goal("serve to first answered turn", median(results.startup_s), 2, False, "s"))
-    return found
+    return [*found, *_stream_goals(results)]
+
+
+def _stream_goals(results: Results) -> Iterator[Goal]:
+    for streamed in results.first:
+        if streamed.contender == "service":
+            what = f"first event after POST, p50, model's first piece after {streamed.order.first_ms} ms"
+            yield Goal(what, percentiles(streamed, 0)[0], 3, False, "ms")
+    if results.long:
+        growth = growth_per_piece(results.long, "service")
+        yield Goal("CPU per piece of the longest answer : of the shortest", growth, 1.1, False, "x")
+    for crowd in results.crowds:
+        if crowd.contender == "service" and crowd.readers >= 1000:
+            yield Goal(f"resident per reader, {crowd.readers} readers", crowd.bytes_per_reader / KB, 50, False, "KB")
 
 
 def machine() -> dict[str, str]:
@@ -103,7 +122,8 @@ def as_data(results: Results) -> dict[str, Any]:
 def as_text(results: Results) -> str:
     """Lay the figures out for reading."""
     lines = [f"{name:<10} {value}" for name, value in machine().items()]
-    lines.append(f"{'load':<10} {results.load_before:.2f} before the start ({os.cpu_count()} cores)")
+    load = f"{results.load_before:.2f} before the start, {os.getloadavg()[0]:.2f} at the end ({os.cpu_count()} cores)"
+    lines.append(f"{'load':<10} {load}")
     if results.runs:
         lines += ["", *_throughput(results.runs)]
     if results.marks:
@@ -111,6 +131,12 @@ def as_text(results: Results) -> str:
     if results.startup_s:
         each = ", ".join(f"{seconds:.2f}" for seconds in results.startup_s)
         lines += ["", f"Startup: serve on an empty folder to the first answered turn, embedded store: {each} s"]
+    if results.first:
+        lines += ["", *beginnings(results.first)]
+    if results.long:
+        lines += ["", *lengths(results.long)]
+    if results.crowds:
+        lines += ["", *crowds(results.crowds)]
     lines += ["", "Goals"]
     for goal in goals(results):
         sign = ">=" if goal.at_least else "<="

@@ -24,14 +24,21 @@ COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
 START_S = 20.0
 END_S = 20.0
 AGENTS = ",".join(
-    f"{name}=tests.agents:{factory}"
+    f"{name}=tests.{factory}"
     for name, factory in {
-        "scripted": "make_scripted",
-        "code": "make_code",
-        "planner": "make_planner",
-        "carrier": "make_carrier",
-        "manager": "make_manager",
-        "checked": "make_checked",
+        "scripted": "agents:make_scripted",
+        "code": "agents:make_code",
+        "planner": "agents:make_planner",
+        "carrier": "agents:make_carrier",
+        "manager": "agents:make_manager",
+        "checked": "agents:make_checked",
+        "streamed": "streaming:make_streamed",
+        "streamed-code": "streaming:make_streamed_code",
+        "structured": "streaming:make_structured",
+        "streamed-planner": "streaming:make_streamed_planner",
+        "family": "streaming:make_family",
+        "code-family": "streaming:make_code_family",
+        "careful": "streaming:make_careful",
     }.items()
 )
 

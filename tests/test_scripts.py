@@ -233,7 +233,7 @@ async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[S
 
 
 def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) -> list[Any]:
-    return [name, "", index, step, 0, events, *(["turn.started", b"sealed"] * events)]
+    return [name, "", "", index, step, 0, events, *(["turn.started", b"sealed"] * events)]
 
 
 def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any]) -> Any:
@@ -566,7 +566,7 @@ async def test_every_reader_sees_every_event_once_wherever_it_was_written(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
     async def read(store: Store) -> list[tuple[int, str]]:
-        with store.turns.reader(ref_of("c"), looks=False) as reader:
+        with store.turns.reader(ref_of("c"), looks=False, wants_all=True) as reader:
             ready.set()
             return [(logged.seq, logged.event.type) async for logged in reader.follow(1)]
 
@@ -585,7 +585,7 @@ async def test_every_reader_sees_every_event_once_wherever_it_was_written(
     expected = [(1, "turn.queued"), *((number, "turn.started") for number in range(2, 22)), (22, "turn.finished")]
     assert await asyncio.gather(*tasks) == [expected] * 4
     raw.delete(key("log", "c", 1))
-    with stores[0].turns.reader(ref_of("c"), looks=False) as reader:
+    with stores[0].turns.reader(ref_of("c"), looks=False, wants_all=True) as reader:
         assert [logged.event async for logged in reader.follow(1, after=3)] == [TurnEnded(ended)]
 
 

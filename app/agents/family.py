@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from smolagents import CodeAgent
 from smolagents.memory import ActionStep, PlanningStep
-from smolagents.remote_executors import RemotePythonExecutor
 
 from app.agents.model_proxy import ModelProxy
 from app.agents.steps import finished
-from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, ToolProxy
+from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, see_tools
 
 if TYPE_CHECKING:
     from smolagents import MultiStepAgent
@@ -29,9 +28,7 @@ def _equipped(agent: MultiStepAgent, known: dict[int, Seat], *, is_managed: bool
     agent.model = ModelProxy(agent.model, seat, agent)  # type: ignore[assignment]  # passes for one
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
     executor = getattr(agent, "python_executor", None)
-    # A remote executor takes the source of the tools, which a proxy has not.
-    if not isinstance(executor, RemotePythonExecutor):
-        agent.tools = {name: ToolProxy(tool, seat) for name, tool in agent.tools.items()}
+    see_tools(agent, seat)
     for name, managed in agent.managed_agents.items():
         inner = _equipped(managed, known, is_managed=True)
         agent.managed_agents[name] = AgentProxy(managed, seat, inner)
@@ -45,6 +42,6 @@ def _equipped(agent: MultiStepAgent, known: dict[int, Seat], *, is_managed: bool
 
 def _show_finished(seat: Seat, step: MemoryStep) -> None:
     """Show a managed agent's step, which is kept nowhere."""
-    track = seat.taken
-    if finished(step) and (event := track.finish(step)):
+    track = seat.track
+    if track and finished(step) and (event := track.finish(step)):
         track.recorder.tell(event)

@@ -6,12 +6,18 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas
+from smolagents import TransformersModel
+from smolagents.models import (
+    ChatMessage,
+    MessageRole,
+    agglomerate_stream_deltas,
+    remove_content_after_stop_sequences,
+)
 
 from app.agents.code_text import CodeText
 from app.agents.json_text import JsonText
 from app.agents.plain import plain, text_of
-from app.agents.tool_proxy import Proxy, unproxied
+from app.agents.tool_proxy import Proxy, see_tools, unproxied
 from app.events import MessageDelta
 
 if TYPE_CHECKING:
@@ -32,6 +38,9 @@ class ModelProxy(Proxy):
 
     _real: Model
 
+    __slots__ = ("_agent",)
+    _agent: MultiStepAgent
+
     def __init__(self, real: Model, seat: Seat, agent: MultiStepAgent) -> None:
         super().__init__(real, seat)
         object.__setattr__(self, "_agent", agent)
@@ -48,14 +57,20 @@ class ModelProxy(Proxy):
         **options: Any,
     ) -> ChatMessage:
         """Ask the real model, by its stream where it has one; the message is the one that it would have given."""
-        track = self._seat.taken
+        if self._seat.track is None:
+            return self._real.generate(messages, stop_sequences, response_format, tools_to_call_from, **options)
+        track = self._seat.track
+        see_tools(self._agent, self._seat)
         is_plan = stop_sequences == PLAN_END
+        track.before_model_call()
+        is_between_steps = not track.in_step
         where, call_id = track.model_call("planning" if is_plan else "action")
         telling = Telling(track.recorder, where, call_id)
         if is_plan:
             telling.content_is("plan")
         elif stop_sequences is None and tools_to_call_from is None:
-            telling.content_is("answer")  # what is asked for when the steps are used up
+            # What is asked for when the steps are used up; within a step, somebody's own question.
+            telling.content_is("answer" if is_between_steps else "thought")
         elif opening_and_closing := getattr(self._agent, "code_block_tags", None):
             telling.content_is_code(*opening_and_closing, structured=response_format is not None)
         # Only what was given: a model need not take what it is not asked for.
@@ -73,18 +88,23 @@ class ModelProxy(Proxy):
         return message
 
     def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
-        stream = getattr(self._real, "generate_stream", None)
-        if stream is None:
+        if not _streams(self._real):
             message: ChatMessage = self._real.generate(messages, **options)
             telling.whole(message)
             return message
         deltas = []
+        stream: Any = self._real.generate_stream  # type: ignore[attr-defined]  # it is there: `_streams`
         with _closing(stream(messages, **options)) as pieces:
             for delta in pieces:
                 telling.piece(delta)
                 deltas.append(delta)
         telling.end()
-        return _whole(deltas)
+        message = _whole(deltas)
+        if not getattr(self._real, "supports_stop_parameter", True) or isinstance(self._real, TransformersModel):
+            # As these models' own `generate` does: what comes after would be read, and run, as the model's own.
+            text = cast("str | None", message.content)
+            message.content = remove_content_after_stop_sequences(text, options.get("stop_sequences"))
+        return message
 
 
 class Telling:
@@ -156,6 +176,20 @@ class Telling:
 
     def _tell(self, channel: Channel, text: str, index: int | None = None, name: str | None = None) -> None:
         self._recorder.tell(MessageDelta(self._where, self._call_id, channel, text_of(text), index, name))
+
+
+def _streams(model: Model) -> bool:
+    """Tell whether a model is to be asked by its stream: not where a class overrides `generate` alone (a guard)."""
+    if not hasattr(model, "generate_stream"):
+        return False
+    if "generate" in vars(model):
+        return "generate_stream" in vars(model)
+    kinds = type(model).__mro__
+    generate, stream = (
+        next((place for place, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
+        for name in ("generate", "generate_stream")
+    )
+    return stream <= generate or "generate_stream" in vars(model)
 
 
 def _whole(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_SHOWN_CHARS = 2000  # of a text in an event; the whole is in the steps
 MOST_HALTS = 100
+MOST_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
 
 
@@ -45,6 +46,7 @@ class Recorder:
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
         self._halts = 0
+        self._thread = threading.get_ident()
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -60,15 +62,18 @@ class Recorder:
     def check(self) -> None:
         """Raise `Halt` if the turn is to stop. Code that swallows it again and again is held here for good."""
         if self._stage.halted:
-            self._halts += 1
-            if self._halts > MOST_HALTS:
-                threading.Event().wait()  # the worker gives this thread up
+            if threading.get_ident() == self._thread:  # others are an agent's own, one for each parallel call
+                self._halts += 1
+                if self._halts > MOST_HALTS:
+                    threading.Event().wait()  # the worker gives this thread up
             raise Halt
 
     def tell(self, event: StepEvent, step: PackedStep | None = None) -> None:
         self._stage.tell(event, step)
 
     def note_call(self, call: ToolCall) -> None:
+        if len(self._calls) > MOST_WHOLE_CALLS:
+            call = replace(call, arguments=shortened(call.arguments))
         self._calls[call.call_id] = call
 
     def note_usage(self, usage: TokenUsage | None) -> None:
@@ -91,10 +96,14 @@ class Track:
         """Keeps what was finished meanwhile: a plan is shown by smolagents before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
 
+    @property
+    def in_step(self) -> bool:
+        """A step has begun and not ended."""
+        return self._where is not None
+
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and with it a step where none is open; give its place and its id."""
         self.recorder.check()
-        self.before_model_call()
         if self._where is None:
             self._open(kind)
         assert self._where

@@ -18,8 +18,9 @@ from app.agents.family import equip
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Halt, Recorder, Track
-from app.agents.steps import Step, finished, pack, strip
+from app.agents.steps import Step, StepTooLargeError, finished, pack, strip
 from app.agents.thrift import make_thrifty
+from app.agents.tool_proxy import see_tools
 from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class AgentSession:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
         recorder = Recorder(stage, turn.attempts)
         track = self._seat.track = Track(recorder, turn.agent.name)
+        see_tools(self._agent, self._seat)
         tail = self._tail = _Tail(self._agent, turn.number, self._carries, stage, track)
         track.before_model_call = tail.keep_finished
         answer: FinalAnswerStep | None = None
@@ -61,18 +63,20 @@ class AgentSession:
                     answer = item
             tail.keep_finished()
         except Halt:
-            return self.broken_off()
+            return tail.outcome("cancelled")
         except BaseException as error:
-            failure = classify(error)
+            failure = classify(tail.defect or error)
             # Only for who asks: the text of a provider's exception may hold what was said, or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
-            tail.keep_finished()
+            if not tail.defect:
+                failure = tail.keep_the_rest() or failure
+        finally:
+            self._tail = self._seat.track = None  # what a warm session holds of a turn that is over
         return _outcome(answer, failure, tail)
 
     def broken_off(self) -> Outcome:
         """Give what was kept of the turn so far; its thread may still be at it."""
-        assert self._tail, "a turn is being played"
-        return self._tail.outcome("cancelled")
+        return self._tail.outcome("cancelled") if self._tail else Outcome("cancelled")
 
     def close(self) -> None:
         """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
@@ -117,6 +121,8 @@ class _Tail:
         self._track = track
         self._next = len(agent.memory.steps)
         self._kept = 0
+        self.defect: StepTooLargeError | None = None
+        """A finished step that cannot be kept: it ends the turn, wherever it shows."""
 
     @property
     def ran_out(self) -> bool:
@@ -131,10 +137,22 @@ class _Tail:
             return
         for step in whole:
             strip(step)
-            packed = pack(step, self._turn, self._carries)
+            try:
+                packed = pack(step, self._turn, self._carries)
+            except StepTooLargeError as error:
+                self.defect = error
+                raise
             self._stage.tell(self._track.finish(step) if not isinstance(step, TaskStep) else None, packed)
             self._kept += not isinstance(step, TaskStep)
             self._next += 1
+
+    def keep_the_rest(self) -> Failure | None:
+        """Keep what a run that failed had finished; where that fails too, give this failure."""
+        try:
+            self.keep_finished()
+        except StepTooLargeError as error:
+            return classify(error)
+        return None
 
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""

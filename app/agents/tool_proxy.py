@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from smolagents.remote_executors import RemotePythonExecutor
+
 from app.agents.recorder import Track, as_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smolagents import MultiStepAgent, Tool
     from smolagents.local_python_executor import PythonExecutor
 
@@ -21,14 +25,16 @@ class Seat:
         self.track: Track | None = None
         self.busy = threading.Lock()
 
-    @property
-    def taken(self) -> Track:
-        assert self.track, "an agent runs only within a turn"
-        return self.track
-
 
 class Proxy:
-    """Passes for what it stands for, but for its class's identity; prompts are rendered from the real one."""
+    """Passes for what it stands for, but for its class's identity; prompts are rendered from the real one.
+
+    Outside a turn that it knows of (somebody runs a managed agent by himself) it only passes on.
+    """
+
+    __slots__ = ("_real", "_seat")
+    _real: Any
+    _seat: Seat
 
     def __init__(self, real: Any, seat: Seat) -> None:
         object.__setattr__(self, "_real", real)
@@ -44,16 +50,22 @@ class Proxy:
     def __class__(self) -> Any:
         return type(self._real)
 
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return vars(self._real)
+
 
 class ToolProxy(Proxy):
     """A tool."""
 
+    __slots__ = ()
     _real: Tool
-    _seat: Seat
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._seat.track is None:
+            return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
-        with self._seat.taken.tool_call(self._real.name, arguments) as call:
+        with self._seat.track.tool_call(self._real.name, arguments) as call:
             call.result = self._real(*args, **kwargs)
         return call.result
 
@@ -61,9 +73,8 @@ class ToolProxy(Proxy):
 class AgentProxy(Proxy):
     """A managed agent, whose own proxies sit on `inner`. It runs once at a time: two runs at once would corrupt it."""
 
+    __slots__ = ("_inner",)
     _real: MultiStepAgent
-    _seat: Seat
-
     _inner: Seat
 
     def __init__(self, real: MultiStepAgent, seat: Seat, inner: Seat) -> None:
@@ -71,15 +82,27 @@ class AgentProxy(Proxy):
         object.__setattr__(self, "_inner", inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        track, inner = self._seat.taken, self._inner
+        return self._run(self._real, *args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it as code of the user's own does that is not content with calling it."""
+        if kwargs.get("stream"):
+            return self._real.run(*args, **kwargs)
+        return self._run(self._real.run, *args, **kwargs)
+
+    def _run(self, way: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        track, inner = self._seat.track, self._inner
+        if track is None:
+            return way(*args, **kwargs)
         arguments = kwargs if not args else {"task": args[0], **kwargs}
         with track.tool_call(self._real.name or "", arguments) as call:
             while not inner.busy.acquire(timeout=WAIT_S):
                 track.recorder.check()
             try:
                 inner.track = Track(track.recorder, f"{track.path}/{self._real.name}", call.call_id)
-                call.result = self._real(*args, **kwargs)
+                call.result = way(*args, **kwargs)
             finally:
+                inner.track = None
                 inner.busy.release()
         return call.result
 
@@ -87,14 +110,28 @@ class AgentProxy(Proxy):
 class InterpreterProxy(Proxy):
     """A CodeAgent's interpreter: a code block is an internal tool call."""
 
+    __slots__ = ()
     _real: PythonExecutor
-    _seat: Seat
 
     def __call__(self, code_action: str) -> Any:
-        with self._seat.taken.tool_call("python_interpreter", code_action) as call:
+        if self._seat.track is None:
+            return self._real(code_action)
+        with self._seat.track.tool_call("python_interpreter", code_action) as call:
             output = self._real(code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
+
+
+def see_tools(agent: MultiStepAgent, seat: Seat) -> None:
+    """Put proxies before tools that have none: also those that were added since.
+
+    A remote executor takes the source of the tools, which a proxy has not.
+    """
+    if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
+        return
+    for name, tool in agent.tools.items():
+        if type(tool) is not ToolProxy:
+            agent.tools[name] = ToolProxy(tool, seat)
 
 
 def unproxied(thing: Any) -> Any:

@@ -54,6 +54,7 @@ class HeldLease:
         version: bytes,
         stored: int,
         logged: int,
+        others_watch: bool,
         defect: SealBrokenError | None,
     ) -> None:
         self.scope = scope
@@ -72,12 +73,31 @@ class HeldLease:
         self._defect = defect
         self._settling: asyncio.Future[None] | None = None
         self._logged = logged
+        self._others_watch = others_watch
         self._told: list[tuple[str, bytes]] = []
+        self._told_count = self._told_bytes = 0
+        self._held = 0
+        self._last_seen = logged
         self.stopped: asyncio.Future[StopReason] = self._loop.create_future()
 
     @property
     def attempt(self) -> int:
         return self.turn.attempts
+
+    @property
+    def watched(self) -> bool:
+        return self._others_watch or self._desk.log.is_watched(self.turn.ref)
+
+    def hold(self, events: Iterable[Event]) -> bool:
+        """Keep events for the packed log alone."""
+        written = [(event.type, codec.event_to_bytes(event)) for event in events]
+        size = self._told_bytes + sum(len(data) for _, data in written)
+        if self._logged != 1 or self._defect or size > MOST_PACKED_BYTES:
+            return False
+        for name, data in written:
+            self._remember(name, data)
+        self._held += len(written)
+        return True
 
     @property
     def backlog(self) -> int:
@@ -91,6 +111,8 @@ class HeldLease:
     def lose(self) -> None:
         """Another one holds the conversation now."""
         self._lost = True
+        self._backlog.clear()
+        self._unsent = 0
         self._stop("lost")
         self._settle()
 
@@ -145,13 +167,13 @@ class HeldLease:
 
     def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
         """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
-        entry: list[Argument] = [key, ""]
-        entry += self._sealed_step(step) if step else ["", "", 0]
         told = list(events)
+        entry: list[Argument] = [key, "", self._logged + self._told_count - self._held if told else ""]
+        entry += self._sealed_step(step) if step else ["", "", 0]
         entry.append(len(told))
         for event in told:
             data = codec.event_to_bytes(event)
-            self._told.append((event.type, data))
+            self._remember(event.type, data)
             entry += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._backlog[key] = (entry, told)
         self._unsent += 1
@@ -161,7 +183,7 @@ class HeldLease:
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn."""
         timing = replace(self.turn.timing, finished_at=time.time())
-        last_seq = self._logged + len(self._told) + 1
+        last_seq = (self._last_seen if self._defect else self._logged + self._told_count) + 1
         turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
@@ -172,11 +194,19 @@ class HeldLease:
         await self._patiently(lambda: self._commit(turn, record, head, packed))
         return turn
 
+    def _remember(self, name: str, data: bytes) -> None:
+        """Keep an event for the packed log, as long as that stays small."""
+        self._told_count += 1
+        self._told_bytes += len(data)
+        self._told.append((name, data))
+        if self._told_bytes > MOST_PACKED_BYTES and not self._held:
+            self._told.clear()
+
     def _packed(self) -> bytes:
         """Seal the log as one record, a fraction of its entries' size; a first attempt knows it from the beginning."""
-        events = [(TurnQueued.type, codec.event_to_bytes(TurnQueued())), *self._told]
-        if self._logged != 1 or self._defect or sum(len(data) for _, data in events) > MOST_PACKED_BYTES:
+        if self._logged != 1 or self._defect or (self._told_bytes > MOST_PACKED_BYTES and not self._held):
             return b""
+        events = [(TurnQueued.type, codec.event_to_bytes(TurnQueued())), *self._told]
         return self._seal(codec.pack_events(events), "log", self.turn.number)
 
     async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
@@ -206,7 +236,8 @@ class HeldLease:
             record=record,
             event=event,
             packed=packed,
-            logged=self._logged + len(self._told),
+            logged="" if self._defect else self._logged + self._told_count - self._held,
+            last_seq=turn.last_seq or 0,
             me=self._desk.channel,
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
@@ -272,6 +303,7 @@ class HeldLease:
             self._backlog.pop(key, None)
         for seq, event in zip(seqs, events, strict=True):
             if seq:
+                self._last_seen = seq
                 self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
         if not self._backlog:
             self._settle()
@@ -316,6 +348,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     stored: int,
     logged: int,
     cancelled: int,
+    watchers: list[bytes],
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
@@ -343,6 +376,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         version=tag_of(head) if head else b"",
         stored=stored,
         logged=logged,
+        others_watch=any(channel.decode() != desk.channel for channel in watchers),
         defect=defect,
     )
     if cancelled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,18 @@ from app.stores import codec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from app.records import Ref
+    from app.records import Ref, Turn
     from app.seal import Sealer
     from app.stores.script import Scripts
 
 log = logging.getLogger(__name__)
 
-REREAD_S = 1.5  # pub/sub may lose: a reader that hears nothing looks into the log itself
+REREAD_S = 1.5  # pub/sub may lose: a reader that hears nothing looks into the log itself, less and less often
+LONGEST_REREAD_S = 12.0
+SILENCE_S = 14.0  # after which a reader is told of it: proxies cut streams that are idle for longer
+NEVER = 2**53  # a cursor that no log reaches
 MOST_BUFFERED = 1000
+MOST_READ = 500  # events in one go: more are felt on the loop
 _FINAL_NAMES = frozenset(FINAL.values())
 
 
@@ -36,9 +40,9 @@ class Log:
         self._readers: defaultdict[Ref, set[Reader]] = defaultdict(set)
 
     @contextmanager
-    def reader(self, ref: Ref, *, looks: bool) -> Iterator[Reader]:
+    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> Iterator[Reader]:
         """Register a reader of one conversation; one that `looks` begins with what is in the log."""
-        reader = Reader(self, ref, looks=looks)
+        reader = Reader(self, ref, looks=looks, wants_all=wants_all)
         self._readers[ref].add(reader)
         try:
             yield reader
@@ -46,6 +50,10 @@ class Log:
             self._readers[ref].discard(reader)
             if not self._readers[ref]:
                 del self._readers[ref]
+
+    def is_watched(self, ref: Ref) -> bool:
+        """Tell whether somebody in this process wants to see events as they happen. For any thread."""
+        return any(reader.wants_all for reader in tuple(self._readers.get(ref, ())))
 
     def deliver(self, ref: Ref, turn: int, logged: Logged) -> None:
         """Tell the readers of this process what it has just written."""
@@ -83,73 +91,101 @@ class Log:
         return Logged(seq, codec.event_from_bytes(name, self._sealer.open(blob, scope, "event", turn, name)))
 
     async def read(self, ref: Ref, turn: int, after: int) -> list[Logged]:
-        """Read the log after a cursor, and be told from now on. A log that expired still gives its final event."""
-        state, *rest = await self._scripts.call("watch", ref=str(ref), turn=turn, after=after, me=self._channel)
+        """Read the log after a cursor, at most `MOST_READ` events, and be told from now on.
+
+        Of a turn that is over the final event is there in any case: where the log has expired, too, and for a cursor
+        beyond it.
+        """
+        state, *rest = await self._scripts.call(
+            "watch", ref=str(ref), turn=turn, after=after, most=MOST_READ, me=self._channel
+        )
         if state == b"unknown":
             raise TurnNotFoundError
         record, entries = rest
-        if state == b"open":
-            return [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
-        # The final event always, so that a reader with a cursor beyond it ends.
-        past = self._past(ref, turn, record, entries)
-        return [logged for logged in past if logged.seq > after or isinstance(logged.event, TurnEnded)]
+        if state == b"packed":
+            return self._unpacked(ref, turn, record, entries[0].partition(b"\n")[2], after)
+        found = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
+        if state == b"over" and not entries:
+            return [self._final(ref, turn, record, after + 1)]
+        return [logged for logged in found if logged]
 
-    def _past(self, ref: Ref, turn: int, record: bytes, entries: list[bytes]) -> list[Logged]:
-        """Give the log of a turn that is over: packed, entry by entry, or expired."""
-        name, _, blob = entries[0].partition(b"\n") if entries else (b"", b"", b"")
-        if entries and name != b"packed":
-            return [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, 1)]
+    def _unpacked(self, ref: Ref, turn: int, record: bytes, packed: bytes, after: int) -> list[Logged]:
+        events = codec.unpack_events(self._sealer.open(packed, str(ref), "log", turn))
+        past = [Logged(seq, event) for seq, event in enumerate(events, 1) if seq > after]
+        return [*past, self._final(ref, turn, record, len(events) + 1)]
+
+    def _final(self, ref: Ref, turn: int, record: bytes, seq: int) -> Logged:
         result = codec.turn_from_bytes(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
-        events = codec.unpack_events(self._sealer.open(blob, str(ref), "log", turn)) if entries else []
-        past = [Logged(seq, event) for seq, event in enumerate(events, 1)]
-        return [*past, Logged(result.last_seq or len(past) + 1, TurnEnded(result))]
+        return Logged(result.last_seq or seq, TurnEnded(result))
 
-    def _opened(self, ref: Ref, turn: int, seq: int, entry: bytes, record: bytes) -> Logged:
+    def _opened(self, ref: Ref, turn: int, seq: int, entry: bytes, record: bytes) -> Logged | None:
+        """Open an entry; nothing for an event that only a newer release knows."""
         name, _, blob = entry.partition(b"\n")
-        return self.decode(ref, turn, seq, name.decode(), record if name.decode() in _FINAL_NAMES else blob)
+        try:
+            return self.decode(ref, turn, seq, name.decode(), record if name.decode() in _FINAL_NAMES else blob)
+        except ValueError:
+            log.warning("an event %s cannot be read", name, extra={"action": "event.unreadable"})
+            return None
 
 
 class Reader:
     """Follows one turn. News that do not join on to what it has make it look into the log."""
 
-    def __init__(self, log: Log, ref: Ref, *, looks: bool) -> None:
+    def __init__(self, log: Log, ref: Ref, *, looks: bool, wants_all: bool) -> None:
         self._log = log
         self._ref = ref
-        self._news: deque[tuple[int, Logged]] = deque()
-        self._woken = asyncio.Event()
+        self._news: list[tuple[int, Logged]] = []
+        self._waiter: asyncio.Future[bool] | None = None
         self._must_look = looks
         self._stopped = False
+        self._patience_s = REREAD_S
+        self.wants_all = wants_all
 
     def push(self, turn: int, logged: Logged) -> None:
+        if not self.wants_all and not isinstance(logged.event, TurnEnded):
+            return
         if len(self._news) >= MOST_BUFFERED:
             self._news.clear()
             self._must_look = True
         self._news.append((turn, logged))
-        self._woken.set()
+        self._wake()
 
     def look(self) -> None:
         self._must_look = True
-        self._woken.set()
+        self._wake()
 
     def stop(self) -> None:
         """Follow no longer: what is being followed ends without a final event."""
         self._stopped = True
-        self._woken.set()
+        self._wake()
 
-    async def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged]:
-        """Yield events with `seq > after` in order, each once, up to the final one."""
+    async def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged | None]:
+        """Yield events with `seq > after` in order, each once, up to the final one; None after every silence."""
+        clock = asyncio.get_running_loop().time
+        said_at = clock()
         while not self._stopped:
             for logged in await self._next(turn, after):
                 if logged.seq > after:
-                    after = logged.seq
+                    after, said_at = logged.seq, clock()
                     yield logged
                 if isinstance(logged.event, TurnEnded):
                     return
+            if clock() - said_at > SILENCE_S:
+                said_at = clock()
+                yield None
+
+    async def end_of(self, turn: int) -> Turn | None:
+        """Wait for the final event; nothing where the reader is stopped."""
+        while not self._stopped:
+            for logged in await self._next(turn, NEVER):
+                if isinstance(logged.event, TurnEnded):
+                    return logged.event.result
+        return None
 
     async def _next(self, turn: int, after: int) -> list[Logged]:
         while not self._must_look:
             while self._news:
-                of, logged = self._news.popleft()
+                of, logged = self._news.pop(0)
                 is_end = of == turn and isinstance(logged.event, TurnEnded) and logged.seq <= after
                 if is_end or (of == turn and logged.seq == after + 1):
                     return [logged]
@@ -160,19 +196,31 @@ class Reader:
         if self._stopped:
             return []
         try:
-            return await self._log.read(self._ref, turn, after)
+            found = await self._log.read(self._ref, turn, after)
         except StoreUnavailableError:
             self._must_look = True  # the turn waits for the store too; how long its reader does is the caller's bound
             await self._heard()
             return []
+        self._must_look = len(found) >= MOST_READ
+        return found
 
     async def _heard(self) -> bool:
+        """Wait for news; False after a while without."""
         if self._stopped:
             return False
-        self._woken.clear()
+        # A future and a timer: an Event and a timeout cost thousands of readers 4 KB more, each.
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiter = waiter
+        timer = loop.call_later(self._patience_s, self._wake, False)
         try:
-            async with asyncio.timeout(REREAD_S):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
-        return True
+            heard = await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        self._patience_s = REREAD_S if heard else min(2 * self._patience_s, LONGEST_REREAD_S)
+        return heard
+
+    def _wake(self, heard: bool = True) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(heard)

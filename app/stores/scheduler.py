@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from app.stores.script import Argument
 
 
+MOST_UNHEARD = 1000
+
+
 class Scheduler:
     """Claims conversations for this process's worker and keeps its leases."""
 
@@ -27,6 +30,7 @@ class Scheduler:
         self._work = asyncio.Event()
         self._waiting = False
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
+        self._unheard: set[tuple[str, int]] = set()
         self.lease_s = lease_s
 
     @property
@@ -52,14 +56,24 @@ class Scheduler:
         call = self._desk.scripts.call
         found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
         leases = [open_lease(self._desk, *fields) for fields in found]
-        self._held.update({(lease.scope, lease.turn.number): lease for lease in leases})
+        for lease in leases:
+            name = (lease.scope, lease.turn.number)
+            self._held[name] = lease
+            if name in self._unheard:
+                lease.cancel()
+        self._unheard.clear()
         return leases
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
         """A turn that this worker plays is to be stopped."""
         scope, _, turn = payload.partition(b"\n")
-        if turn.isdigit() and (lease := self._held.get((scope.decode(errors="replace"), int(turn)))):
+        if not turn.isdigit():
+            return
+        name = (scope.decode(errors="replace"), int(turn))
+        if lease := self._held.get(name):
             lease.cancel()
+        elif len(self._unheard) < MOST_UNHEARD:
+            self._unheard.add(name)  # a claim of ours may be on its way back
 
     async def renew(self, leases: Sequence[Lease]) -> None:
         held: list[Argument] = []

@@ -74,8 +74,8 @@ class Turns:
             number, agent = await self._peek(turn.ref)
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    def reader(self, ref: Ref, *, looks: bool) -> AbstractContextManager[Reader]:
-        return self._desk.log.reader(ref, looks=looks)
+    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[Reader]:
+        return self._desk.log.reader(ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """End a turn that nobody has begun; tell the worker of one that is played."""

@@ -21,6 +21,7 @@ from app.web.conversations import agent_routes, conversation_routes
 from app.web.events import event_schemas
 from app.web.gate import Gate
 from app.web.health import health_routes
+from app.web.sse import Frames
 from app.web.turns import turn_routes
 from app.web.watching import watch_routes
 
@@ -58,15 +59,22 @@ def create_app(
     )
     app.state.draining = False
     app.state.callers = callers
-    app.include_router(turn_routes(turns, limits))
-    app.include_router(watch_routes(turns, limits))
+    frames = Frames()
+    app.include_router(turn_routes(turns, limits, frames))
+    app.include_router(watch_routes(turns, limits, frames))
     app.include_router(conversation_routes(conversations))
     app.include_router(agent_routes(conversations))
     app.include_router(health_routes(metrics))
     _serve_docs(app)
     _serve_page(app)
     problems.install(app)
-    app.add_middleware(Gate, callers=callers, host=limits.host, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(
+        Gate,
+        callers=callers,
+        host=limits.host,
+        origins=limits.cors_origins,
+        max_body_bytes=limits.max_body_bytes,
+    )
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -31,7 +31,7 @@ Cursor = Annotated[str | None, Query(max_length=20, description="`next_cursor` o
 _MEANINGS = {
     400: "The body is no JSON, or not UTF-8.",
     401: "An API key is needed.",
-    403: "The host is not this machine's.",
+    403: "The host is not this machine's, or a page of another site asks.",
     404: "There is no such thing, or it is not yours.",
     409: "It does not fit the state: a turn runs, the id is taken, the agent is another one.",
     413: "The request is too large.",

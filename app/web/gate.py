@@ -1,19 +1,22 @@
-"""What every request passes before its route: host, content type, size. Plain ASGI, for the way must be short."""
+"""What every request passes before its route: host, site, content type, size. Plain ASGI, for the way must be short."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from app.errors import ForeignHostError, MalformedError, MediaTypeError, ServiceError, TooLargeError
+from app.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError, TooLargeError
 from app.web.problems import response_to
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from app.web.auth import Callers
 
 _OWN_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
+_FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -21,8 +24,11 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class Gate:
     """Refuses what no route should see."""
 
-    def __init__(self, app: ASGIApp, *, callers: Callers, host: str, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, callers: Callers, host: str, origins: Collection[str], max_body_bytes: int
+    ) -> None:
         self._app = app
+        self._origins = frozenset(origin.encode() for origin in origins)
         self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
         self._callers = callers
         self._max_body_bytes = max_body_bytes
@@ -35,6 +41,7 @@ class Gate:
         try:
             if self._callers.loopback:
                 _check_host(headers, self._own_names)
+            _check_site(scope["method"], headers, self._origins)
             if scope["method"] in _WITH_BODY:
                 # Before its body is read, a request must be somebody's; the route finds the owner here.
                 scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
@@ -92,6 +99,14 @@ def _check_host(headers: dict[bytes, bytes], own_names: frozenset[bytes]) -> Non
     name = host[: host.find(b"]") + 1] if host.startswith(b"[") else host.partition(b":")[0]
     if name not in own_names:
         raise ForeignHostError
+
+
+def _check_site(method: str, headers: dict[bytes, bytes], origins: Collection[bytes]) -> None:
+    # A stop needs no body, and a stream that stops its turn when it ends is a GET: any page could ask for them unseen.
+    if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and headers.get(b"origin") not in origins:
+        if method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate":
+            return
+        raise ForeignOriginError
 
 
 def _too_large(limit: int) -> TooLargeError:

@@ -29,4 +29,5 @@ def wants_stream(accept: str | None) -> bool:
         quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
         ranks[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
     stream = ranks.get("text/event-stream", 0.0)
-    return stream > 0 and stream >= ranks.get("application/json", 0.0)
+    json = ranks.get("application/json", ranks.get("application/*", ranks.get("*/*", 0.0)))
+    return stream > 0 and stream >= json

@@ -26,6 +26,7 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.MalformedError: HTTPStatus.BAD_REQUEST,
     errors.UnauthorizedError: HTTPStatus.UNAUTHORIZED,
     errors.ForeignHostError: HTTPStatus.FORBIDDEN,
+    errors.ForeignOriginError: HTTPStatus.FORBIDDEN,
     errors.NotFoundError: HTTPStatus.NOT_FOUND,
     errors.MethodNotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
     errors.ConflictError: HTTPStatus.CONFLICT,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 
 from app.errors import InvalidRequestError
 from app.web.common import location_of
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from app.records import Ref
     from app.turns import TurnDesk, Watch
 
-PING_S = 15
+log = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
 MOST_FRAMES = 512
+LARGE_BYTES = 64 * 1024
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
 
 
@@ -34,6 +39,7 @@ class TurnStream(EventSourceResponse):
         turns: TurnDesk,
         watch: Watch,
         *,
+        frames: Frames,
         send_timeout_s: float,
         after: int = 0,
         internal: bool = False,
@@ -41,10 +47,9 @@ class TurnStream(EventSourceResponse):
     ) -> None:
         """Take over the watch: it is closed when the response is over."""
         super().__init__(
-            _frames(watch, after, internal=internal),
+            frames.of(watch, after, internal=internal),
             headers={"Location": location_of(watch.turn)},
-            ping=PING_S,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            ping=0,  # a task and its locks for each reader: `Frames` pings instead
             sep="\n",
             send_timeout=send_timeout_s,
         )
@@ -55,6 +60,8 @@ class TurnStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            log.info("a reader of events takes nothing and is dropped", extra={"action": "reader.dropped"})
         finally:
             watch = self._watch
             watch.close()
@@ -72,23 +79,26 @@ def cursor_of(header: str | None, query: str | None) -> int:
     return 0
 
 
-async def _frames(watch: Watch, after: int, *, internal: bool) -> AsyncIterator[bytes]:
-    async for logged in watch.events(after):
-        yield _frame(watch.turn.ref, watch.turn.number, logged, internal=internal)
+class Frames:
+    """Writes each event once, however many readers of this process it has."""
 
+    def __init__(self) -> None:
+        self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
-def _frame(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> bytes:
-    """Write an event once, however many readers of this process it has."""
-    key = (id(logged), internal)
-    known = _written.get(key)
-    if known and known[0] is logged:
-        return known[1]
-    data = to_json(event_view(ref, turn, logged, internal=internal))
-    frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: ".encode() + data + b"\n\n"
-    _written[key] = (logged, frame)
-    if len(_written) > MOST_FRAMES:
-        _written.popitem(last=False)
-    return frame
+    async def of(self, watch: Watch, after: int, *, internal: bool) -> AsyncIterator[bytes]:
+        """Give what is logged after the cursor, as frames."""
+        async for logged in watch.events(after):
+            yield PING if logged is None else self._frame(watch.turn.ref, watch.turn.number, logged, internal=internal)
 
-
-_written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
+    def _frame(self, ref: Ref, turn: int, logged: Logged, *, internal: bool) -> bytes:
+        key = (id(logged), internal)
+        known = self._written.get(key)
+        if known and known[0] is logged:
+            return known[1]
+        data = to_json(event_view(ref, turn, logged, internal=internal))
+        frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: ".encode() + data + b"\n\n"
+        if len(frame) < LARGE_BYTES:
+            self._written[key] = (logged, frame)
+            if len(self._written) > MOST_FRAMES:
+                self._written.popitem(last=False)
+        return frame

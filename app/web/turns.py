@@ -33,6 +33,7 @@ from app.web.sse import EVENT_STREAM, TurnStream
 
 if TYPE_CHECKING:
     from app.turns import TurnDesk
+    from app.web.sse import Frames
 
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
 _ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ def _asked(request: Request, accept: Accept = None, prefer: Prefer = None, on_di
 HowToAnswer = Annotated[Asked, Depends(_asked)]
 
 
-def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
+def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"])
 
@@ -75,6 +76,7 @@ def turn_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
             return TurnStream(
                 turns,
                 watch,
+                frames=frames,
                 send_timeout_s=limits.send_timeout_s,
                 internal=internal,
                 on_disconnect=asked.on_disconnect,

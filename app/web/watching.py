@@ -15,12 +15,13 @@ from app.web.turns import turn_answer
 
 if TYPE_CHECKING:
     from app.turns import TurnDesk
+    from app.web.sse import Frames
 
 LastEventId = Annotated[str | None, Header(description="The last event that was seen; wins over `after`.")]
 After = Annotated[str | None, Query(description="Number of an event: only those after it.")]
 
 
-def watch_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
+def watch_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"])
 
@@ -49,6 +50,7 @@ def watch_routes(turns: TurnDesk, limits: Limits) -> APIRouter:
         return TurnStream(
             turns,
             watch,
+            frames=frames,
             send_timeout_s=limits.send_timeout_s,
             after=cursor,
             internal=include_internal_tools,

@@ -1,13 +1,15 @@
 -- End a turn: the tail up to `count` becomes the conversation's, the record is final, the lease goes back.
 -- An empty `head` leaves steps and head as they are. `packed` (if there is one) is the whole log but for the final event, in one
--- record: it takes the place of its `logged` entries. Asked again by the same token it says that it is done; any other token has lost.
--- ARGV: ref turn fence generation count head record event packed logged me wake log_ttl_s
+-- record: it takes the place of its `logged` entries (empty: who commits does not know how many there are), and the final
+-- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
+-- ARGV: ref turn fence generation count head record event packed logged last_seq me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
 if not holds(ref, fence) then
   if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
   return {'lost'}
 end
+if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
 if head ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
   if stored < tonumber(count) then return {'gap'} end
@@ -21,10 +23,13 @@ if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then
 end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
-local seq = append(ref, turn, event, '', record, me)
-if packed ~= '' and seq == tonumber(logged) + 1 then
+local seq = tonumber(last_seq)
+if packed == '' then
+  seq = append(ref, turn, event, '', record, me)
+else
   redis.call('DEL', key('log', ref, turn))
   redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
+  tell(ref, turn, seq, event, record, me)
 end
 close(ref, turn, log_ttl_s)
 if redis.call('LLEN', key('queue', ref)) > 0 then make_ready(ref, wake) end

@@ -1,15 +1,19 @@
 -- Every write of a running turn. Each entry has a key that a replay makes again: a key that is there is a no-op.
--- An entry is: key, result, index and sealed step (or two empty strings), n and n (name, sealed attachment) pairs,
--- m and m (name, sealed event) pairs.
--- A step that does not follow on the stored ones is a gap; what came before it in the call was written.
+-- An entry is: key, result, length of the log before its events (or empty), index and sealed step (or two empty strings),
+-- n and n (name, sealed attachment) pairs, m and m (name, sealed event) pairs.
+-- A step or an event that does not follow on the stored ones is a gap; what came before it in the call was written.
 -- ARGV: ref turn fence generation me ...entries
 if not holds(ref, fence) then return {'lost'} end
 local journal, steps, images = key('journal', ref, turn), key('steps', ref, generation), key('images', ref)
 local seqs, i = {}, 1
 local function take() i = i + 1 return entries[i - 1] end
 while i <= #entries do
-  local name, result, index, step = take(), take(), take(), take()
+  local name, result, at, index, step = take(), take(), take(), take(), take()
   local fresh = redis.call('HSETNX', journal, name, result) == 1
+  if fresh and at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at) then
+    redis.call('HDEL', journal, name)
+    return {'gap'}
+  end
   if fresh and index ~= '' then
     local length = redis.call('LLEN', steps)
     if length == tonumber(index) then

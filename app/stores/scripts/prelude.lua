@@ -23,13 +23,17 @@ end
 
 -- The one way into a turn's log. Replicas with readers are told, but for the one that is writing: it has the reply.
 -- A final event has no blob of its own: it is the turn's record, which is told instead.
-local function append(ref, turn, name, blob, told, me)
-  local seq = redis.call('RPUSH', key('log', ref, turn), name .. '\n' .. blob)
+local function tell(ref, turn, seq, name, told, me)
   for _, channel in ipairs(redis.call('SMEMBERS', key('watch', ref, turn))) do
     if channel ~= me then
       redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, told}, '\n'))
     end
   end
+end
+
+local function append(ref, turn, name, blob, told, me)
+  local seq = redis.call('RPUSH', key('log', ref, turn), name .. '\n' .. blob)
+  tell(ref, turn, seq, name, told, me)
   return seq
 end
 

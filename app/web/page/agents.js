@@ -3,8 +3,8 @@
 import { byId, make, say, show } from "./dom.js";
 
 const EXAMPLES = {
-  demo: ["What is 12 * 7 and what time is it in Europe/Berlin?", "Note that the key is under the mat.", "Please fail."],
-  "demo-code": ["What is 2 ** 64?", "Count the words in: To be or not to be", "What is 1 / 0?"],
+  demo: ["What is 12 * 7 and what time is it in Europe/Berlin?", "Note that the key is under the mat.", "Count to 50.", "Please fail."],
+  "demo-code": ["What is 2 ** 64?", "Count the words in: To be or not to be", "Count to 50.", "What is 1 / 0?"],
 };
 const MOST_TOOLS = 6;
 

@@ -24,10 +24,13 @@ export class Api {
   /** Give the answer, if it is a good one. `quiet` leaves a missing key to a later request. */
   async request(path, { quiet = false, headers = {}, ...options } = {}) {
     for (;;) {
-      const response = await send(path, { ...options, headers: this.#signed(headers) });
+      const key = this.#keys.current();
+      const response = await send(path, { ...options, headers: signed(headers, key) });
       if (response.ok) return response;
       const problem = await problemOf(response);
-      if (problem.status !== 401 || quiet || !(await this.#keys.ask(problem.message))) throw problem;
+      if (problem.status !== 401) throw problem;
+      if (key !== this.#keys.current()) continue; // another one was given meanwhile
+      if (quiet || !(await this.#keys.ask(problem.message))) throw problem;
     }
   }
 
@@ -53,13 +56,12 @@ export class Api {
     const sent = { "Content-Type": "application/json", ...headers };
     return this.request(path, { ...options, method: "POST", headers: sent, body: JSON.stringify(body) });
   }
+}
 
-  #signed(headers) {
-    const key = this.#keys.current();
-    if (!key) return headers;
-    // What cannot stand in a header is no key; the service then says so itself.
-    return { ...headers, Authorization: `Bearer ${/^[\x21-\x7e]+$/.test(key) ? key : "?"}` };
-  }
+function signed(headers, key) {
+  if (!key) return headers;
+  // What cannot stand in a header is no key; the service then says so itself.
+  return { ...headers, Authorization: `Bearer ${/^[\x21-\x7e]+$/.test(key) ? key : "?"}` };
 }
 
 /** Make a problem of what reading an answer's body raised; an abort stays what it is. */
@@ -70,7 +72,7 @@ export function broken(error) {
 
 async function send(path, options) {
   try {
-    return await fetch(path, { cache: "no-store", credentials: "omit", ...options });
+    return await fetch(path, { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The service cannot be reached.");

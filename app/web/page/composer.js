@@ -23,7 +23,7 @@ export class Composer {
       event.preventDefault();
       this.#submit();
     });
-    byId("stop").addEventListener("click", () => stop());
+    byId("stop").addEventListener("click", () => byId("stop").ariaDisabled || stop());
     this.#field.addEventListener("input", () => this.#fit());
     this.#field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -45,16 +45,18 @@ export class Composer {
   state(state) {
     this.#state = state;
     const running = state === "running";
+    const pressed = [byId("stop"), byId("send")].find((button) => button === document.activeElement);
     show(byId("stop"), running);
-    byId("stop").disabled = false;
+    byId("stop").ariaDisabled = null;
     byId("stop").querySelector("span").textContent = "Stop";
     show(byId("send"), !running);
     byId("send").disabled = this.#field.readOnly = state === "sending";
     byId("hint").textContent = HINTS[state];
+    if (pressed?.hidden || pressed?.disabled) this.focus(); // the button that had the focus is gone
   }
 
   stopping() {
-    byId("stop").disabled = true;
+    byId("stop").ariaDisabled = "true"; // disabled for good, it would lose the focus
     byId("stop").querySelector("span").textContent = "Stopping …";
   }
 

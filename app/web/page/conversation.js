@@ -1,9 +1,10 @@
 // One conversation on the page: its past turns, the one that runs, and what is sent next.
 
+import { Problem } from "./api.js";
 import { byId, say, show } from "./dom.js";
 import { encoded } from "./composer.js";
 import { eventsOf } from "./stream.js";
-import { titleOf } from "./list.js";
+import { hasTitle, titleOf } from "./list.js";
 import { TurnCard } from "./turn.js";
 
 const PAGE = 100;
@@ -16,7 +17,7 @@ export class Conversation {
   #parts;
   #stop = new AbortController();
   #cards = new Map(); // number → TurnCard
-  #running = null;
+  #running = new Set(); // the cards that are followed, the oldest first
   #looking = false;
 
   /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id). */
@@ -42,6 +43,9 @@ export class Conversation {
       const view = await this.#ask(`/conversations/${id}`, signal);
       this.#head(titleOf(view), view.agent);
       await this.#load(signal);
+      const first = this.#cards.get(1);
+      if (first && !hasTitle(view)) this.#head(titleFrom(first.message), view.agent);
+      show(byId("nothing"), !this.#cards.size);
     } catch (problem) {
       if (!signal.aborted) this.#miss(problem);
     } finally {
@@ -54,7 +58,7 @@ export class Conversation {
 
   /** See whether another tab or client did something here. */
   async look() {
-    if (!this.id || this.#running || this.#looking || !byId("missing").hidden) return;
+    if (!this.id || this.#running.size || this.#looking || !byId("missing").hidden) return;
     this.#looking = true;
     const { signal } = this.#stop;
     try {
@@ -82,11 +86,12 @@ export class Conversation {
       const headers = { Accept: "text/event-stream" };
       const response = await api.post("/turn", this.#body(message, images), { headers, signal: leaving.signal });
       signal.addEventListener("abort", () => leaving.abort());
-      if (signal.aborted) leaving.abort(); // the turn goes on, without this page looking
-      else this.#accepted(response, message, files);
+      const { id, number } = turnOf(response);
+      if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
+      else this.#accepted(response, id, number, message, files);
     } catch (problem) {
       if (signal.aborted) return;
-      composer.state(this.#running ? "running" : "idle");
+      this.#told();
       composer.complain(problem.message);
       await this.look();
       if (problem.status || signal.aborted || composer.text !== message) return;
@@ -96,15 +101,15 @@ export class Conversation {
 
   async stop() {
     const { api, composer } = this.#parts;
-    const card = this.#running;
+    const [card] = this.#running;
     if (!card) return;
     composer.stopping();
     card.stopping();
     try {
       await api.request(`/conversations/${this.id}/turns/${card.number}/cancel`, { method: "POST" });
     } catch (problem) {
-      if (this.#running !== card) return;
-      composer.state("running");
+      if (!this.#running.has(card)) return;
+      this.#told();
       composer.complain(problem.message);
     }
   }
@@ -117,29 +122,30 @@ export class Conversation {
     const body = { message };
     if (images.length) body.images = images;
     if (this.id) return { ...body, conversation_id: this.id };
-    const line = message.trim().replace(/\s+/g, " ");
-    const title = line.length > TITLE_CHARS ? `${[...line].slice(0, TITLE_CHARS - 1).join("")}…` : line;
-    return { ...body, agent: this.#parts.chosenAgent(), metadata: { title } };
+    return { ...body, agent: this.#parts.chosenAgent(), metadata: { title: titleFrom(message) } };
   }
 
-  #accepted(response, message, files) {
-    const [, id, number] = LOCATION.exec(response.headers.get("Location"));
+  #accepted(response, id, number, message, files) {
     const { composer, place, began } = this.#parts;
     const isStream = response.headers.get("Content-Type")?.startsWith("text/event-stream");
     composer.clear();
-    show(byId("welcome"), false);
     if (!this.id) {
       this.id = id;
-      this.#head(this.#titled(message), this.#parts.chosenAgent());
+      this.#head(titleFrom(message), this.#parts.chosenAgent());
       began(id);
     }
-    const card = this.#card(Number(number), message, files);
+    const card = this.#card(number, message, files);
     place.toEnd();
     this.#follow(card, isStream ? response : null);
   }
 
-  #titled(message) {
-    return this.#body(message, []).metadata?.title ?? message.trim().slice(0, TITLE_CHARS);
+  /** The reader went elsewhere while it was sent, or the turn was found meanwhile: this stream is not needed. */
+  #known(id, message, leaving) {
+    const { composer, changed } = this.#parts;
+    leaving.abort();
+    if (composer.text === message) composer.clear();
+    this.#told();
+    changed(id);
   }
 
   async #load(signal) {
@@ -171,6 +177,8 @@ export class Conversation {
     };
     const card = new TurnCard({ number, message, files, pictures, replay });
     this.#cards.set(number, card);
+    show(byId("welcome"), false);
+    show(byId("nothing"), false);
     byId("turns").append(card.element);
     return card;
   }
@@ -179,8 +187,8 @@ export class Conversation {
     const { signal } = this.#stop;
     const { composer, changed } = this.#parts;
     const { id } = this;
-    this.#running = card;
-    composer.state("running");
+    this.#running.add(card);
+    this.#told();
     card.run();
     changed(id);
     try {
@@ -189,15 +197,18 @@ export class Conversation {
       announce(card);
     } catch (problem) {
       if (signal.aborted) return;
+      card.leave();
       if (problem.status === 404) this.#miss(problem);
       else composer.complain(problem.message);
     } finally {
       changed(id);
-      if (!signal.aborted) {
-        this.#running = null;
-        composer.state("idle");
-      }
+      this.#running.delete(card);
+      if (!signal.aborted) this.#told();
     }
+  }
+
+  #told() {
+    this.#parts.composer.state(this.#running.size ? "running" : "idle");
   }
 
   #events(number, signal, response = null) {
@@ -213,7 +224,7 @@ export class Conversation {
   #leave(id) {
     this.#stop.abort();
     this.#stop = new AbortController();
-    this.#running = null;
+    this.#running = new Set();
     this.#looking = false;
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();
@@ -222,7 +233,7 @@ export class Conversation {
     this.#parts.composer.complain(null);
     byId("turns").replaceChildren();
     this.#parts.place.toStart();
-    for (const part of ["welcome", "missing", "loading"]) show(byId(part), false);
+    for (const part of ["welcome", "missing", "loading", "nothing"]) show(byId(part), false);
     this.id = id;
   }
 
@@ -240,6 +251,18 @@ export class Conversation {
     byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
     show(byId("missing"), true);
   }
+}
+
+/** Read which turn an answer is about. */
+function turnOf(response) {
+  const found = LOCATION.exec(response.headers.get("Location") ?? "");
+  if (!found) throw new Problem("The service did not say which turn this is; look at the list.");
+  return { id: found[1], number: Number(found[2]) };
+}
+
+function titleFrom(message) {
+  const characters = [...message.trim().replace(/\s+/g, " ")];
+  return characters.length > TITLE_CHARS ? `${characters.slice(0, TITLE_CHARS - 1).join("")}…` : characters.join("");
 }
 
 /** Tell those who hear the page how a turn ended: once, and not each piece. */

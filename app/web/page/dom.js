@@ -49,20 +49,18 @@ export function say(element, sentence) {
 
 /** Open a dialog and wait for its end: true when its form was submitted. */
 export function asked(dialog, form, cancel) {
-  const stop = new AbortController();
-  const { signal } = stop;
+  const listening = new AbortController();
+  const { signal } = listening;
   return new Promise((resolve) => {
-    let submitted = false;
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      submitted = true;
+    const settle = (answer) => {
+      listening.abort(); // at once: the dialog may be opened for another question before it says that it closed
       dialog.close();
-    }, { signal });
-    cancel.addEventListener("click", () => dialog.close(), { signal });
-    dialog.addEventListener("close", () => {
-      stop.abort();
-      resolve(submitted);
-    }, { signal });
+      resolve(answer);
+    };
+    form.addEventListener("submit", () => settle(true), { signal });
+    cancel.addEventListener("click", () => settle(false), { signal });
+    dialog.addEventListener("cancel", () => settle(false), { signal });
+    dialog.addEventListener("close", () => dialog.open || settle(false), { signal });
     dialog.showModal();
   });
 }

@@ -8,7 +8,11 @@ export class Keys {
   #asking = null;
   #memory = null; // where the browser lets no page store anything
 
-  constructor() {
+  #given;
+
+  /** `given()` is called when the reader gave a key. */
+  constructor(given) {
+    this.#given = given;
     byId("forget").addEventListener("click", () => {
       this.#forget();
       location.reload();
@@ -34,6 +38,7 @@ export class Keys {
     if (!(await asked(byId("key"), byId("key-form"), byId("key-cancel")))) return false;
     this.#keep(field.value.trim(), byId("key-remember").checked);
     field.value = "";
+    this.#given();
     return true;
   }
 

@@ -10,6 +10,7 @@ export class List {
   #rows = new Map(); // id → row
   #views = new Map();
   #cursor = null;
+  #failed = false;
   #current = null;
   #more = byId("list-more");
 
@@ -21,6 +22,11 @@ export class List {
     this.#more.addEventListener("click", () => this.load());
   }
 
+  /** Load what could not be loaded. */
+  retry() {
+    if (this.#failed) this.load();
+  }
+
   /** Load the first page, or the next one. */
   async load() {
     this.#more.disabled = true;
@@ -28,6 +34,7 @@ export class List {
     try {
       const page = await this.#connection.insist(() => this.#api.json(`/conversations${query}`));
       this.#cursor = page.next_cursor;
+      this.#failed = false;
       const last = document.activeElement === this.#more ? page.items[0]?.id : null;
       for (const view of page.items) this.#put(view, "append");
       if (last) this.#rows.get(last)?.querySelector("a").focus();
@@ -35,6 +42,7 @@ export class List {
       show(this.#more, this.#cursor !== null);
       this.#told();
     } catch (problem) {
+      this.#failed = true;
       say(byId("list-note"), problem.message);
       this.#more.textContent = "Try again";
       show(this.#more, true);
@@ -123,6 +131,9 @@ function fill(row, view) {
 }
 
 export function titleOf(view) {
-  const title = view.metadata?.title;
-  return typeof title === "string" && title.trim() ? title : `Conversation ${view.id.slice(0, 8)}`;
+  return hasTitle(view) ? view.metadata.title : `Conversation ${view.id.slice(0, 8)}`;
+}
+
+export function hasTitle({ metadata }) {
+  return typeof metadata?.title === "string" && metadata.title.trim() !== "";
 }

@@ -16,7 +16,11 @@ const ADDRESS = /^#\/c\/([A-Za-z0-9_-]{1,64})$/;
 
 const tabs = new BroadcastChannel("smolsessions");
 const connection = new Connection();
-const api = new Api(new Keys());
+const keys = new Keys(() => {
+  agents.load();
+  list.retry();
+});
+const api = new Api(keys);
 const composer = new Composer({
   send: (text, files) => conversation.send(text, files),
   stop: () => conversation.stop(),
@@ -88,6 +92,12 @@ byId("new").addEventListener("click", () => {
   location.hash = "#/";
 });
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which conversation is shown
+  byId("message").focus();
+});
+
+document.addEventListener("submit", (event) => event.preventDefault()); // no form leaves the page
 window.addEventListener("hashchange", route);
 tabs.addEventListener("message", ({ data: id }) => {
   list.touch(id);

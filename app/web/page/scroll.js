@@ -9,11 +9,12 @@ export class Place {
   #button;
   #atEnd = true;
   #follows = false;
+  #last = 0;
 
   constructor(view, content, button) {
     this.#view = view;
     this.#button = button;
-    view.addEventListener("scroll", () => this.#look(), { passive: true });
+    view.addEventListener("scroll", () => this.#moved(), { passive: true });
     button.addEventListener("click", () => this.toEnd());
     // What the reader opens opens downwards: the line that was clicked stays where it is.
     content.addEventListener("click", (event) => {
@@ -38,16 +39,26 @@ export class Place {
     show(this.#button, false);
   }
 
+  /** A reader moves up; what is written only makes the way down longer. */
+  #moved() {
+    const { scrollTop } = this.#view;
+    if (scrollTop < this.#last || this.#left < NEAR_PX) this.#look();
+    this.#last = scrollTop;
+  }
+
   #follow() {
     if (!this.#follows) return;
     if (this.#atEnd) this.#view.scrollTop = this.#view.scrollHeight;
     this.#look();
   }
 
+  get #left() {
+    return this.#view.scrollHeight - this.#view.scrollTop - this.#view.clientHeight;
+  }
+
   #look() {
     if (!this.#follows) return;
-    const left = this.#view.scrollHeight - this.#view.scrollTop - this.#view.clientHeight;
-    this.#atEnd = left < NEAR_PX;
+    this.#atEnd = this.#left < NEAR_PX;
     show(this.#button, !this.#atEnd);
   }
 }

@@ -6,6 +6,7 @@ import { Text } from "./text.js";
 
 const PREFIX = "Thought:"; // a CodeAgent's model begins with it; it stands in the heading already
 const SEEN = /^Execution logs:\n(?<printed>[^]*?)\n?Last output from code snippet:\n(?<value>[^]*)$/;
+const SHORT_CHARS = 600;
 const LABELS = { answer: "Answer", thought: "Thought", code: "Code", plan: "Plan" };
 
 /** A step: a line that sums it up, and all of it inside. */
@@ -13,16 +14,17 @@ export class Step {
   element = make("li", { className: "step" });
   #title = make("span", { className: "step-title" }, "Thinking");
   #preview = make("span", { className: "preview" });
-  #figures = make("span", { className: "figures" });
+  #figures = make("span", { className: "figures", title: "Tokens read → written, time" });
   #body = make("div", { className: "step-body" });
   #pictures = make("div", { className: "pictures" });
   #details;
   #kind;
   #number;
-  #parts = new Map(); // model call and channel → {element, text}
+  #parts = new Map(); // model call and channel → {element, part}: where its text is written
   #drafts = new Map(); // model call and index → a call whose arguments are still being written
   #calls = [];
   #touched = false;
+  #answers = false; // it gave an answer, which then is all that it has seen
   #last = null; // what an interpreter gave back
 
   constructor({ step, agent, kind }, depth) {
@@ -48,7 +50,12 @@ export class Step {
 
   delta(event) {
     if (event.channel === "arguments") this.#draft(event).stream(event.text);
-    else this.#part(event).push(event.text);
+    else this.#part(event).part.push(event.text);
+  }
+
+  /** What it says now is shown outside of it, as the answer. */
+  answer() {
+    if (this.element.dataset.state === "running") this.#title.textContent = "Answering";
   }
 
   /** Keep a text that was shown as the answer and was none. */
@@ -67,6 +74,7 @@ export class Step {
   }
 
   call(event) {
+    this.#answers ||= event.name === "final_answer";
     if (event.internal) return null;
     const call = this.#drafted(event.name) ?? this.#append(new Call(event.name));
     call.start(event.arguments);
@@ -80,10 +88,11 @@ export class Step {
   }
 
   finish(event, pictures) {
-    for (const { finish } of this.#parts.values()) finish();
+    for (const { part } of this.#parts.values()) part.finish();
     for (const draft of this.#drafts.values()) draft.element.remove();
     const code = [...this.#parts.keys()].some((key) => key.endsWith(":code"));
-    if (code || !this.#calls.length) this.#seen(event.observations ?? (code ? this.#last : null), event.is_final_answer);
+    if (code) this.#seen(event.observations ?? this.#last);
+    else if (!this.#calls.length && !this.#answers) this.#seen(event.observations);
     if (event.error) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
     this.#pictures.append(...pictures);
     this.#sumUp(event, code);
@@ -93,22 +102,23 @@ export class Step {
   /** The turn is over and this step is not: it is not kept. */
   breakOff() {
     if (this.element.dataset.state !== "running") return;
-    for (const { finish } of this.#parts.values()) finish();
+    for (const { part } of this.#parts.values()) part.finish();
     for (const call of [...this.#calls, ...this.#drafts.values()]) call.breakOff();
     this.#preview.textContent = "not finished";
     this.#state("broken");
   }
 
-  #seen(observations, answered) {
-    if (!observations || this.#kind === "planning" || (answered && !observations.startsWith("Execution logs:"))) return;
+  #seen(observations) {
+    if (!observations || this.#kind === "planning") return;
     const { printed, value } = seenIn(observations);
     if (printed) this.#section("Output", "output", (target) => write(target, printed), "pre");
-    if (value && !answered) this.#section("Value", "output", (target) => write(target, value), "pre");
+    if (value && !this.#answers) this.#section("Value", "output", (target) => write(target, value), "pre");
   }
 
   #sumUp(event, code) {
     const names = this.#names();
     if (this.#kind === "planning") this.#title.textContent = "Plan";
+    else if (event.error?.type === "AgentMaxStepsError") this.#title.textContent = "Last answer";
     else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
     else this.#title.textContent = names || (code ? "Code" : "Thought");
     const [first] = this.#calls;
@@ -138,14 +148,13 @@ export class Step {
       const element = this.#section(LABELS.code, "code", (pre) => {
         part = { push: (text) => write(pre, text), finish: () => {} };
       }, "pre");
-      return { ...part, element };
+      return { part, element };
     }
     const element = this.#section(LABELS[channel] ?? channel, channel, (target) => {
-      const text = new Text(target);
-      const push = channel === "thought" ? withoutPrefix((piece) => text.push(piece)) : (piece) => text.push(piece);
-      part = { push, finish: () => text.finish() };
+      part = new Text(target);
+      if (channel === "thought") part = withoutPrefix(part);
     });
-    return { ...part, element };
+    return { part, element };
   }
 
   #draft({ call_id: callId, index, name }) {
@@ -169,8 +178,8 @@ export class Step {
   }
 
   #section(label, name, fill, tag = "div") {
-    const target = make(tag, tag === "pre" ? { tabIndex: 0 } : {});
-    const section = make("section", { className: `part part-${name}` }, make("h4", {}, label), target);
+    const target = make(tag);
+    const section = make("section", { className: `part part-${name}` }, make("p", { className: "label" }, label), target);
     fill(target);
     this.#body.append(section);
     return section;
@@ -219,7 +228,7 @@ export class Call {
   start(given) {
     this.element.dataset.state = "running";
     const entries = entriesOf(given);
-    this.#arguments.replaceChildren(...(entries ? table(entries) : [make("pre", { tabIndex: 0 }, whole(given))]));
+    this.#arguments.replaceChildren(...(entries ? table(entries) : [block(whole(given))]));
     show(this.#arguments, !entries || entries.length > 0);
     this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
   }
@@ -231,7 +240,7 @@ export class Call {
     this.#preview = joined(this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
       .replace(" · →", " →");
     const label = ok ? "Result" : "Error";
-    this.#result.replaceChildren(make("h5", {}, label), make("pre", { tabIndex: 0 }, whole(text ?? "nothing")));
+    this.#result.replaceChildren(make("p", { className: "label" }, label), block(whole(text ?? "nothing")));
   }
 
   breakOff() {
@@ -245,18 +254,31 @@ function seenIn(observations) {
   return { printed: printed.replace(/\n$/, ""), value: value.trim() === "None" ? "" : value };
 }
 
-function withoutPrefix(push) {
+/** Write to a text without the prefix that stands in its heading already. */
+function withoutPrefix(text) {
   let held = "";
   let begun = false;
-  return (piece) => {
-    if (begun) {
-      push(piece);
-      return;
-    }
-    held = (held + piece).trimStart();
-    if (held.length < PREFIX.length && PREFIX.startsWith(held)) return;
+  const begin = (first) => {
     begun = true;
-    push(held.startsWith(PREFIX) ? held.slice(PREFIX.length).trimStart() : held);
+    text.push(first);
+  };
+  return {
+    push: (piece) => {
+      if (begun) {
+        text.push(piece);
+        return;
+      }
+      held = (held + piece).trimStart();
+      if (held.startsWith(PREFIX)) {
+        held = held.slice(PREFIX.length).trimStart();
+        if (held) begin(held);
+        else held = PREFIX; // white space is to come
+      } else if (!PREFIX.startsWith(held)) begin(held);
+    },
+    finish: () => {
+      if (!begun && held !== PREFIX) begin(held);
+      text.finish();
+    },
   };
 }
 
@@ -270,8 +292,13 @@ export function pastCall({ name, arguments: given, ok, duration_ms: ms }) {
   return element;
 }
 
+/** A text of a tool; one that may have to be scrolled can be reached with the keyboard. */
+function block(text) {
+  return make("pre", text.length > SHORT_CHARS ? { tabIndex: 0 } : {}, text);
+}
+
 function table(entries) {
   return entries.map(([name, value]) => make("div", { className: "argument" },
     make("span", { className: "argument-name" }, name),
-    make("pre", { tabIndex: 0 }, whole(value))));
+    block(whole(value))));
 }

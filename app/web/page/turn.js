@@ -90,17 +90,19 @@ export class TurnCard {
     this.#reply(turn);
     this.#outcome(turn);
     const names = [...new Set(turn.tool_call_names)].join(", ");
-    this.#summary.textContent = joined(count(turn.steps, "step"), names);
+    this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
     show(this.#work, turn.steps > 0 || this.#byId.size > 0);
     const figures = joined(duration(turn.timing.duration_ms), tokens(turn.usage), turn.attempts > 1 && `${turn.attempts} attempts`);
-    this.#foot.replaceChildren(make("span", { className: "figures" }, figures));
+    this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
     if (turn.reply) this.#foot.append(this.#copy(turn.reply));
     show(this.#foot, true);
   }
 
-  /** Let go of what runs beside the page: it is taken away. */
+  /** It is looked at no more: the page shows something else, or may not see it. */
   leave() {
     clearInterval(this.#timer);
+    this.running = false;
+    if (this.element.dataset.status === "running") this.element.dataset.status = "left";
   }
 
   stopping() {
@@ -116,6 +118,8 @@ export class TurnCard {
       this.#say(event.attempt > 1 ? "Taken over by another worker" : "Working");
     },
     "step.started": (event) => {
+      // What was shown as the answer was none where another step follows: a check refused it.
+      if (this.#answering && !event.parent_call_id) this.#retire("Not taken as the answer");
       const known = this.#byId.get(event.step_id);
       if (known) known.begin(event.kind);
       else this.#step(event);
@@ -141,7 +145,6 @@ export class TurnCard {
     },
     "step.finished": (event) => {
       const step = this.#step(event);
-      if (this.#answering?.step === step && !event.is_final_answer) this.#retire("Not taken as the answer");
       step.finish({ ...UNKNOWN, ...event }, this.#shown(event));
       this.#say("Working");
     },
@@ -161,6 +164,7 @@ export class TurnCard {
     if (this.#answering && this.#answering.callId !== event.call_id) this.#retire("Not taken as the answer");
     if (!this.#answering) {
       this.#answering = { callId: event.call_id, step: this.#step(event) };
+      this.#answering.step.answer();
       this.#say("Answering");
     }
     show(this.#answer, true);

@@ -1,0 +1,61 @@
+"""The bare contender of streams: `agent.run(message, stream=True)`, `stream_outputs` on; prints its figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from smolagents.models import ChatMessageStreamDelta
+
+from benchmarks.speaker import Order, make_shipped_speaker
+
+if TYPE_CHECKING:
+    from smolagents import ToolCallingAgent
+
+WARM_UP = 5
+
+
+def main() -> None:
+    """Let the agent answer as often as asked, and print the times as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pieces", type=int, required=True)
+    parser.add_argument("--kind", required=True)
+    parser.add_argument("--first_ms", type=int, required=True)
+    parser.add_argument("--every_ms", type=int, required=True)
+    parser.add_argument("--times", type=int, required=True)
+    parser.add_argument("--turns", type=int, required=True)
+    options = parser.parse_args()
+    figures = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what rich shows of a stream is not for whoever started this
+    message = str(Order(options.pieces, options.kind, options.first_ms, options.every_ms))
+    for _ in range(WARM_UP):
+        _listen(make_shipped_speaker(), str(Order(20)))
+    times, cpu_ms = [], 0.0
+    for number in range(options.times):
+        if number % options.turns == 0:
+            agent = make_shipped_speaker()
+        before = time.process_time_ns()
+        times.append(_listen(agent, message))
+        cpu_ms += (time.process_time_ns() - before) / 1e6
+    os.write(figures, json.dumps({"times": times, "cpu_ms": cpu_ms}).encode())
+
+
+def _listen(agent: ToolCallingAgent, message: str) -> tuple[float, float, float]:
+    """Give the milliseconds to the first item, to the first delta and to the end."""
+    clock = time.perf_counter
+    first_at = delta_at = 0.0
+    start = clock()
+    items: Any = agent.run(message, stream=True, reset=False)
+    for item in items:
+        first_at = first_at or clock()
+        if not delta_at and isinstance(item, ChatMessageStreamDelta):
+            delta_at = clock()
+    end = clock()
+    return (first_at - start) * 1000, (delta_at - start) * 1000, (end - start) * 1000
+
+
+if __name__ == "__main__":
+    main()

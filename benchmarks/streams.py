@@ -1,0 +1,124 @@
+"""Tables C and D: how soon a stream begins, and what a long one costs: over HTTP, and with bare `agent.run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.bare_stream import WARM_UP
+from benchmarks.client import ANSWER_TIMEOUT_S
+from benchmarks.contenders import ROOT, SPEAKER, server, store
+from benchmarks.cpu import SERVER_CORE
+from benchmarks.speaker import WORD, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.contenders import Server
+
+STREAM_CONTENDERS = ("service", "bare")
+FIRST_ORDERS = (Order(12, every_ms=5), Order(12, first_ms=50, every_ms=5))
+LONG_ORDERS = tuple(Order(pieces, kind) for kind in ("arguments", "content") for pieces in (500, 1000, 2000))
+TURNS = 20  # of a conversation; the next message starts a new one
+_END = b"\r\n0\r\n\r\n"
+
+Times = tuple[float, float, float]
+"""Milliseconds to the first event, to the first piece of text, and to the end."""
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A contender's answers to one order."""
+
+    contender: str
+    order: Order
+    times: list[Times]
+    cpu_ms: float
+
+
+def measure_streams(
+    orders: tuple[Order, ...], rounds: int, times: int, progress: Callable[[str], None]
+) -> list[Streamed]:
+    """Give each order so often to each contender; they take turns, so that a slow minute meets both."""
+    found = []
+    with store() as socket_path, server("service", socket_path, SPEAKER) as running:
+        _over_http(running, Order(20), WARM_UP)
+        for number in range(1, rounds + 1):
+            for order in orders:
+                for contender in STREAM_CONTENDERS:
+                    progress(f"streams, round {number} of {rounds}: {contender}, {order}")
+                    if contender == "bare":
+                        found.append(_bare(order, times))
+                    else:
+                        found.append(_over_http(running, order, times))
+    return [_together(found, contender, order) for order in orders for contender in STREAM_CONTENDERS]
+
+
+def _together(found: list[Streamed], contender: str, order: Order) -> Streamed:
+    same = [each for each in found if (each.contender, each.order) == (contender, order)]
+    times = [each for streamed in same for each in streamed.times]
+    return Streamed(contender, order, times, sum(streamed.cpu_ms for streamed in same))
+
+
+def _bare(order: Order, times: int) -> Streamed:
+    options = {**vars(order), "times": times, "turns": TURNS}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "benchmarks.bare_stream", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        os.sched_setaffinity(process.pid, [SERVER_CORE])
+        printed, _ = process.communicate(timeout=600)
+    return Streamed("bare", order, **json.loads(printed))
+
+
+def _over_http(running: Server, order: Order, times: int) -> Streamed:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=ANSWER_TIMEOUT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found, conversation_id = [], ""
+        before = running.cpu_ms()
+        for number in range(times):
+            if number % TURNS == 0:
+                conversation_id = ""
+            listened, conversation_id = _listen(connection, order, conversation_id)
+            found.append(listened)
+        return Streamed("service", order, found, running.cpu_ms() - before)
+
+
+def _listen(connection: socket.socket, order: Order, conversation_id: str) -> tuple[Times, str]:
+    """Play one turn; its text is checked."""
+    clock = time.perf_counter
+    body = json.dumps({"message": str(order), **({"conversation_id": conversation_id} if conversation_id else {})})
+    head = f"POST /turn HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n"
+    heard = bytearray()
+    first_at = delta_at = 0.0
+    start = clock()
+    connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+    while not heard.endswith(_END):
+        data = connection.recv(1 << 20)
+        now = clock()
+        if not data:
+            raise RuntimeError(f"the connection was closed after {bytes(heard)!r}")
+        heard += data
+        if not first_at and b"event: " in heard:
+            first_at = now
+        if not delta_at and b"event: message.delta\n" in heard:
+            delta_at = now
+    end = clock()
+    times = ((first_at - start) * 1000, (delta_at - start) * 1000, (end - start) * 1000)
+    return times, _checked(bytes(heard), order)
+
+
+def _checked(heard: bytes, order: Order) -> str:
+    """Give the conversation's id; raise if the stream did not say what was ordered; the last piece is no text."""
+    events = [json.loads(line[6:]) for line in heard.split(b"\n") if line.startswith(b"data: ")]
+    channel = "answer" if order.kind == "arguments" else "thought"
+    said = "".join(event["text"] for event in events if event.get("channel") == channel)
+    in_order = [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    if said != WORD * (order.pieces - 1) or events[-1]["type"] != "turn.finished" or not in_order:
+        raise RuntimeError(f"the stream of {order} was {heard[:2000]!r}")
+    return str(events[0]["conversation_id"])

@@ -1,0 +1,101 @@
+"""Fixtures: a service with agents that talk, a browser, and pages whose every sin is remembered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from browser_tests.browser import ARGUMENTS, find, path_or_skip
+from browser_tests.talker import AGENTS
+from tests.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
+
+WAIT_MS = 10_000
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for the browser, or install it, before the first test's time runs."""
+    if session.items and not session.config.option.collectonly:
+        find()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    return path_or_skip()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        expect.set_options(timeout=WAIT_MS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def service(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Give a running service; tests keep to conversations of their own."""
+    assert chromium
+    with Service(tmp_path_factory.mktemp("service"), {"AGENTS": AGENTS}) as running:
+        yield running
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Give a file that a model waits for."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def sins() -> list[str]:
+    """Give what pages did and may not: errors of scripts and console, requests to others. Tests take out their own."""
+    return []
+
+
+@pytest.fixture
+def opened(browser: Browser, sins: list[str]) -> Iterator[Callable[..., Page]]:
+    """Give a function that opens a page in a browser profile of its own; at the end no page may have sinned."""
+    contexts: list[BrowserContext] = []
+
+    def open_page(service: Service, path: str = "/", **options: object) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})  # type: ignore[arg-type]
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        context.on("page", lambda page: _watch(page, str(service.client.base_url), sins))
+        page = context.new_page()
+        page.goto(f"{service.client.base_url}{path.removeprefix('/')}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not sins
+
+
+def _watch(page: Page, own: str, sins: list[str]) -> None:
+    def requested(request: Request) -> None:
+        place = urlsplit(request.url)
+        if place.scheme not in {"blob", "data"} and place.netloc != urlsplit(own).netloc:
+            sins.append(f"request to {request.url}")
+
+    def said(message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            sins.append(f"console: {message.text}")
+
+    def opened(dialog: Dialog) -> None:
+        sins.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("request", requested)
+    page.on("console", said)
+    page.on("pageerror", lambda error: sins.append(f"error: {error}"))
+    page.on("dialog", opened)

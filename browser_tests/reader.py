@@ -1,0 +1,155 @@
+"""What a reader does on the page, and sees there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from playwright.sync_api import FilePayload, Locator, Page
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+NARROW_PX = 360
+A_LINE_PX = 10
+MOST_KEYS = 100
+KEY = "a-key-of-the-tests"
+# WCAG 2: text needs a contrast of 4.5 to what is behind it.
+CONTRAST = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data].map((value) => value / 255);
+  };
+  const over = (front, back) => [0, 1, 2].map((at) => front[at] * front[3] + back[at] * (1 - front[3]));
+  const behind = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((back, front) => over(front, back), [1, 1, 1]);
+  };
+  const light = (colour) => {
+    const [r, g, b] = colour.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const weak = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !element.checkVisibility({ visibilityProperty: true })) continue;
+    const back = behind(element);
+    const [low, high] = [light(back), light(over(rgba(getComputedStyle(element).color), back))].sort((a, b) => a - b);
+    const contrast = (high + 0.05) / (low + 0.05);
+    const text = texts.currentNode.data.slice(0, 30);
+    if (contrast < 4.5) weak.push(`${contrast.toFixed(2)} ${element.className}: ${text}`);
+  }
+  return weak;
+}"""
+
+
+def wait(gate: Path) -> dict[str, str]:
+    return {"wait": str(gate)}
+
+
+def say(page: Page, script: Sequence[dict[str, Any]], title: str = "") -> None:
+    """Type a script, after words that become the title, and send it."""
+    page.get_by_role("textbox", name="Message").fill(f"{title} {json.dumps(script)}".strip())
+    page.get_by_role("textbox", name="Message").press("Enter")
+
+
+def choose(page: Page, agent: str) -> None:
+    page.get_by_role("radio", name=agent, exact=True).check()
+
+
+def turn(page: Page) -> Locator:
+    return page.locator(".turn")
+
+
+def answer(page: Page) -> Locator:
+    return page.locator(".turn > .played > .answer")
+
+
+def whole(place: Locator) -> str | None:
+    """Give the text as it is, white space too."""
+    return place.text_content()
+
+
+def reach(page: Page, selector: str, key: str) -> None:
+    """Press a key until an element has the focus, and see that this is shown."""
+    for _ in range(MOST_KEYS):
+        page.keyboard.press(key)
+        if page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            break
+    found = page.locator(f"{selector}:focus")
+    expect(found).to_have_count(1)
+    assert found.evaluate(
+        """(element) => [element, element.closest("label, form")].some((shown) => {
+          if (!shown) return false;
+          const { outlineStyle, outlineWidth, borderColor } = getComputedStyle(shown);
+          const probe = Object.assign(document.createElement("i"), { className: "probe" });
+          document.body.append(probe);
+          probe.style.color = "var(--accent)";
+          const accent = getComputedStyle(probe).color;
+          probe.remove();
+          return (outlineStyle === "solid" && parseFloat(outlineWidth) > 0) || borderColor === accent;
+        })"""
+    ), f"{selector} does not show that it has the focus"
+
+
+def fits(page: Page) -> bool:
+    """Tell whether nothing is wider than the window."""
+    widths: list[int] = page.evaluate(
+        "[document.documentElement, document.body, document.getElementById('scroll')].map((part) => part.scrollWidth)"
+    )
+    return max(widths) <= NARROW_PX
+
+
+def at_end(page: Page) -> bool:
+    place: bool = page.locator("#scroll").evaluate("(at) => at.scrollHeight - at.scrollTop - at.clientHeight < 2")
+    return place
+
+
+def png(name: str, width: int) -> FilePayload:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (width, 30), (200, 80, 20)).save(buffer, "PNG")
+    return {"name": name, "mimeType": "image/png", "buffer": buffer.getvalue()}
+
+
+def paste(page: Page, file: FilePayload) -> None:
+    page.get_by_role("textbox", name="Message").evaluate(
+        """(field, bytes) => {
+          const clipboardData = new DataTransfer();
+          clipboardData.items.add(new File([new Uint8Array(bytes)], "pasted.png", { type: "image/png" }));
+          field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+        }""",
+        list(file["buffer"]),
+    )
+
+
+def keys_file(folder: Path) -> Path:
+    path = folder / "keys"
+    path.write_text(f"reader {hashlib.sha256(KEY.encode()).hexdigest()}\n")
+    return path
+
+
+def forgive(sins: list[str], text: str, at_least: int = 1) -> None:
+    """Take out what the test itself caused: the console names every answer that is an error."""
+    caused = [sin for sin in sins if sin.startswith("console: ") and text in sin]
+    assert len(caused) >= at_least
+    for sin in caused:
+        sins.remove(sin)
+
+
+def weak_texts(page: Page) -> list[str]:
+    """Give each text whose contrast to what is behind it is less than WCAG 2 wants."""
+    weak: list[str] = page.evaluate(CONTRAST)
+    return weak

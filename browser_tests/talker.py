@@ -1,0 +1,182 @@
+"""Agents that talk as the message says, piece by piece, and pause where it says so.
+
+A message is a script: a JSON list with one entry for each model call of the turn.
+    {"say": PIECES}                          final_answer, whose argument comes in pieces
+    {"think": PIECES, "call": [["tool", {"argument": 1}], …]}   a thought, then tool calls
+    {"write": PIECES}                        plain content: what a CodeAgent thinks and its code
+    {"raise": "text"}                        the model fails
+PIECES is a list of texts and of {"wait": "path"}, which waits until that file is there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import yaml
+from smolagents import CodeAgent, LogLevel, Model, ToolCallingAgent, tool
+from smolagents.models import (
+    ChatMessage,
+    ChatMessageStreamDelta,
+    ChatMessageToolCallFunction,
+    ChatMessageToolCallStreamDelta,
+    agglomerate_stream_deltas,
+)
+from smolagents.monitoring import TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+AGENTS = ",".join(
+    f"{name}=browser_tests.talker:{factory}"
+    for name, factory in {
+        "talker": "make_talker",
+        "coder": "make_coder",
+        "leader": "make_leader",
+        "picky": "make_picky",
+    }.items()
+)
+WAIT_S = 30
+POLL_S = 0.005
+TASK = "New task:\n"
+ANSWERED = ("Observation:\n", "Error:\n", "Call id:")
+
+
+class Talker(Model):
+    """Plays the script in the task that it is shown last."""
+
+    def generate(self, messages: list[ChatMessage], *_arguments: Any, **options: Any) -> ChatMessage:
+        return agglomerate_stream_deltas([*self.generate_stream(messages, **options)])
+
+    def generate_stream(self, messages: list[ChatMessage], **_options: Any) -> Iterator[ChatMessageStreamDelta]:
+        texts = [_text(message) for message in messages]
+        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
+        script = _script(texts[start])
+        done = sum(text.startswith(ANSWERED) for text in texts[start + 1 :])
+        yield from _play(script[min(done, len(script) - 1)], f"call_{len(messages)}")
+        yield ChatMessageStreamDelta(token_usage=TokenUsage(input_tokens=10, output_tokens=5))
+
+
+def _script(task: str) -> list[dict[str, Any]]:
+    """Find the script in a task; a managed agent's stands among words."""
+    script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
+    found: list[dict[str, Any]] = script
+    return found
+
+
+def _play(entry: dict[str, Any], prefix: str) -> Iterator[ChatMessageStreamDelta]:
+    if "raise" in entry:
+        raise RuntimeError(entry["raise"])
+    for piece in _paced(entry.get("think") or entry.get("write") or ()):
+        yield ChatMessageStreamDelta(content=piece)
+    for index, (name, arguments) in enumerate(entry.get("call", ())):
+        yield _call(index, json.dumps(arguments), name, f"{prefix}_{index}")
+    if "say" in entry:
+        yield _call(0, '{"answer": "', "final_answer", f"{prefix}_0")
+        for piece in _paced(entry["say"]):
+            yield _call(0, json.dumps(piece, ensure_ascii=False)[1:-1])
+        yield _call(0, '"}')
+
+
+def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield piece
+            continue
+        end = time.monotonic() + WAIT_S
+        while not Path(piece["wait"]).exists():
+            if time.monotonic() > end:
+                raise TimeoutError(piece["wait"])
+            yield ""  # a stop lands at every piece
+            time.sleep(POLL_S)
+
+
+def _call(index: int, arguments: str, name: str = "", call_id: str | None = None) -> ChatMessageStreamDelta:
+    function = ChatMessageToolCallFunction(name=name, arguments=arguments)
+    return ChatMessageStreamDelta(
+        tool_calls=[ChatMessageToolCallStreamDelta(index=index, id=call_id, type="function", function=function)]
+    )
+
+
+def _text(message: ChatMessage) -> str:
+    content = message.content
+    parts = [{"text": content}] if isinstance(content, str) else content or []
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+@tool
+def echo(text: str) -> str:
+    """Give the text back.
+
+    Args:
+        text: any text.
+    """
+    return text
+
+
+@tool
+def fail(reason: str) -> str:
+    """Fail.
+
+    Args:
+        reason: what the error says.
+    """
+    raise ValueError(reason)
+
+
+@tool
+def picture(width: int) -> Any:
+    """Draw a picture.
+
+    Args:
+        width: of the picture.
+    """
+    return PIL.Image.new("RGB", (width, 120), (0, 128, 255))
+
+
+picture.output_type = "image"
+
+
+@cache
+def _templates(name: str) -> Any:
+    return yaml.safe_load(files("smolagents.prompts").joinpath(name).read_text())
+
+
+def make_talker(**options: Any) -> ToolCallingAgent:
+    """Make an agent that calls tools; its name and description are given where another one manages it."""
+    return ToolCallingAgent(
+        tools=[echo, fail, picture],
+        model=Talker(),
+        prompt_templates=_templates("toolcalling_agent.yaml"),
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        **({"description": "Says what the message says."} | options),
+    )
+
+
+def make_coder() -> CodeAgent:
+    return CodeAgent(
+        tools=[echo, fail, picture],
+        model=Talker(),
+        prompt_templates=_templates("code_agent.yaml"),
+        description="Writes the code that the message says.",
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        executor_kwargs={"timeout_seconds": None},
+    )
+
+
+def make_picky() -> ToolCallingAgent:
+    """Make an agent that takes only an answer with a full stop at its end."""
+    checks = [lambda answer, _memory, **_: str(answer).endswith(".")]
+    return make_talker(final_answer_checks=checks, description="Wants a full stop.")
+
+
+def make_leader() -> ToolCallingAgent:
+    helper = make_talker(name="helper", description="Helps.")
+    return make_talker(managed_agents=[helper], description="Leads a helper.")

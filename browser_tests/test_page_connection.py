@@ -1,0 +1,144 @@
+"""Reloads, tabs, and connections that break: nothing is lost, and the reader is told."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from browser_tests.reader import answer, forgive, say, turn, wait, whole
+from browser_tests.talker import AGENTS
+from tests.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page, Route
+
+    Open = Callable[..., Page]
+
+AT_ONCE_MS = 3000  # a tab that is told by nobody looks every 10 s
+
+
+def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
+    opened: Open, service: Service, gate: Path
+) -> None:
+    page = opened(service)
+    pieces = [f"{number}, " for number in range(300)]
+    say(page, [{"say": [*pieces[:150], wait(gate), *pieces[150:]]}])
+    expect(answer(page)).to_contain_text("149, ")
+    page.reload()
+    expect(answer(page)).to_contain_text("149, ")
+    assert whole(answer(page)) == "".join(pieces[:150])
+    gate.touch()
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    assert whole(answer(page)) == "".join(pieces)
+    page.reload()
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    assert whole(answer(page)) == "".join(pieces)
+
+
+def test_two_tabs_show_the_same(opened: Open, service: Service, gate: Path) -> None:
+    first = opened(service)
+    say(first, [{"say": ["One."]}])
+    expect(answer(first)).to_have_text("One.")
+    second = first.context.new_page()
+    second.goto(first.url)
+    expect(answer(second)).to_have_text("One.")
+    say(first, [{"say": ["Two, ", wait(gate), "three."]}])
+    expect(answer(second).last).to_have_text("Two,", timeout=AT_ONCE_MS)
+    second.get_by_role("button", name="Stop", exact=True).click()
+    for page in (first, second):
+        expect(turn(page).last).to_have_attribute("data-status", "cancelled")
+    assert turn(first).last.inner_text() == turn(second).last.inner_text()
+
+
+def test_a_dropped_connection_is_shown_and_the_turn_goes_on_where_it_was(
+    opened: Open, service: Service, gate: Path, sins: list[str]
+) -> None:
+    page = opened(service)
+    say(page, [{"say": ["Before, ", wait(gate), "after."]}])
+    expect(answer(page)).to_have_text("Before,")
+    page.context.set_offline(True)
+    expect(page.locator("#connection")).to_be_visible()
+    gate.touch()
+    page.context.set_offline(False)
+    expect(answer(page)).to_have_text("Before, after.")
+    expect(page.locator("#connection")).to_be_hidden()
+    forgive(sins, "ERR_INTERNET_DISCONNECTED", at_least=0)
+
+
+def test_a_killed_service_is_waited_for_and_the_page_heals(
+    opened: Open, tmp_path: Path, gate: Path, sins: list[str]
+) -> None:
+    service = Service(tmp_path / "service", {"AGENTS": AGENTS})
+    service.start()
+    try:
+        page = opened(service)
+        say(page, [{"say": ["Before, ", wait(gate), "after."]}])
+        expect(answer(page)).to_have_text("Before,")
+        service.settings["PORT"] = str(service.client.base_url.port)
+        service.kill()
+        expect(page.locator("#connection")).to_be_visible()
+        gate.touch()
+        service.start()
+        expect(turn(page)).not_to_have_attribute("data-status", "running", timeout=20_000)
+        expect(page.locator("#connection")).to_be_hidden()
+        say(page, [{"say": ["All is well."]}])
+        expect(answer(page).last).to_have_text("All is well.")
+        page.context.close()
+    finally:
+        service.stop()
+    forgive(sins, "ERR_", at_least=0)
+
+
+def test_a_broken_stream_is_taken_up_after_its_last_whole_event(opened: Open, service: Service) -> None:
+    page = opened(service)
+    asked: list[str | None] = []
+
+    def cut(route: Route) -> None:
+        response = route.fetch()
+        whole_events = response.text().split("\n\n")
+        route.fulfill(response=response, body="\n\n".join(whole_events[:4]) + "\n\n" + whole_events[4][:40])
+
+    def note(route: Route) -> None:
+        asked.append(route.request.header_value("last-event-id"))
+        route.continue_()
+
+    page.route("**/turn", cut)
+    page.route("**/events", note)
+    say(page, [{"think": ["Hm."], "call": [["echo", {"text": "a"}]]}, {"say": ["Whole."]}])
+    expect(answer(page)).to_have_text("Whole.")
+    assert asked == ["4"]
+    page.locator(".step summary").first.click()
+    expect(page.locator(".part-thought .text")).to_have_text("Hm.")
+
+
+def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_events_are_passed_over(
+    opened: Open, service: Service
+) -> None:
+    page = opened(service)
+    step = {"step_id": "1", "step": 1, "agent": "talker", "parent_call_id": None}
+
+    def rewritten(route: Route) -> None:
+        response = route.fetch()
+        events = [json.loads(frame.partition("data: ")[2]) for frame in response.text().split("\n\n") if frame.strip()]
+        start = next(index for index, event in enumerate(events) if event["type"] == "message.delta")
+        spoiled = [{**events[start], "channel": channel, "text": "spoiled"} for channel in ("thought", "answer")]
+        again = {"type": "message.restarted", "call_id": events[start]["call_id"], **step}
+        unknown = {"type": "weather.changed", "call_id": None, **step}
+        changed = [*events[:start], *spoiled, unknown, again, *events[start:]]
+        frames = [
+            f"event: {event['type']}\r\nid: {seq}\r\n: ping\r\ndata: {json.dumps(event | {'seq': seq})}\r\n\r\n"
+            for seq, event in enumerate(changed, 1)
+        ]
+        route.fulfill(response=response, body="".join(frame + ": ping\r\n\r\n" + frame for frame in frames))
+
+    page.route("**/turn", rewritten)
+    say(page, [{"think": ["Fresh. "], "call": [["echo", {"text": "a"}]]}, {"say": ["Whole."]}])
+    expect(answer(page)).to_have_text("Whole.")
+    page.locator(".step summary").first.click()
+    expect(page.locator(".part-thought .text")).to_have_text("Fresh. ")
+    expect(page.get_by_text("spoiled")).to_have_count(0)

@@ -1,0 +1,138 @@
+"""The list of conversations, and what was said in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, say, turn, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page, Route
+
+    from tests.service import Service
+
+    Open = Callable[..., Page]
+
+
+def test_conversations_are_listed_reopened_and_deleted(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"say": ["The first answer."]}], title="The first of all")
+    expect(answer(page)).to_have_text("The first answer.")
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.get_by_role("radio").first).to_be_visible()
+    say(page, [{"say": ["The second answer."]}], title="Another one")
+    expect(answer(page)).to_have_text("The second answer.")
+    titles = page.locator("#list .row-title")
+    expect(titles.nth(0)).to_contain_text("Another one")
+    expect(titles.nth(1)).to_contain_text("The first of all")
+    page.get_by_role("link", name="The first of all").click()
+    expect(answer(page)).to_have_text("The first answer.")
+    expect(page.locator("#title")).to_contain_text("The first of all")
+    page.get_by_role("button", name="Delete", exact=False).nth(1).click()
+    page.get_by_role("button", name="Keep it").click()
+    expect(answer(page)).to_have_text("The first answer.")
+    page.locator("#list .row").nth(1).hover()
+    page.get_by_role("button", name="Delete", exact=False).nth(1).click()
+    page.locator("#confirm").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_the_list_is_turned_page_by_page(opened: Open, service: Service) -> None:
+    for number in range(25):
+        made = service.post("/conversations", metadata={"title": f"Listed {number}"})
+        assert made.status_code == HTTPStatus.CREATED
+    page = opened(service)
+    expect(page.get_by_role("link", name="Listed 24")).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile(r"Listed 0\b"))).to_have_count(0)
+    page.get_by_role("button", name="More").click()
+    expect(page.get_by_role("link", name=re.compile(r"Listed 0\b"))).to_have_count(1)
+
+
+def test_a_conversation_of_no_turns_and_one_that_is_gone_say_so(
+    opened: Open, service: Service, sins: list[str]
+) -> None:
+    made = service.post("/conversations", metadata={"title": "Nothing said"}).json()
+    page = opened(service, f"/#/c/{made['id']}")
+    expect(page.locator("#title")).to_have_text("Nothing said")
+    say(page, [{"say": ["The first word."]}])
+    expect(answer(page)).to_have_text("The first word.")
+    page.goto(f"{service.client.base_url}#/c/never-was")
+    expect(page.get_by_role("heading", name="There is no such conversation")).to_be_visible()
+    forgive(sins, "404")
+
+
+def test_the_steps_of_a_past_turn_are_loaded_when_they_are_asked_for(opened: Open, service: Service) -> None:
+    said = service.play({"call": [["echo", {"text": "long ago"}]]}, {"say": ["Past."]}, agent="talker")
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+    expect(answer(page)).to_have_text("Past.")
+    expect(page.locator(".step")).to_have_count(0)
+    page.locator(".work > summary").click()
+    expect(page.locator(".step")).to_have_count(2)
+    expect(answer(page)).to_have_text("Past.")
+    page.locator(".step summary").first.click()
+    expect(page.locator(".call .result")).to_contain_text("long ago")
+
+
+def test_a_past_turn_without_its_events_shows_the_calls_that_are_known(opened: Open, service: Service) -> None:
+    said = service.play({"call": [["echo", {"text": "long ago"}]]}, {"say": ["Past."]}, agent="talker")
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+
+    def expired(route: Route) -> None:
+        final = {"type": "turn.finished", "seq": 9, "attempt": 1, "result": said}
+        body = f"event: turn.finished\nid: 9\ndata: {json.dumps(final)}\n\n"
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.route("**/events", expired)
+    page.locator(".work > summary").click()
+    expect(page.locator(".work > .steps")).to_contain_text("The events of this turn are no longer kept")
+    expect(page.locator(".call-name")).to_have_text("echo")
+    expect(answer(page)).to_have_text("Past.")
+
+
+def test_a_long_conversation_is_shown_whole_and_from_its_end(opened: Open, service: Service) -> None:
+    said = service.play({"say": ["Answer 1."]}, agent="talker")
+    for number in range(2, 103):
+        service.follow_up(said, {"say": [f"Answer {number}."]})
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+    expect(page.locator(".turn")).to_have_count(102)
+    expect(answer(page).last).to_be_in_viewport()
+
+
+def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -> None:
+    page = opened(service)
+    for number in range(6):
+        say(page, [{"think": ["Hm."], "call": [["echo", {"text": "line\n" * 12}]]}, {"say": [f"Answer {number}"]}])
+        expect(turn(page).nth(number)).to_have_attribute("data-status", "finished")
+        expect(page.locator(".turn-foot").nth(number)).to_be_in_viewport()
+        expect(page.get_by_role("button", name="Latest")).to_be_hidden()
+        page.locator(".work > summary").nth(number).click()
+        expect(page.locator(".work").nth(number)).not_to_have_attribute("open", "")
+
+
+def test_the_reader_who_scrolled_up_is_left_alone(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    lines = "line\n\n" * 80
+    say(page, [{"say": [lines, wait(gate), lines, "The end."]}])
+    expect(page.locator(".answer p")).to_have_count(80)
+    assert at_end(page)
+    page.evaluate("document.getElementById('scroll').scrollTop -= 600")
+    expect(page.get_by_role("button", name="Latest")).to_be_visible()
+    read = page.locator(".answer p").nth(65)
+    place = read.bounding_box()
+    gate.touch()
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    now = read.bounding_box()
+    assert place
+    assert now
+    assert abs(now["y"] - place["y"]) < A_LINE_PX
+    page.get_by_role("button", name="Latest").click()
+    expect(page.locator(".turn-foot")).to_be_in_viewport()

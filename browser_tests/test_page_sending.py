@@ -1,0 +1,94 @@
+"""What is sent, with images, and what happens to it where it is refused."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from browser_tests.reader import answer, forgive, paste, png, say, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+    from tests.service import Service
+
+    Open = Callable[..., Page]
+
+
+def test_a_message_that_is_refused_stays_in_its_field(
+    opened: Open, service: Service, gate: Path, sins: list[str]
+) -> None:
+    page = opened(service)
+    say(page, [{"say": ["One."]}])
+    expect(answer(page)).to_have_text("One.")
+    body = {"message": json.dumps([{"say": ["From elsewhere ", wait(gate), "comes this."]}])}
+    path = f"/conversations/{page.url.rpartition('/')[2]}/turns"
+    assert service.client.post(path, json=body, headers={"Prefer": "respond-async"}).status_code == HTTPStatus.ACCEPTED
+    message = json.dumps([{"say": ["Mine."]}])
+    page.get_by_role("textbox", name="Message").fill(message)
+    page.get_by_role("textbox", name="Message").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("running")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value(message)
+    expect(answer(page).last).to_have_text("From elsewhere")
+    gate.touch()
+    expect(answer(page).last).to_have_text("From elsewhere comes this.")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    expect(answer(page).last).to_have_text("Mine.")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    forgive(sins, "409")
+
+
+def test_a_service_that_is_away_says_its_sentence_and_the_message_stays(
+    opened: Open, service: Service, sins: list[str]
+) -> None:
+    page = opened(service)
+    detail = "The store does not answer."
+    problem = json.dumps({"status": 503, "code": "store_unavailable", "detail": detail})
+    page.route(
+        "**/turn", lambda route: route.fulfill(status=503, content_type="application/problem+json", body=problem)
+    )
+    message = [{"say": ["At last."]}]
+    say(page, message)
+    expect(page.get_by_role("alert")).to_have_text(detail)
+    expect(page.get_by_role("textbox", name="Message")).to_have_value(json.dumps(message))
+    page.unroute("**/turn")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    expect(answer(page)).to_have_text("At last.")
+    forgive(sins, "503")
+
+
+def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Service) -> None:
+    page = opened(service)
+    page.locator("#file").set_input_files([png("one.png", 40), png("two.png", 60)])
+    paste(page, png("three.png", 80))
+    expect(page.locator("#attached img")).to_have_count(3)
+    page.get_by_role("button", name="Remove one.png").click()
+    expect(page.locator("#attached img")).to_have_count(2)
+    with page.expect_request("**/turn") as sent:
+        say(page, [{"say": ["Seen."]}])
+    assert [image[:22] for image in (sent.value.post_data_json or {})["images"]] == ["data:image/png;base64,"] * 2
+    expect(answer(page)).to_have_text("Seen.")
+    expect(page.locator("#attached")).to_be_hidden()
+    expect(page.locator(".said .picture img")).to_have_count(2)
+    shown = page.locator(".step > .pictures img")
+    expect(shown).to_have_count(2)
+    page.wait_for_function("() => [...document.querySelectorAll('.step > .pictures img')].every((i) => i.naturalWidth)")
+    assert sorted(shown.evaluate_all("(images) => images.map((image) => image.naturalWidth)")) == [60, 80]
+    page.locator(".step > .pictures button").first.click()
+    expect(page.locator("#viewer img")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+
+
+def test_what_is_no_image_is_not_attached(opened: Open, service: Service) -> None:
+    page = opened(service)
+    page.locator("#file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"})
+    expect(page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, GIF and WebP")
+    expect(page.locator("#attached")).to_be_hidden()

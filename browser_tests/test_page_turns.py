@@ -1,0 +1,208 @@
+"""A turn on the page: what it shows while it runs and when it is over."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from playwright.sync_api import expect
+
+from browser_tests.reader import answer, choose, say, turn, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+    from tests.service import Service
+
+    Open = Callable[..., Page]
+
+MOST_MS = 5000
+MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"
+
+
+def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    say(page, [{"say": ["Hello ", wait(gate), "world."]}])
+    expect(answer(page)).to_have_text("Hello")
+    expect(turn(page)).to_have_attribute("data-status", "running")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+    gate.touch()
+    expect(answer(page)).to_have_text("Hello world.")
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator("#announcement")).to_contain_text("Answer: Hello world.")
+
+
+def test_a_step_shows_its_thought_its_calls_and_what_they_gave(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    calls: list[Any] = [["echo", {"text": "a sound"}], ["fail", {"reason": "no luck"}]]
+    say(page, [{"think": ["I try ", "both."], "call": calls}, {"say": [wait(gate), "So it is."]}])
+    first = page.locator(".step").first
+    expect(first).to_have_attribute("data-state", "wrong")
+    first.locator("summary").first.click()
+    expect(first.locator(".part-thought")).to_contain_text("I try both.")
+    echo, fail = first.locator(".call").all()
+    expect(echo).to_have_attribute("data-state", "done")
+    expect(echo.locator(".argument")).to_have_text("texta sound")
+    expect(echo.locator(".result")).to_contain_text("a sound")
+    expect(fail).to_have_attribute("data-state", "wrong")
+    expect(fail.locator(".result")).to_contain_text("ValueError: no luck")
+    expect(first.locator(".part-wrong")).to_contain_text("no luck")
+    expect(first.locator("summary .figures").first).to_contain_text("10 → 5 tokens")
+    gate.touch()
+    expect(answer(page)).to_have_text("So it is.")
+    expect(page.locator(".turn-foot")).to_contain_text("20 → 10 tokens")
+
+
+def test_code_its_output_and_its_error_are_shown(opened: Open, service: Service) -> None:
+    page = opened(service)
+    choose(page, "coder")
+    first = "Thought:  I print.\n<code>\nprint(echo(text='from code'))\n41 + 1\n</code>"
+    broken = "Thought: I break it.\n<code>\nmissing + 1\n</code>"
+    last = "Thought: I end.\n<code>\nfinal_answer('over')\n</code>"
+    say(page, [{"write": [*first]}, {"write": [broken]}, {"write": [last]}])
+    expect(answer(page)).to_have_text("over")
+    one, two, _three = page.locator(".step").all()
+    one.locator("summary").first.click()
+    expect(one.locator(".part-thought .text")).to_have_text("I print.")
+    expect(one.locator(".part-code pre")).to_have_text("print(echo(text='from code'))\n41 + 1")
+    expect(one.locator(".call-name")).to_have_text("echo")
+    expect(one.locator(".part-output pre").first).to_have_text("from code")
+    expect(one.locator(".part-output pre").last).to_have_text("42")
+    expect(two).to_have_attribute("data-state", "wrong")
+    expect(two.locator(".preview").first).to_contain_text("missing")
+
+
+def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
+    expect(answer(page)).to_have_text("It begins")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(turn(page)).to_have_attribute("data-status", "cancelled")
+    expect(answer(page)).to_have_text("It begins")
+    expect(page.locator(".outcome")).to_contain_text("Stopped.")
+    say(page, [{"say": ["Here again."]}])
+    expect(answer(page).last).to_have_text("Here again.")
+
+
+def test_a_failed_turn_says_why(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"raise": "out of order"}])
+    expect(turn(page)).to_have_attribute("data-status", "failed")
+    expect(page.locator(".outcome")).to_contain_text("This turn failed.")
+    expect(page.locator("#announcement")).to_contain_text("This turn failed.")
+
+
+def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    choose(page, "picky")
+    say(page, [{"say": ["without"]}, {"say": [wait(gate), "with."]}])
+    first = page.locator(".step").first
+    expect(first).to_have_attribute("data-state", "wrong")
+    first.locator("summary").click()
+    expect(first.locator(".part-retired .text")).to_have_text("without")
+    expect(answer(page)).to_be_hidden()
+    gate.touch()
+    expect(answer(page)).to_have_text("with.")
+
+
+def test_an_answer_that_was_forced_says_so(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    expect(answer(page)).to_have_text("That is all.")
+    expect(page.locator(".outcome")).to_contain_text("ran out of steps")
+    expect(page.locator(".step")).to_have_count(7)
+    expect(page.locator(".part-retired")).to_have_count(0)
+
+
+def test_the_steps_of_a_managed_agent_stand_inside_the_call(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    choose(page, "leader")
+    task = [{"think": ["I help."], "call": [["echo", {"text": "deep"}]]}, {"say": ["From below", wait(gate)]}]
+    say(page, [{"call": [["helper", {"task": json.dumps(task)}]]}, {"say": ["From above."]}])
+    call = page.locator("#turns .played > .work > .steps > .step > details > .step-body > .call")
+    expect(call.locator(".call-name").first).to_have_text("helper")
+    inner = call.locator("> .steps > .step")
+    expect(inner).to_have_count(2)
+    expect(inner.first.locator(".call-name")).to_have_text("echo")
+    expect(inner.first.locator(".owner")).to_have_text("helper")
+    expect(inner.last.locator(".part-answer .text")).to_have_text("From below")
+    outside, inside = call.bounding_box(), inner.first.bounding_box()
+    assert outside
+    assert inside
+    assert inside["x"] > outside["x"]
+    gate.touch()
+    expect(answer(page)).to_have_text("From above.")
+
+
+def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
+    page = opened(service)
+    script: list[dict[str, Any]] = [
+        {"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]},
+        {"say": [MARKUP[:20], MARKUP[20:]]},
+    ]
+    say(page, script)
+    expect(answer(page)).to_have_text(MARKUP)
+    page.locator(".step summary").first.click()
+    expect(page.locator(".part-thought .text")).to_have_text(MARKUP)
+    expect(page.locator(".call .result pre")).to_have_text(MARKUP)
+    assert page.locator("#turns script, #turns img, #turns b, #list img").count() == 0
+    page.reload()
+    expect(answer(page)).to_have_text(MARKUP)
+    assert page.evaluate("window.ran") is None
+
+
+def test_code_in_an_answer_is_set_apart_and_the_rest_stays_as_written(opened: Open, service: Service) -> None:
+    page = opened(service)
+    text = "2**3**4 and `x = 1` and **so**:\n\n```python\nprint('```')\n\n# end\n```\nAn open ` tick,\n * a star."
+    say(page, [{"say": [*text]}])
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    expect(answer(page).locator("p code")).to_have_text("x = 1")
+    expect(answer(page).locator("strong")).to_have_text("so")
+    expect(answer(page).locator("pre code")).to_have_text("print('```')\n\n# end\n")
+    assert answer(page).locator("p").all_text_contents() == [
+        "2**3**4 and x = 1 and so:\n\n",
+        "An open ` tick,\n * a star.",
+    ]
+
+
+def test_text_in_pieces_looks_like_text_at_once_and_costs_no_more_with_its_length(
+    opened: Open, service: Service
+) -> None:
+    page = opened(service)
+    texts = [
+        "plain\n\n\nand\n`code` ``two ` ticks`` `open\n**strong `inside`** ** no ** 2**3",
+        "```\nfence\n``` \nafter ```inline``` x\n````md\n```\ninner\n```\n````\nlast",
+        "```js never closed\nx = `1`\n``",
+        "**a**b **c** (**d**) **\n** e**",
+    ]
+    differing = page.evaluate(
+        """async (texts) => {
+          const { Text } = await import("/page/text.js");
+          const drawn = (text, pieces) => {
+            const target = document.createElement("div");
+            const drawing = new Text(target);
+            for (const piece of pieces) drawing.push(piece);
+            if (drawing.finish().raw !== text) return "raw differs";
+            target.normalize();
+            return target.innerHTML;
+          };
+          return texts.filter((text) => drawn(text, [text]) !== drawn(text, [...text]));
+        }""",
+        texts,
+    )
+    assert differing == []
+    ms = page.evaluate(
+        """async () => {
+          const { Text } = await import("/page/text.js");
+          const drawing = new Text(document.createElement("div"));
+          const start = performance.now();
+          for (let number = 0; number < 100_000; number += 1) drawing.push("a word, ");
+          return performance.now() - start;
+        }"""
+    )
+    assert ms < MOST_MS
