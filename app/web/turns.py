@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from app.errors import InvalidRequestError, ShuttingDownError
 from app.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
@@ -55,20 +55,15 @@ class Asked:
     on_disconnect: str | None
 
 
-def _asked(request: Request, accept: Accept = None, prefer: Prefer = None, on_disconnect: OnDisconnect = None) -> Asked:
-    if request.app.state.draining:
-        raise ShuttingDownError
-    return Asked(accept, prefer, on_disconnect)
-
-
-HowToAnswer = Annotated[Asked, Depends(_asked)]
-
-
 def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"])
 
-    async def hand_in(owner: Owner, conversation_id: str | None, body: TurnRequest, asked: Asked) -> Response:
+    async def hand_in(
+        request: Request, owner: Owner, conversation_id: str | None, body: TurnRequest, asked: Asked
+    ) -> Response:
+        if request.app.state.draining:
+            raise ShuttingDownError
         new = await _new_turn(body, conversation_id, limits)
         internal = body.include_internal_tools
         if wants_stream(asked.accept):
@@ -85,20 +80,33 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
         return turn_answer(await turns.play(owner, new, wait_s), applied, internal=internal)
 
     @router.post("/turn", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)})
-    async def post_turn(owner: CallerOwner, body: TurnRequest, asked: HowToAnswer) -> Response:
+    async def post_turn(  # noqa: PLR0917 - FastAPI gives them by name
+        request: Request,
+        owner: CallerOwner,
+        body: TurnRequest,
+        accept: Accept = None,
+        prefer: Prefer = None,
+        on_disconnect: OnDisconnect = None,
+    ) -> Response:
         """Say something to an agent and wait for its answer, or watch it come."""
-        return await hand_in(owner, body.conversation_id, body, asked)
+        return await hand_in(request, owner, body.conversation_id, body, Asked(accept, prefer, on_disconnect))
 
     @router.post(
         "/conversations/{conversation_id}/turns", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)}
     )
-    async def post_turn_to(
-        owner: CallerOwner, conversation_id: PathId, body: TurnRequest, asked: HowToAnswer
+    async def post_turn_to(  # noqa: PLR0917 - see above
+        request: Request,
+        owner: CallerOwner,
+        conversation_id: PathId,
+        body: TurnRequest,
+        accept: Accept = None,
+        prefer: Prefer = None,
+        on_disconnect: OnDisconnect = None,
     ) -> Response:
         """Say something in this conversation and wait for the answer, or watch it come."""
         if body.conversation_id not in {None, conversation_id}:
             raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
-        return await hand_in(owner, conversation_id, body, asked)
+        return await hand_in(request, owner, conversation_id, body, Asked(accept, prefer, on_disconnect))
 
     @router.get("/conversations/{conversation_id}/turns", responses={200: {"model": TurnPage}, **problems(404, 422)})
     async def list_turns(
