@@ -136,6 +136,7 @@ STATUSES = {
     "malformed": 400,
     "unauthorized": 401,
     "foreign_host": 403,
+    "foreign_origin": 403,
     "not_found": 404,
     "conversation_not_found": 404,
     "turn_not_found": 404,

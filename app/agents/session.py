@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -65,11 +66,12 @@ class AgentSession:
         except Halt:
             return tail.outcome("cancelled")
         except BaseException as error:
-            failure = classify(tail.defect or error)
+            failure = classify(error)
             # Only for who asks: the text of a provider's exception may hold what was said, or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
-            if not tail.defect:
-                failure = tail.keep_the_rest() or failure
+            tail.keep_the_rest()
+            if tail.defect:
+                failure = Failure(tail.defect.code, tail.defect.message)
         finally:
             self._tail = self._seat.track = None  # what a warm session holds of a turn that is over
         return _outcome(answer, failure, tail)
@@ -146,13 +148,11 @@ class _Tail:
             self._kept += not isinstance(step, TaskStep)
             self._next += 1
 
-    def keep_the_rest(self) -> Failure | None:
-        """Keep what a run that failed had finished; where that fails too, give this failure."""
-        try:
-            self.keep_finished()
-        except StepTooLargeError as error:
-            return classify(error)
-        return None
+    def keep_the_rest(self) -> None:
+        """Keep what a run that failed had finished, up to a step that cannot be kept."""
+        if not self.defect:
+            with contextlib.suppress(StepTooLargeError):
+                self.keep_finished()
 
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""

@@ -19,7 +19,7 @@ from app.stores.script import Scripts, load_commands
 from app.stores.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from app.seal import Sealer
 
@@ -66,8 +66,15 @@ async def open_store(
         try:
             yield Store(server, turns, Conversations(desk, turns), scheduler, running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
+            await _cancel(running)
     finally:
         await client.aclose()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel until they have ended: a library's timeout may swallow a cancellation that comes in the same moment."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
