@@ -24,7 +24,8 @@ run: $(VENV)/run-ready
 
 test: check
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not alone"
+	$(BIN)/coverage run -m pytest -m alone
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/python -m pytest browser_tests

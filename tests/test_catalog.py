@@ -181,6 +181,7 @@ def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
+@pytest.mark.alone
 def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) -> None:
     settings = {"AGENTS": "lingering=tests.agents:make_lingering", "WARM_SESSIONS": "0", "THREADS": "1"}
     with Service(tmp_path, settings) as service:

@@ -195,6 +195,7 @@ def test_a_stop_lands_at_the_next_call_after_a_tool_swallowed_it(service: Servic
     goes_on(service, turn)
 
 
+@pytest.mark.alone
 def test_code_that_calls_a_tool_thousands_of_times_holds_up_no_other_conversation(
     service: Service, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_what_the_poster_saw_is_what_is_shown_again(service: Service) -> None:
     assert bytes_of(log_of(service, frames[-1].data["result"])) == bytes_of(frames)
 
 
+@pytest.mark.alone
 def test_what_has_happened_is_shown_at_once(service: Service, ended: Event, tmp_path: Path) -> None:
     start = time.monotonic()
     assert log_of(service, ended)
@@ -333,6 +334,7 @@ def test_a_reader_whose_leaving_would_stop_the_turn_may_stay_to_its_end(service:
     problem(response, 422, "invalid_request")
 
 
+@pytest.mark.alone
 def test_a_reader_who_reads_nothing_is_dropped_and_no_other_one_is_delayed(strict: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     flood = [piece for _ in range(60) for piece in ({"large": 200_000}, [0, " "])]

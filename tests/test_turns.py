@@ -221,6 +221,7 @@ def test_why_a_turn_failed_is_in_the_log_for_who_asks(tmp_path: Path) -> None:
         assert "RuntimeError: the model is kaputt" in service.log()
 
 
+@pytest.mark.alone
 def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> None:
     turns: list[dict[str, Any]] = []
     player = threading.Thread(
