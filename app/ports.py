@@ -151,6 +151,10 @@ class Lease(Protocol):
         """Load the steps that the model is shown, verified, with their attachments."""
         ...
 
+    async def variables(self) -> dict[str, bytes]:
+        """Load the pieces of the agent's variables, verified."""
+        ...
+
     @property
     def stopped(self) -> asyncio.Future[StopReason]:
         """Done when the turn is to stop: somebody cancelled it, or another one holds the conversation."""
@@ -186,8 +190,13 @@ class Lease(Protocol):
         """How many writes the store has not answered yet."""
         ...
 
-    def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
-        """Queue one write of the turn; returns at once. What was queued before is written before."""
+    def emit(
+        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
+    ) -> None:
+        """Queue one write of the turn; returns at once. What was queued before is written before.
+
+        `result` is what the journal holds under the key, until the turn is over.
+        """
         ...
 
     def hold(self, events: Iterable[Event]) -> bool:
@@ -242,8 +251,10 @@ class Stage(Protocol):
         """The turn is to stop. Asked at every model call, delta and tool call; once true it stays so."""
         ...
 
-    def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
-        """Hand on an event, and a finished step that is to be kept with it. Returns at once."""
+    def tell(
+        self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
+    ) -> None:
+        """Hand on an event, and a finished step or an effect (key and result) to be kept with it. Returns at once."""
         ...
 
 
@@ -272,8 +283,10 @@ class Agents(Protocol):
     @property
     def infos(self) -> dict[AgentName, AgentInfo]: ...
 
-    def build(self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes]) -> Session:
-        """Make a session whose agent has these steps in its memory; called in a thread."""
+    def build(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Session:
+        """Make a session whose agent has these steps in its memory, and these variables; called in a thread."""
         ...
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class AgentInfo:
     description: str
     tools: tuple[str, ...]
     max_steps: int
+    code_runs_in: Literal["process", "thread", "remote"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Outcome:
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     error: Failure | None = None
+    dropped_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,16 @@ class StepImage:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A finished step as bytes; what is large and repeats (images) lies beside it, by content hash."""
+    """A finished step as bytes; what is large and repeats (images) lies beside it, by content hash.
+
+    `variables` are the pieces that changed with it, by name; None takes one away.
+    """
 
     type: StepType
     turn: int
     data: bytes
     attachments: dict[str, bytes]
+    variables: dict[str, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +206,8 @@ class Page(Generic[T]):
 class Head:
     """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
 
-    `shown_from` is the index where what the model is shown begins, `shown_hash` the running hash before it.
+    `shown_from` is the index where what the model is shown begins, `shown_hash` the running hash before it,
+    `variables` the tag of the sealed list of the variables' pieces.
     """
 
     generation: int = 0
@@ -209,3 +216,4 @@ class Head:
     shown_from: int = 0
     shown_hash: bytes = b""
     step_counts: dict[StepType, int] = field(default_factory=dict)
+    variables: bytes = b""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.ports import Lease, StopReason
     from app.records import PackedStep
 
-    Told = tuple[StepEvent | None, PackedStep | None]
+    Told = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
 
 JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
 LOOK_S = 0.1
@@ -52,13 +52,15 @@ class LoopStage:
     def halted(self) -> bool:
         return self.reason is not None
 
-    def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
+    def tell(
+        self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
+    ) -> None:
         if not self._open:
             return
-        self._told.append((event, step))
+        self._told.append((event, step, effect))
         is_piece = isinstance(event, MessageDelta)
         most = MOST_PIECES if is_piece else MOST_WAITING
-        if step or len(self._told) > most or not (is_piece or not self._lease.watched):
+        if step or effect or len(self._told) > most or not (is_piece or not self._lease.watched):
             if not self._waking:
                 self._waking = True
                 self._loop.call_soon_threadsafe(self._look)
@@ -121,32 +123,35 @@ class LoopStage:
         """Take some of what was told; steps are written, with their events if those are to be written at all."""
         while self._told and most > 0:
             most -= 1
-            event, step = self._next()
+            event, step, effect = self._next()
             if event:
                 self._events.append(event)
-            if step:
-                self._emit(step, bare=not self._lease.watched)
+            if step or effect:
+                self._emit(step, effect, bare=not self._lease.watched)
 
     def _next(self) -> Told:
         """Take one thing that was told; pieces of one message that follow each other are one."""
-        event, step = self._told.popleft()
+        event, step, effect = self._told.popleft()
         message = _message_of(event)
         if message is None or not self._told or _message_of(self._told[0][0]) != message:
-            return event, step
+            return event, step, effect
         assert isinstance(event, MessageDelta)
         texts = [event.text]
         while self._told and _message_of(self._told[0][0]) == message:
-            more, _ = self._told.popleft()
+            more, _, _ = self._told.popleft()
             assert isinstance(more, MessageDelta)
             texts.append(more.text)
-        return replace(event, text="".join(texts)), step
+        return replace(event, text="".join(texts)), None, None
 
-    def _emit(self, step: PackedStep | None = None, *, bare: bool = False) -> None:
+    def _emit(
+        self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None, *, bare: bool = False
+    ) -> None:
         events = [] if bare else self._events
-        if events or step:
+        if events or step or effect:
             if any(isinstance(event, MessageDelta) for event in events):
                 self._next_at = self._loop.time() + JOIN_S
-            self._lease.emit(f"{self._lease.attempt}.{next(self._written)}", step=step, events=events)
+            key, result = effect or (f"{self._lease.attempt}.{next(self._written)}", b"")
+            self._lease.emit(key, result=result, step=step, events=events)
         if not bare:
             self._events = []
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.agents.catalog import Catalog, factories_of
 from app.agents.chat import chat_factory
+from app.agents.code.confinement import keep_memory_private
 from app.agents.demo import make_demo, make_demo_code
 from app.conversations import Conversations
 from app.errors import StartError
@@ -69,7 +70,8 @@ def make_catalog(settings: Settings) -> tuple[Catalog, AgentName]:
     if default not in dict(factories):
         names = ", ".join(name for name, _ in factories)
         raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
-    return Catalog(factories), AgentName(default)
+    secrets = (settings.data_dir, settings.seal_keys_file, settings.api_keys_file)
+    return Catalog(factories, [path for path in secrets if path]), AgentName(default)
 
 
 @contextlib.asynccontextmanager
@@ -92,6 +94,8 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         store = await stack.enter_async_context(
             open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s, on_loss=metrics.store_lost)
         )
+        keep_memory_private()
+        catalog.start()
         worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s)
         turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)

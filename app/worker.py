@@ -192,7 +192,8 @@ class Worker:
         if warm or stage.halted:
             return warm
         steps, attachments = await lease.steps()
-        job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments))
+        variables = await lease.variables()
+        job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments, variables))
         if await self._heeds(job, stage, _close):
             return job.result()
         return None

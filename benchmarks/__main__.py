@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.readers import measure_readers
@@ -17,7 +18,7 @@ from benchmarks.startup import measure_startup
 from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
 from benchmarks.throughput import measure_throughput
 
-PARTS = ("throughput", "growth", "startup", "streams", "readers")
+PARTS = ("throughput", "growth", "startup", "streams", "readers", "code")
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Extent:
     long_answers: int
     readers: tuple[int, ...]
     reading_s: float
+    code_turns: int
+    code_changes: int
 
 
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4)
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8)
 
 
 def main() -> None:
@@ -73,7 +76,10 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
         long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
     if "readers" in parts:
         crowds = measure_readers(extent.readers, extent.reading_s, _progress)
-    return Results(runs, marks, startup_s, load_before, first, long, crowds)
+    code = None
+    if "code" in parts:
+        code = measure_code(extent.code_turns, extent.rounds, extent.seconds, extent.code_changes, _progress)
+    return Results(runs, marks, startup_s, load_before, first, long, crowds, code)
 
 
 def _progress(text: str) -> None:

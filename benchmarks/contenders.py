@@ -57,7 +57,12 @@ def store_pid(socket_path: Path) -> int:
 
 
 @contextmanager
-def server(contender: str, socket_path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Server]:
+def server(
+    contender: str,
+    socket_path: Path,
+    more: Mapping[str, str] = MappingProxyType({}),
+    cores: Sequence[int] = (SERVER_CORE,),
+) -> Iterator[Server]:
     """Run one of the HTTP contenders on its core, with that store; `more` are settings of the service."""
     if contender == "service":
         command = [sys.executable, "-m", "app", "serve"]
@@ -71,7 +76,7 @@ def server(contender: str, socket_path: Path, more: Mapping[str, str] = MappingP
         "DEFAULT_AGENT": "bench",
         **more,
     }
-    with running(command, [SERVER_CORE], settings) as found:
+    with running(command, cores, settings) as found:
         yield found
 
 

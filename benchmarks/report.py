@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.stores.embedded import find_binary
+from benchmarks.code_report import code
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
 from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengths, percentiles
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
@@ -18,6 +19,7 @@ from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks.code import Code
     from benchmarks.growth import Mark
     from benchmarks.readers import Crowd
     from benchmarks.streams import Streamed
@@ -39,6 +41,7 @@ class Results:
     first: list[Streamed]
     long: list[Streamed]
     crowds: list[Crowd]
+    code: Code | None = None
 
     def mark(self, contender: str, turn: int) -> Mark | None:
         return next((mark for mark in self.marks if (mark.contender, mark.turn) == (contender, turn)), None)
@@ -60,7 +63,7 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Hold what was measured against the goals of issues 2 and 3; what was not measured is left out."""
+    """Hold what was measured against the goals of issues 2 to 4; what was not measured is left out."""
     found = []
     if results.runs:
         middle = medians(results.runs)
@@ -93,6 +96,9 @@ def _stream_goals(results: Results) -> Iterator[Goal]:
     for crowd in results.crowds:
         if crowd.contender == "service" and crowd.readers >= 1000:
             yield Goal(f"resident per reader, {crowd.readers} readers", crowd.bytes_per_reader / KB, 50, False, "KB")
+    for delay in results.code.delays if results.code else ():
+        if delay.mode == "process" and delay.burn:
+            yield Goal(f"/livez p99 beside a {delay.burn} that burns CPU", delay.p99_ms, 50, False, "ms")
 
 
 def machine() -> dict[str, str]:
@@ -137,6 +143,8 @@ def as_text(results: Results) -> str:
         lines += ["", *lengths(results.long)]
     if results.crowds:
         lines += ["", *crowds(results.crowds)]
+    if results.code:
+        lines += ["", *code(results.code)]
     lines += ["", "Goals"]
     for goal in goals(results):
         sign = ">=" if goal.at_least else "<="

@@ -204,4 +204,5 @@ def counting() -> Any:
 def make_odd() -> CodeAgent:
     agent = agents.make_code()
     agent.tools |= {"odd": odd, "counting": counting}
+    agent.executor = "thread"  # type: ignore[attr-defined]  # its code is handed live objects
     return agent

@@ -39,6 +39,13 @@ AGENTS = ",".join(
         "family": "streaming:make_family",
         "code-family": "streaming:make_code_family",
         "careful": "streaming:make_careful",
+        "coder": "coders:make_coder",
+        "whole": "coders:make_whole",
+        "lead": "coders:make_lead",
+        "threaded": "coders:make_threaded",
+        "hasty": "coders:make_hasty",
+        "small": "coders:make_small",
+        "walled": "coders:make_walled",
     }.items()
 )
 

@@ -233,7 +233,7 @@ async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[S
 
 
 def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) -> list[Any]:
-    return [name, "", "", index, step, 0, events, *(["turn.started", b"sealed"] * events)]
+    return [name, "", "", index, step, 0, 0, events, *(["turn.started", b"sealed"] * events)]
 
 
 def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any]) -> Any:

@@ -17,6 +17,7 @@ from smolagents.memory import PlanningStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
+from app.agents.code.nursery import Nursery
 from app.agents.demo import make_demo, make_demo_code
 from app.agents.session import AgentSession
 from app.agents.steps import pack
@@ -53,19 +54,23 @@ class Heard:
         self.events: list[StepEvent] = []
         self.steps: list[PackedStep] = []
 
-    def tell(self, event: StepEvent | None, step: PackedStep | None = None) -> None:
+    def tell(
+        self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
+    ) -> None:
+        assert effect is None or effect[0]
         self.events += [event] if event else []
         self.steps += [step] if step else []
 
 
 def samples() -> Iterator[bytes]:
     kept: list[PackedStep] = []
+    nursery = Nursery([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
-        session, kind = AgentSession(make(), [], ()), make.__name__
+        session, kind = AgentSession(make(), [], {}, (), nursery), make.__name__
         version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
         for number, message in enumerate(messages(), 1):
             if number % 12 == 1:
-                session = AgentSession(make(), [], ())
+                session = AgentSession(make(), [], {}, (), nursery)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.turn_to_bytes(turn)
             turn = codec.started(turn, time.time(), 1)

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from smolagents import MultiStepAgent
 
 import app
+from app.agents.code.limits import limits_of
+from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
+from app.agents.family import code_runs_in, runs_in_child
 from app.agents.pictures import picture_file
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
@@ -44,12 +47,18 @@ class _Entry:
     factory: Callable[[], MultiStepAgent]
     info: AgentInfo
     carries: tuple[type, ...]
+    preload: frozenset[str]
+    """What the processes for its code have imported beforehand."""
+    runs_code: bool
 
 
 class Catalog:
     """The agents that this process can play, each checked by calling its factory twice."""
 
-    def __init__(self, factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]]) -> None:
+    def __init__(
+        self, factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]], hidden: Sequence[Path] = ()
+    ) -> None:
+        """`hidden` files and folders are out of sight for model-written code."""
         forget_torch()
         self._entries: dict[AgentName, _Entry] = {}
         for name, factory in factories:
@@ -61,13 +70,22 @@ class Catalog:
                     " (SMOLSESSIONS_DEMO_AGENTS=0 frees the names demo and demo-code)"
                 )
             self._entries[AgentName(name)] = _checked(name, factory)
+        preload = {module for entry in self._entries.values() for module in entry.preload}
+        self._nursery = Nursery(sorted(preload), hidden)
 
     @property
     def infos(self) -> dict[AgentName, AgentInfo]:
         return {name: entry.info for name, entry in self._entries.items()}
 
-    def build(self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes]) -> Session:
-        """Make a live agent with these steps in its memory."""
+    def start(self) -> None:
+        """Prepare for model-written code, once what is to be hidden from it is there."""
+        if any(entry.runs_code for entry in self._entries.values()):
+            self._nursery.start()
+
+    def build(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Session:
+        """Make a live agent with these steps in its memory, and these variables."""
         entry = self._entry(name)
         memory = [unpack(step, attachments, entry.carries) for step in steps]
         try:
@@ -75,7 +93,7 @@ class Catalog:
         except (Exception, SystemExit) as error:
             log.exception("the factory of agent %s failed", name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
-        return AgentSession(agent, memory, entry.carries)
+        return AgentSession(agent, memory, variables, entry.carries, self._nursery)
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
@@ -153,8 +171,26 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     clean_up(second)
     version = AgentVersion(AgentName(name), _kind(first), SMOLAGENTS)
     tools = tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer")
-    info = AgentInfo(version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps))
-    return _Entry(factory, info, tuple(carries))
+    info = AgentInfo(
+        version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps), code_runs_in(first)
+    )
+    family = [agent for agent in _family(first) if runs_in_child(agent)]
+    for agent in family:
+        _check_limits(name, agent)
+    imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
+    preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
+    preload |= {kind.__module__ for kind in carries} if family else set()
+    return _Entry(factory, info, tuple(carries), preload, bool(family))
+
+
+def _check_limits(name: str, agent: MultiStepAgent) -> None:
+    executor = getattr(agent, "executor", "process")
+    if executor not in {"process", "thread"}:
+        raise StartError(f"the agent {name!r} has executor = {executor!r}; make it 'process' or 'thread'")
+    try:
+        limits_of(getattr(agent, "code_limits", {}))
+    except (ValueError, AttributeError) as error:
+        raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
 
 
 def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:

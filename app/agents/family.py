@@ -1,40 +1,101 @@
-"""An agent and those that it manages, equipped: their models, tools, agents and interpreters are seen."""
+"""An agent and those that it manages, equipped: what they do is seen, and their code runs elsewhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from smolagents import CodeAgent
+from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, PlanningStep
+from smolagents.remote_executors import RemotePythonExecutor
 
+from app.agents.code.interpreter import ChildInterpreter
+from app.agents.code.limits import limits_of
 from app.agents.model_proxy import ModelProxy
 from app.agents.steps import finished
 from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, see_tools
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-
-def equip(agent: MultiStepAgent) -> Seat:
-    """Put proxies into an agent and into all that it manages, once; give the seat where its runs are to be set."""
-    return _equipped(agent, {}, is_managed=False)
+    from app.agents.code.nursery import Nursery
 
 
-def _equipped(agent: MultiStepAgent, known: dict[int, Seat], *, is_managed: bool) -> Seat:
-    if id(agent) in known:  # one agent, managed by two
-        return known[id(agent)]
-    seat = known[id(agent)] = Seat()
+@dataclass
+class Member:
+    """An agent of the family. `path` is behind the first one's: `` for that one, `helper/searcher`."""
+
+    path: str
+    agent: MultiStepAgent
+    seat: Seat
+    interpreter: ChildInterpreter | None = None
+
+
+@dataclass
+class Family:
+    """All agents of a session, the first one first."""
+
+    nursery: Nursery
+    carries: tuple[type, ...]
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def head(self) -> Member:
+        return self.members[0]
+
+    @property
+    def interpreters(self) -> Iterator[ChildInterpreter]:
+        return (member.interpreter for member in self.members if member.interpreter)
+
+
+def equip(agent: MultiStepAgent, nursery: Nursery, carries: tuple[type, ...]) -> Family:
+    """Put proxies into an agent and into all that it manages, once."""
+    family = Family(nursery, carries)
+    _equip(agent, family, "")
+    return family
+
+
+def runs_in_child(agent: MultiStepAgent) -> bool:
+    """Tell whether an agent's code runs in a process of its own: where it has smolagents' local executor."""
+    executor = getattr(agent, "python_executor", None)
+    return type(executor) is LocalPythonExecutor and getattr(agent, "executor", "process") != "thread"
+
+
+def code_runs_in(agent: MultiStepAgent) -> Literal["process", "thread", "remote"] | None:
+    """Tell where an agent's code runs; None for one that writes no code."""
+    if not isinstance(agent, CodeAgent):
+        return None
+    if isinstance(agent.python_executor, RemotePythonExecutor):
+        return "remote"
+    return "process" if runs_in_child(agent) else "thread"
+
+
+def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
+    known = next((member for member in family.members if member.agent is agent), None)
+    if known:  # one agent, managed by two
+        return known.seat
+    member = Member(path, agent, Seat())
+    seat = member.seat
+    family.members.append(member)
     agent.model = ModelProxy(agent.model, seat, agent)  # type: ignore[assignment]  # passes for one
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
-    executor = getattr(agent, "python_executor", None)
+    executor: Any = getattr(agent, "python_executor", None)
     see_tools(agent, seat)
     for name, managed in agent.managed_agents.items():
-        inner = _equipped(managed, known, is_managed=True)
+        inner = _equip(managed, family, f"{path}/{name}" if path else name)
         agent.managed_agents[name] = AgentProxy(managed, seat, inner)
     if isinstance(agent, CodeAgent):
+        if runs_in_child(agent):
+            limits = limits_of(getattr(agent, "code_limits", {}))
+            executor = member.interpreter = ChildInterpreter(
+                executor, family.nursery, limits, family.carries, seat.check
+            )
         agent.python_executor = InterpreterProxy(executor, seat)  # type: ignore[assignment]  # passes for one
-    if is_managed:
+    if path:
         agent.step_callbacks.register(ActionStep, lambda step: _show_finished(seat, step))
         agent.step_callbacks.register(PlanningStep, lambda step: _show_finished(seat, step))
     return seat

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import PIL.Image
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
+from smolagents.agent_types import AgentImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,7 +52,8 @@ def labelled(value: Any) -> str:
     kind = type(value)
     try:
         if issubclass(kind, PIL.Image.Image):
-            return f"[image {value.width}x{value.height}]"
+            image = value.to_raw() if issubclass(kind, AgentImage) else value  # smolagents' own has no size
+            return f"[image {image.width}x{image.height}]"
         # The text of a collection can be endless, where it holds the same thing many times.
         text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
     except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and leave, too

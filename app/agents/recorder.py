@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from app.events import StepEvent, StepKind
     from app.ports import Stage
-    from app.records import PackedStep
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_SHOWN_CHARS = 2000  # of a text in an event; the whole is in the steps
@@ -68,8 +68,8 @@ class Recorder:
                     threading.Event().wait()  # the worker gives this thread up
             raise Halt
 
-    def tell(self, event: StepEvent, step: PackedStep | None = None) -> None:
-        self._stage.tell(event, step)
+    def tell(self, event: StepEvent, effect: tuple[str, bytes] | None = None) -> None:
+        self._stage.tell(event, None, effect)
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MOST_WHOLE_CALLS:
@@ -175,10 +175,11 @@ class Track:
 
 
 class CallInProgress:
-    """A tool call that has begun: `with call: call.result = tool(…)`."""
+    """A tool call that has begun: `with call: call.result = tool(…)`. A journal keeps `effect` of it."""
 
     def __init__(self, recorder: Recorder, where: Where, call: ToolCall) -> None:
         self.result: Any = None
+        self.effect = b""
         self._recorder = recorder
         self._where = where
         self._call = call
@@ -209,8 +210,15 @@ class CallInProgress:
                 result=None if error else shown(as_text(self.result)),
                 error=shown(_words(error)) if error else None,
                 duration_ms=duration_ms,
-            )
+            ),
+            (self._key, self.effect) if self.effect else None,
         )
+
+    @property
+    def _key(self) -> str:
+        """Name the effect the same in every replay: by its place, and a digest of what was asked."""
+        asked = json.dumps([self._call.name, self._call.arguments], sort_keys=True).encode()
+        return f"effect:{self._call.call_id}:{hashlib.sha256(asked).hexdigest()[:16]}"
 
 
 def shown(text: str) -> str:

@@ -7,13 +7,16 @@ import itertools
 import json
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
 from smolagents import CodeAgent
-from smolagents.memory import FinalAnswerStep, TaskStep
+from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
+from app.agents.belongings import Belongings
+from app.agents.code.interpreter import without_text
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.agents.family import equip
 from app.agents.pictures import image_from_bytes
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from smolagents import MultiStepAgent
 
+    from app.agents.code.nursery import Nursery
     from app.ports import Stage
     from app.records import RunState, Turn, TurnInput
 
@@ -40,20 +44,30 @@ MAX_REPLY_CHARS = 1_000_000
 class AgentSession:
     """A conversation's agent with its memory. Not for two threads at once."""
 
-    def __init__(self, agent: MultiStepAgent, steps: Sequence[Step], carries: Sequence[type]) -> None:
+    def __init__(
+        self,
+        agent: MultiStepAgent,
+        steps: Sequence[Step],
+        variables: dict[str, bytes],
+        carries: Sequence[type],
+        nursery: Nursery,
+    ) -> None:
         self._agent = agent
         self._carries = tuple(carries)
         agent.memory.steps = list(steps)
         make_thrifty(agent)
-        self._seat = equip(agent)
+        self._family = equip(agent, nursery, self._carries)
+        self._belongings = Belongings(self._family, variables)
         self._tail: _Tail | None = None
 
     def play(self, turn: Turn, given: TurnInput, stage: Stage) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
         recorder = Recorder(stage, turn.attempts)
-        track = self._seat.track = Track(recorder, turn.agent.name)
-        see_tools(self._agent, self._seat)
-        tail = self._tail = _Tail(self._agent, turn.number, self._carries, stage, track)
+        track = self._family.head.seat.track = Track(recorder, turn.agent.name)
+        see_tools(self._agent, self._family.head.seat)
+        tail = self._tail = _Tail(
+            self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings
+        )
         track.before_model_call = tail.keep_finished
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
@@ -61,7 +75,7 @@ class AgentSession:
             for item in self._run(turn, given):
                 tail.keep_finished()
                 if isinstance(item, FinalAnswerStep):
-                    answer = item
+                    answer = FinalAnswerStep(without_text(item.output))
             tail.keep_finished()
         except Halt:
             return tail.outcome("cancelled")
@@ -73,7 +87,8 @@ class AgentSession:
             if tail.defect:
                 failure = Failure(tail.defect.code, tail.defect.message)
         finally:
-            self._tail = self._seat.track = None  # what a warm session holds of a turn that is over
+            self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
+            self._belongings.rest()
         return _outcome(answer, failure, tail)
 
     def broken_off(self) -> Outcome:
@@ -83,12 +98,13 @@ class AgentSession:
     def close(self) -> None:
         """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
         self._agent.memory.steps = []
+        self._belongings.rest()
         clean_up(self._agent)
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
         images = [image_from_bytes(data) for data in given.images]
         return self._agent.run(
-            turn.message,
+            turn.message + self._belongings.begin_turn(),
             stream=True,
             reset=False,
             images=images or None,
@@ -115,12 +131,22 @@ def clean_up(agent: MultiStepAgent) -> None:
 class _Tail:
     """The steps that this turn has added to the agent's memory."""
 
-    def __init__(self, agent: MultiStepAgent, turn: int, carries: tuple[type, ...], stage: Stage, track: Track) -> None:
+    def __init__(
+        self,
+        agent: MultiStepAgent,
+        turn: int,
+        carries: tuple[type, ...],
+        stage: Stage,
+        *,
+        track: Track,
+        belongings: Belongings,
+    ) -> None:
         self._memory = agent.memory
         self._turn = turn
         self._carries = carries
         self._stage = stage
         self._track = track
+        self._belongings = belongings
         self._next = len(agent.memory.steps)
         self._kept = 0
         self.defect: StepTooLargeError | None = None
@@ -139,11 +165,15 @@ class _Tail:
             return
         for step in whole:
             strip(step)
+            if isinstance(step, ActionStep):
+                step.action_output = without_text(step.action_output)
             try:
                 packed = pack(step, self._turn, self._carries)
             except StepTooLargeError as error:
                 self.defect = error
                 raise
+            if step is whole[-1]:
+                packed = replace(packed, variables=self._belongings.changes())
             self._stage.tell(self._track.finish(step) if not isinstance(step, TaskStep) else None, packed)
             self._kept += not isinstance(step, TaskStep)
             self._next += 1
@@ -157,7 +187,14 @@ class _Tail:
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""
         recorder = self._track.recorder
-        return Outcome(status, steps=self._kept, tool_calls=recorder.calls, usage=recorder.usage, **more)
+        return Outcome(
+            status,
+            steps=self._kept,
+            tool_calls=recorder.calls,
+            usage=recorder.usage,
+            dropped_variables=self._belongings.dropped(),
+            **more,
+        )
 
 
 def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail) -> Outcome:

@@ -25,6 +25,11 @@ class Seat:
         self.track: Track | None = None
         self.busy = threading.Lock()
 
+    def check(self) -> None:
+        """Raise `Halt` if the turn is to stop."""
+        if self.track:
+            self.track.recorder.check()
+
 
 class Proxy:
     """Passes for what it stands for, but for its class's identity; prompts are rendered from the real one.
@@ -117,7 +122,10 @@ class InterpreterProxy(Proxy):
         if self._seat.track is None:
             return self._real(code_action)
         with self._seat.track.tool_call("python_interpreter", code_action) as call:
-            output = self._real(code_action)
+            try:
+                output = self._real(code_action)
+            finally:
+                call.effect = getattr(self._real, "effect", b"")
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 

@@ -72,14 +72,23 @@ def unpack_events(data: bytes) -> list[Event]:
     return [event_from_bytes(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
 
 
+def pieces_to_bytes(pieces: dict[str, bytes]) -> bytes:
+    return to_json({name: tag.hex() for name, tag in pieces.items()})
+
+
+def pieces_from_bytes(data: bytes) -> dict[str, bytes]:
+    return {name: bytes.fromhex(tag) for name, tag in from_json(data).items()}
+
+
 def head_to_bytes(head: Head) -> bytes:
     shown = [head.shown_from, head.shown_hash.hex()]
-    return to_json([head.generation, head.count, head.hash.hex(), *shown, head.step_counts])
+    return to_json([head.generation, head.count, head.hash.hex(), *shown, head.step_counts, head.variables.hex()])
 
 
 def head_from_bytes(data: bytes) -> Head:
-    generation, count, running, shown_from, shown_hash, step_counts = from_json(data)
-    return Head(generation, count, bytes.fromhex(running), shown_from, bytes.fromhex(shown_hash), step_counts)
+    generation, count, running, shown_from, shown_hash, step_counts, variables = from_json(data)
+    hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
+    return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2])
 
 
 def input_to_bytes(given: TurnInput) -> bytes:

@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.errors import SealBrokenError
 from app.records import Head
 from app.seal import tag_of
 from app.stores import codec
@@ -20,11 +21,21 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 16
 IMAGES_AT_ONCE = 4
+VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
 def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Head:
     """Open a conversation's head; before its first commit it has none."""
     return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
+
+
+def open_pieces(sealer: Sealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+    """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
+    if (tag_of(sealed) if sealed else b"") != head.variables:
+        raise SealBrokenError(VARIABLES_SENTENCE)
+    if not sealed:
+        return {}
+    return codec.pieces_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
 
 
 async def load_images(desk: Desk, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:

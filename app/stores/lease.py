@@ -13,7 +13,15 @@ from app.events import FINAL, Logged, TurnEnded, TurnQueued
 from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
-from app.stores.head import extend_hash, extended, hidden_so_far, load_images, open_head
+from app.stores.head import (
+    VARIABLES_SENTENCE,
+    extend_hash,
+    extended,
+    hidden_so_far,
+    load_images,
+    open_head,
+    open_pieces,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -55,6 +63,7 @@ class HeldLease:
         stored: int,
         logged: int,
         others_watch: bool,
+        pieces: dict[str, bytes],
         defect: SealBrokenError | None,
     ) -> None:
         self.scope = scope
@@ -74,6 +83,8 @@ class HeldLease:
         self._settling: asyncio.Future[None] | None = None
         self._logged = logged
         self._others_watch = others_watch
+        self._pieces_before = pieces
+        self._pieces = dict(pieces)
         self._told: list[tuple[str, bytes]] = []
         self._told_count = self._told_bytes = 0
         self._held = 0
@@ -155,6 +166,15 @@ class HeldLease:
         images = await self._patiently(lambda: load_images(self._desk, self.scope, steps))
         return [step.data for step in steps], images
 
+    async def variables(self) -> dict[str, bytes]:
+        """Load the variables' pieces; one that is not of the sealed list, or is missing, is a `SealBrokenError`."""
+        if not self._pieces:
+            return {}
+        kept, _ = await self._patiently(self._load_variables)
+        if {name: tag_of(blob) for name, blob in kept.items()} != self._pieces:
+            raise SealBrokenError(VARIABLES_SENTENCE)
+        return {name: self._open_piece(name, blob) for name, blob in kept.items()}
+
     async def adopt_tail(self) -> int:
         """Take over the finished steps that an earlier attempt left; give their number, without tasks."""
         adopted = 0
@@ -163,13 +183,21 @@ class HeldLease:
             step = self._open_step(blob, index)
             adopted += step.type != "task"
             self._head = extended(self._head, step.type, blob)
+        _, fresh = await self._patiently(self._load_variables)
+        for name, blob in fresh.items():
+            if blob:
+                self._open_piece(name, blob)
+            self._note_piece(name, blob)
         return adopted
 
-    def emit(self, key: str, *, step: PackedStep | None = None, events: Iterable[Event] = ()) -> None:
+    def emit(
+        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
+    ) -> None:
         """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
         told = list(events)
-        entry: list[Argument] = [key, "", self._logged + self._told_count - self._held if told else ""]
-        entry += self._sealed_step(step) if step else ["", "", 0]
+        sealed = self._seal(result, "effect", self.turn.number, key) if result else b""
+        entry: list[Argument] = [key, sealed, self._logged + self._told_count - self._held if told else ""]
+        entry += self._sealed_step(step) if step else ["", "", 0, 0]
         entry.append(len(told))
         for event in told:
             data = codec.event_to_bytes(event)
@@ -187,11 +215,9 @@ class HeldLease:
         turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
-        head = b""
-        if self._head != self._head_before and not self._defect:
-            head = self._seal(codec.head_to_bytes(self._head), "head")
+        variables, head = self._sealed_head()
         packed = self._packed()
-        await self._patiently(lambda: self._commit(turn, record, head, packed))
+        await self._patiently(lambda: self._commit(turn, record, variables, head, packed))
         return turn
 
     def _remember(self, name: str, data: bytes) -> None:
@@ -201,6 +227,16 @@ class HeldLease:
         self._told.append((name, data))
         if self._told_bytes > MOST_PACKED_BYTES and not self._held:
             self._told.clear()
+
+    def _sealed_head(self) -> tuple[bytes, bytes]:
+        """Seal the list of the variables' pieces and the head, each if it changed."""
+        variables = b""
+        if self._pieces != self._pieces_before:
+            variables = self._seal(codec.pieces_to_bytes(self._pieces), "variables", self._head.generation)
+            self._head = replace(self._head, variables=tag_of(variables))
+        if self._head == self._head_before or self._defect:
+            return b"", b""
+        return variables, self._seal(codec.head_to_bytes(self._head), "head")
 
     def _packed(self) -> bytes:
         """Seal the log as one record, a fraction of its entries' size; a first attempt knows it from the beginning."""
@@ -221,7 +257,7 @@ class HeldLease:
             self._unsent = len(self._backlog)
             await asyncio.sleep(RETRY_S)
 
-    async def _commit(self, turn: Turn, record: bytes, head: bytes, packed: bytes) -> None:
+    async def _commit(self, turn: Turn, record: bytes, variables: bytes, head: bytes, packed: bytes) -> None:
         assert turn.outcome
         self._send()
         event = FINAL[turn.outcome.status]
@@ -233,6 +269,7 @@ class HeldLease:
             generation=self._head.generation,
             count=self._head.count,
             head=head,
+            variables=variables,
             record=record,
             event=event,
             packed=packed,
@@ -315,7 +352,26 @@ class HeldLease:
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
             sealed += [name, self._seal(data, "image", name)]
+        sealed.append(len(step.variables))
+        for name, piece in step.variables.items():
+            blob = b"" if piece is None else self._seal(piece, "variable", self._head.generation, name)
+            self._note_piece(name, blob)
+            sealed += [name, blob]
         return sealed
+
+    def _note_piece(self, name: str, blob: bytes) -> None:
+        self._pieces.pop(name, None)
+        if blob:
+            self._pieces[name] = tag_of(blob)
+
+    def _open_piece(self, name: str, blob: bytes) -> bytes:
+        return self._desk.sealer.open(blob, self.scope, "variable", self._head.generation, name)
+
+    async def _load_variables(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        call = self._desk.scripts.call
+        kept, fresh = await call("variables", ref=self.scope, generation=self._head.generation)
+        found = {name.decode(): blob for name, blob in zip(kept[::2], kept[1::2], strict=True) if name}
+        return found, {name.decode(): blob for name, blob in zip(fresh[::2], fresh[1::2], strict=True)}
 
     def _seal(self, data: bytes, *place: str | int) -> bytes:
         return self._desk.sealer.seal(data, self.scope, *place)
@@ -349,16 +405,19 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     logged: int,
     cancelled: int,
     watchers: list[bytes],
+    variables: bytes,
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
     ref, seal = codec.ref_of(scope), desk.sealer
     played = Turn(ref, turn, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
     opened_input, opened_head, defect = TurnInput(), Head(int(generation)), None
+    pieces: dict[str, bytes] = {}
     try:
         played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
         opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
         opened_head = open_head(seal, scope, generation, head)
+        pieces = open_pieces(seal, scope, opened_head, variables)
     except SealBrokenError as error:
         defect = error
     except (ValueError, TypeError, KeyError) as error:  # sealed, but not as this release writes it
@@ -377,6 +436,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         stored=stored,
         logged=logged,
         others_watch=any(channel.decode() != desk.channel for channel in watchers),
+        pieces=pieces,
         defect=defect,
     )
     if cancelled:

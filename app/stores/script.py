@@ -74,7 +74,8 @@ class Scripts:
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns watch"
+    "cancel claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns "
+    "variables watch"
 ).split()
 
 

@@ -138,6 +138,7 @@ class TurnView(BaseModel):
     usage: UsageView
     timing: TimingView
     attempts: int
+    dropped_variables: list[str] = Field(description="Variables of the agent's code that could not be kept.")
     error: FailureView | None
 
 
@@ -160,6 +161,9 @@ class AgentView(BaseModel):
     description: str
     tools: list[str]
     max_steps: int
+    code_runs_in: Literal["process", "thread", "remote"] | None = Field(
+        description="Where a CodeAgent's code runs (docs/security.md); a remote executor's calls of tools are not seen."
+    )
     default: bool
 
 
@@ -215,6 +219,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         },
         "timing": _timing_view(turn),
         "attempts": turn.attempts,
+        "dropped_variables": list(outcome.dropped_variables) if outcome else [],
         "error": {
             "code": outcome.error.code,
             "message": outcome.error.message,
@@ -247,6 +252,7 @@ def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
         "description": info.description,
         "tools": list(info.tools),
         "max_steps": info.max_steps,
+        "code_runs_in": info.code_runs_in,
         "default": default,
     }
 

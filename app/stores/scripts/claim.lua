@@ -28,7 +28,8 @@ while #claims < tonumber(most) do
     claims[#claims + 1] = {oldest, turn, fence, attempt, started, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
       redis.call('HGET', run, 'input') or '', head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1])),
       redis.call('LLEN', key('log', oldest, turn)), redis.call('HEXISTS', run, 'cancel'),
-      redis.call('SMEMBERS', key('watch', oldest, turn))}
+      redis.call('SMEMBERS', key('watch', oldest, turn)),
+      redis.call('HGET', key('variables', oldest, head[1]), '') or ''}
   end
 end
 return claims

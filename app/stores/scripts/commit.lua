@@ -2,7 +2,8 @@
 -- An empty `head` leaves steps and head as they are. `packed` (if there is one) is the whole log but for the final event, in one
 -- record: it takes the place of its `logged` entries (empty: who commits does not know how many there are), and the final
 -- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
--- ARGV: ref turn fence generation count head record event packed logged last_seq me wake log_ttl_s
+-- The variables that came with the tail become the conversation's too; `variables` is the sealed list of all, if it changed.
+-- ARGV: ref turn fence generation count head variables record event packed logged last_seq me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
 if not holds(ref, fence) then
@@ -15,7 +16,17 @@ if head ~= '' then
   if stored < tonumber(count) then return {'gap'} end
   if stored > tonumber(count) then redis.call('LTRIM', key('steps', ref, generation), 0, count - 1) end
   redis.call('HSET', conversation, 'head', head)
+  local fresh = redis.call('HGETALL', key('fresh', ref, generation))
+  for i = 1, #fresh, 2 do
+    if fresh[i + 1] == '' then
+      redis.call('HDEL', key('variables', ref, generation), fresh[i])
+    else
+      redis.call('HSET', key('variables', ref, generation), fresh[i], fresh[i + 1])
+    end
+  end
+  if variables ~= '' then redis.call('HSET', key('variables', ref, generation), '', variables) end
 end
+redis.call('DEL', key('fresh', ref, generation))
 redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')
 if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then

@@ -11,7 +11,8 @@ if turn ~= '' then
   seq = append(ref, turn, 'turn.cancelled', '', record, me)
   close(ref, turn, log_ttl_s)
 end
-redis.call('DEL', conversation, key('steps', ref, found[2]), key('turns', ref), key('queue', ref), key('images', ref))
+redis.call('DEL', conversation, key('steps', ref, found[2]), key('turns', ref), key('queue', ref), key('images', ref),
+  key('variables', ref, found[2]), key('fresh', ref, found[2]))
 redis.call('HSET', conversation, 'deleted', now())
 redis.call('EXPIRE', conversation, log_ttl_s)
 redis.call('ZREM', leases, ref)

@@ -1,0 +1,183 @@
+"""Classes that a model's code made, and their instances, taken apart and put together without asking them.
+
+Such a class may answer anything to anyone, so `type`'s own descriptors read it and none of its hooks is called.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any
+
+from smolagents.local_python_executor import create_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Names = dict[str, Any]
+
+_HEAP_TYPE = 1 << 9
+_INTERPRETER = create_function.__code__.co_filename
+_CLASS_DICT = type.__dict__["__dict__"].__get__
+_CLASS_MRO = type.__dict__["__mro__"].__get__
+_CLASS_NAME = type.__dict__["__name__"].__get__
+_CLASS_QUALNAME = type.__dict__["__qualname__"].__get__
+_CLASS_BASES = type.__dict__["__bases__"].__get__
+_CLASS_FLAGS = type.__dict__["__flags__"].__get__
+_ARGS = BaseException.__dict__["args"].__get__
+_ANNOUNCE = "__init_subclass__"
+_MADE_WITH_THE_CLASS = {"__dict__", "__weakref__", "__slotnames__", "_abc_impl", "__slots__", "__module__"}
+
+
+def is_made_here(kind: type) -> bool:
+    """Tell a class that has to travel with its instances from one that can be imported or belongs to compiled code."""
+    if not _CLASS_FLAGS(kind) & _HEAP_TYPE:
+        return False
+    module = _CLASS_DICT(kind).get("__module__")
+    home: Any = sys.modules.get(module) if type(module) is str else None
+    found = home
+    for part in _CLASS_QUALNAME(kind).split("."):
+        found = getattr(found, part, None)
+    return found is not kind and (getattr(home, "__file__", None) or "").endswith(".py")
+
+
+def binds(name: str, value: Any) -> bool:
+    """Tell whether this is a class made here, under its own name: what others may refer to by that name."""
+    return issubclass(type(value), type) and _CLASS_NAME(value) == name and is_made_here(value)
+
+
+def class_parts(kind: type, is_settled: Callable[[Any], bool]) -> Any:
+    """Take a class apart: what makes it, and what is set in it when it exists, since that may refer to it.
+
+    Settled functions are there at once: an instance in a set of the class's own needs `__hash__` then.
+    """
+    namespace = _CLASS_DICT(kind)
+    name, bases, module = _CLASS_NAME(kind), _CLASS_BASES(kind), namespace.get("__module__")
+    if bases == (tuple,) and "_field_defaults" in namespace:
+        return _named_tuple, (name, namespace["_fields"], namespace["_field_defaults"], module)
+    if issubclass(kind, enum.Enum):
+        return _enum, (type(kind), name, bases, _enum_namespace(namespace, module))
+    made = {key: value for key, value in namespace.items() if key in {"__module__", "__slots__"} or is_settled(value)}
+    rest = {
+        key: value
+        for key, value in namespace.items()
+        if key not in _MADE_WITH_THE_CLASS and key not in made and type(value) is not types.MemberDescriptorType
+    }
+    return _class, (type(kind), name, bases, made), rest, None, None, _fill_class
+
+
+def _class(metaclass: Any, name: str, bases: tuple[type, ...], made: Names) -> type:
+    """Make an empty class; what is in it follows, since it may refer to the class."""
+    # What a metaclass of the model's did to the class is in the class.
+    metaclass_new = type.__new__ if is_made_here(metaclass) else metaclass.__new__
+    own = [base for base in bases if is_made_here(base)]
+    announce = [(base, _CLASS_DICT(base)[_ANNOUNCE]) for base in own if _ANNOUNCE in _CLASS_DICT(base)]
+    try:
+        for base in own:  # the subclass was announced when the model's code made it
+            type.__setattr__(base, _ANNOUNCE, classmethod(_say_nothing))
+        return metaclass_new(metaclass, name, bases, dict(made))  # type: ignore[no-any-return]
+    finally:
+        for base in own:
+            type.__delattr__(base, _ANNOUNCE)
+        for base, announcement in announce:
+            type.__setattr__(base, _ANNOUNCE, announcement)
+
+
+def _say_nothing(_: type, /, **__: Any) -> None:
+    pass
+
+
+def _fill_class(kind: type, rest: Names) -> None:
+    for name, value in rest.items():
+        type.__setattr__(kind, name, value)
+
+
+def _named_tuple(name: str, fields: tuple[str, ...], defaults: Names, module: str) -> type:
+    return namedtuple(name, fields, defaults=tuple(defaults.values()), module=module)  # noqa: PYI024
+
+
+def _enum_namespace(namespace: Mapping[str, Any], module: str | None) -> Names:
+    members = {name: member._value_ for name, member in namespace["_member_map_"].items()}
+    written = {name: value for name, value in namespace.items() if _is_interpreted(value)}
+    return {"__module__": module, **written, **members}
+
+
+def _is_interpreted(value: Any) -> bool:
+    return type(value) is types.FunctionType and value.__code__.co_filename == _INTERPRETER
+
+
+def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Names) -> Any:
+    namespace = metaclass.__prepare__(name, bases)
+    for key, value in written.items():
+        namespace[key] = value
+    return metaclass(name, bases, namespace)
+
+
+def instance_parts(obj: Any) -> Any:
+    """Take an instance apart without asking its class, which may answer anything."""
+    kind = type(obj)
+    if issubclass(kind, enum.Enum):
+        return _member, (kind, obj._name_, obj._value_)
+    origin = next(base for base in _CLASS_MRO(kind) if not is_made_here(base))
+    if issubclass(origin, BaseException):
+        return _exception, (kind, origin, _ARGS(obj)), _attributes(obj), None, None, _fill_instance
+    if origin.__new__ is not object.__new__:
+        return NotImplemented
+    return _instance, (kind,), _attributes(obj), None, None, _fill_instance
+
+
+def _attributes(obj: Any) -> tuple[Names | None, Names | None]:
+    slots = {
+        name: member.__get__(obj)
+        for base in _CLASS_MRO(type(obj))
+        if "__slots__" in _CLASS_DICT(base)
+        for name, member in _CLASS_DICT(base).items()
+        if type(member) is types.MemberDescriptorType and _has(member, obj)
+    }
+    return _own_dict(obj), slots or None
+
+
+def _own_dict(obj: Any) -> Names | None:
+    """Give an instance's own dict, past whatever its class says `__dict__` is."""
+    for base in _CLASS_MRO(type(obj)):
+        descriptor = _CLASS_DICT(base).get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType:
+            return descriptor.__get__(obj)  # type: ignore[no-any-return]
+    return None
+
+
+def _has(member: Any, obj: Any) -> bool:
+    try:
+        member.__get__(obj)
+    except AttributeError:
+        return False
+    return True
+
+
+def _instance(kind: type) -> Any:
+    return object.__new__(kind)
+
+
+def _exception(kind: type[BaseException], origin: Any, args: tuple[Any, ...]) -> Any:
+    error = origin.__new__(kind, *args)
+    error.args = args
+    return error
+
+
+def _fill_instance(obj: Any, parts: tuple[Names | None, Names | None]) -> None:
+    attributes, slots = parts
+    own = _own_dict(obj)
+    if attributes and own is not None:
+        own.update(attributes)
+    for base in _CLASS_MRO(type(obj)) if slots else ():
+        for name in slots or ():
+            member = _CLASS_DICT(base).get(name)
+            if type(member) is types.MemberDescriptorType:
+                member.__set__(obj, slots[name])  # type: ignore[index]
+
+
+def _member(kind: Any, name: str | None, value: Any) -> Any:
+    members = kind._member_map_
+    return members[name] if name in members else kind(value)

@@ -1,0 +1,305 @@
+"""A CodeAgent's interpreter in a process of its own: stops end it, limits bind it, its variables are just bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
+
+from app.agents.code.channel import Channel, ClosedError, MisbehavedError
+from app.agents.crossing import dumps, dumps_plain, loads
+from app.agents.plain import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from smolagents.local_python_executor import LocalPythonExecutor
+
+    from app.agents.code.limits import CodeLimits
+    from app.agents.code.nursery import Child, Nursery
+
+T = TypeVar("T")
+
+MB = 1024 * 1024
+MOST_BYTES = 2**31  # of what this process itself makes
+MOST_PIECES, MOST_GONE, MOST_NAME_CHARS = 10_000, 1000, 200
+_PIECE = re.compile(r"[0-9a-f]{8,64}")
+NONE_SENTENCE = "No process could be started for the code; try again."
+DIED_SENTENCE = (
+    "The process that ran the code ended: it used too much memory, or was killed. What it had changed is lost."
+)
+
+
+class Shown:
+    """A final answer whose text is not that of the value that could cross: the model is shown the text."""
+
+    def __init__(self, value: Any, text: str) -> None:
+        self.value = value
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def without_text(value: Any) -> Any:
+    """Give the value of a final answer."""
+    return value.value if type(value) is Shown else value
+
+
+class ChildInterpreter(PythonExecutor):
+    """Runs code blocks as `original` would, in a process that is forked for the first one and ended by `rest`."""
+
+    def __init__(
+        self,
+        original: LocalPythonExecutor,
+        nursery: Nursery,
+        limits: CodeLimits,
+        carries: tuple[type, ...],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` is called while code runs, and raises to end it."""
+        self._original = original
+        self._nursery = nursery
+        self._limits = limits
+        self._carries = carries
+        self._check = check
+        self._tools: dict[str, Callable[..., Any]] = {}
+        self._given: dict[str, Any] = {}
+        self._gives_anew = False
+        self._child: Child | None = None
+        self._channel: Channel | None = None
+        self._is_busy = False
+        self.state: dict[str, Any] = {}
+        """What smolagents reads of an interpreter after an error: `_print_outputs`."""
+        self.effect = b""
+        """How the last block went, as the process told it: output or error, and the variables that it changed."""
+        self.variables: dict[str, bytes] = {}
+        self.gone: frozenset[str] = frozenset()
+
+    def send_tools(self, tools: Mapping[str, Any]) -> None:
+        self._tools = {**tools, **self._original.additional_functions}
+
+    def send_variables(self, variables: dict[str, Any]) -> None:
+        self._given = variables  # the agent's own: what code changes in them in place is changed here, too
+        self._gives_anew = True
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        """Run a block. Raises what the interpreter would, with the same words."""
+        self.state, self.effect = {"_print_outputs": ""}, b""
+        try:
+            message = self._run(code_action)
+            done = _Done.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
+            self.effect = dumps(message, max_bytes=MOST_BYTES)
+            self._keep(done)
+            self._is_busy = False
+            return self._output(done)
+        except OSError as error:
+            raise InterpreterError(NONE_SENTENCE) from error
+        except (ClosedError, MisbehavedError) as error:
+            self.rest()
+            raise InterpreterError(DIED_SENTENCE) from error
+        except BaseException:
+            if self._is_busy:
+                self.rest()
+            raise
+
+    def rest(self) -> None:
+        """End the process; the next block gets another one, with the variables as they were kept."""
+        if self._child:
+            self._child.kill()
+        self._child = self._channel = None
+
+    def _run(self, code: str) -> dict[str, Any]:
+        self._is_busy = True
+        is_new = self._child is None
+        self._child = child = self._child or self._nursery.fork()
+        watch = _Stopwatch(self._limits, child)
+        channel = self._begin(child, watch) if is_new else self._channel
+        assert channel
+        given = {"given": self._written(self._given)} if self._gives_anew and not is_new else {}
+        self._gives_anew = False
+        channel.send({"code": code, **given}, lambda: self._look(watch))
+        while True:
+            message = channel.receive(lambda: self._look(watch))
+            if "call" not in message:
+                return message
+            channel.send(self._called(message, watch), lambda: self._look(watch))
+
+    def _look(self, watch: _Stopwatch) -> None:
+        self._check()
+        watch.check()
+
+    def _written(self, values: dict[str, Any]) -> dict[str, bytes]:
+        return {name: dumps_plain(value, self._carries) for name, value in values.items()}
+
+    def _begin(self, child: Child, watch: _Stopwatch) -> Channel:
+        limits, original = self._limits, self._original
+        self._channel = Channel(child.sock, int((limits.output_mb + 2 * limits.variables_mb + 1) * MB))
+        self._channel.send(
+            {
+                "imports": list(original.additional_authorized_imports),
+                "authorized": list(original.authorized_imports),
+                "max_print": original.max_print_outputs_length,
+                "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
+                "carries": [[kind.__module__, kind.__qualname__] for kind in self._carries],
+                "given": self._written(self._given),
+                "anew": self._gives_anew,
+                "variables": self.variables,
+                "gone": sorted(self.gone),
+                "output_mb": limits.output_mb,
+                "variables_mb": limits.variables_mb,
+                "memory_mb": limits.memory_mb,
+                "processes": limits.processes,
+                "open_files": limits.open_files,
+            },
+            lambda: self._look(watch),
+        )
+        begun = self._channel.receive(lambda: self._look(watch))
+        try:
+            self.gone = _names(begun.get("gone"))
+        except TypeError as error:
+            raise MisbehavedError("a message is not what it should be") from error
+        return self._channel
+
+    def _called(self, message: dict[str, Any], watch: _Stopwatch) -> dict[str, Any]:
+        """Call a tool for the code, and give its answer as a message."""
+        name = message["call"]
+        if type(name) is not str or name not in self._tools:
+            raise MisbehavedError("it calls what is no tool")
+        try:
+            args, kwargs = loads(message["given"], self._carries)
+            with watch.paused():
+                result = self._tools[name](*args, **kwargs)
+            returned = dumps_plain(result, self._carries, max_bytes=MOST_BYTES)
+            if len(returned) > self._limits.output_mb * MB:
+                raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
+            return {"returned": returned}  # noqa: TRY300
+        except Exception as error:  # noqa: BLE001 - it is the code's to handle
+            base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            return {"raised": [type(error).__name__, base, _words(error)]}
+
+    def _output(self, done: _Done) -> CodeOutput:
+        self.state = {"_print_outputs": done.logs}
+        if done.full or (done.error and MemoryError.__name__ in done.error):
+            self.rest()  # what filled it is no longer reached, and yet not freed: the next block gets a fresh one
+        if done.error is not None:
+            raise InterpreterError(done.error)
+        output = done.output
+        if str(output) != done.text:
+            # What the model is shown is the text that the value had in the process.
+            output = Shown(output, done.text) if done.final else done.text
+        return CodeOutput(output=output, logs=done.logs, is_final_answer=done.final)
+
+    def _keep(self, done: _Done) -> None:
+        kept = {**self.variables, **done.changed}
+        for piece in done.removed:
+            kept.pop(piece, None)
+        if len(kept) > MOST_PIECES or sum(map(len, kept.values())) > 2 * self._limits.variables_mb * MB:
+            raise MisbehavedError("the variables are larger than they may be")
+        self.variables = kept
+        self.gone = done.gone
+        for name, value in done.given.items():
+            if name in self._given:
+                self._given[name] = value
+
+
+@dataclass(frozen=True)
+class _Done:
+    """How a block went, as the process tells it."""
+
+    output: Any
+    text: str
+    logs: str
+    final: bool
+    error: str | None
+    changed: dict[str, bytes]
+    removed: list[str]
+    gone: frozenset[str]
+    given: dict[str, Any]
+    full: bool
+
+    @classmethod
+    def read(cls, message: dict[str, Any], carries: tuple[type, ...], known: frozenset[str], most_bytes: int) -> _Done:
+        """Believe nothing: model-written code may have written the message. `known` are the names that were given."""
+        try:
+            output = None if message["output"] is None else loads(message["output"], carries)
+            return cls(
+                output=output,
+                text=text_of(_of(str, message["text"])),
+                logs=text_of(_of(str, message["logs"])),
+                final=_of(bool, message["final"]),
+                error=None if message["error"] is None else text_of(_of(str, message["error"])),
+                changed={_piece(name): _of(bytes, data) for name, data in _of(dict, message["changed"]).items()},
+                removed=[_piece(name) for name in _of(list, message["removed"])],
+                gone=_names(message["gone"]),
+                given=_given(_of(dict, message["given"]), carries, known, most_bytes),
+                full=_of(bool, message["full"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MisbehavedError("a message is not what it should be") from error
+
+
+class _Stopwatch:
+    """Bounds a block's time, without that of the tools that it calls."""
+
+    def __init__(self, limits: CodeLimits, child: Child) -> None:
+        self._limits = limits
+        self._child = child
+        self._cpu_before = child.cpu_s()
+        self._since = time.monotonic()
+
+    def check(self) -> None:
+        """Raise what smolagents raises, and in its words."""
+        for limit_s, used_s in (
+            (self._limits.wall_s, time.monotonic() - self._since),
+            (self._limits.cpu_s, self._child.cpu_s() - self._cpu_before),
+        ):
+            if used_s > limit_s:
+                raise ExecutionTimeoutError(
+                    f"Code execution exceeded the maximum execution time of {limit_s:g} seconds"
+                )
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let time pass that does not count."""
+        began = time.monotonic()
+        yield
+        self._since += time.monotonic() - began
+
+
+def _piece(name: Any) -> str:
+    if not _PIECE.fullmatch(_of(str, name)):
+        raise TypeError("that is no name of a piece")
+    return str(name)
+
+
+def _names(names: Any) -> frozenset[str]:
+    """Take names that could not be kept; what cannot be one is nobody's."""
+    found = [_of(str, name) for name in _of(list, names)[:MOST_GONE]]
+    return frozenset(name for name in found if len(name) <= MOST_NAME_CHARS and name.isidentifier())
+
+
+def _given(
+    changed: dict[Any, Any], carries: tuple[type, ...], known: frozenset[str], most_bytes: int
+) -> dict[str, Any]:
+    """Read what was given and changed in place."""
+    if not known.issuperset(changed) or sum(len(_of(bytes, data)) for data in changed.values()) > most_bytes:
+        raise TypeError("that was not given")
+    return {name: loads(data, carries) for name, data in changed.items()}
+
+
+def _of(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"a {kind.__name__} is needed")
+    return value
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
+        return type(error).__name__

@@ -1,0 +1,344 @@
+"""Values that try to run code where they are read, to lie about what they are, or to fill the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import ctypes
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import io
+import itertools
+import mmap
+import operator
+import queue
+import re
+import socket
+import sys
+import threading
+import types
+import uuid
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from smolagents.agent_types import AgentImage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MARKS: list[str] = []
+"""What code did that should have been left alone."""
+
+REFUSED = object()
+"""What the other side gets of a value that cannot cross."""
+
+_METHODS = """
+    abs add aenter aiter and await bool buffer bytes call ceil complex contains copy deepcopy del delattr delitem dir
+    dict divmod enter eq exit float floordiv format ge get getattr getattribute getitem getnewargs getnewargs_ex
+    getstate gt hash iadd index int invert iter le len length_hint lt missing mod mul ne neg next or pos pow radd reduce
+    reduce_ex repr reversed round set setattr setitem setstate sizeof str sub truediv trunc xor array fspath
+    array_interface dataframe arrow_c_array arrow_c_stream
+""".split()
+
+
+def marking(name: str) -> Callable[..., Any]:
+    def method(*_: Any, **__: Any) -> Any:
+        MARKS.append(name)
+        raise RuntimeError(name)
+
+    return method
+
+
+def body(*names: str) -> dict[str, Any]:
+    return {f"__{name}__": marking(name) for name in names}
+
+
+# What a subclass needs to be made at all, and dropped in peace, is left to it.
+_ALL = body(*(name for name in _METHODS if name not in {"del", "getattribute", "setattr", "get", "set"}))
+_PUBLIC = """
+    __class__ items keys values get copy append pop encode decode to_bytes bit_length isoformat utcoffset tzinfo
+    year fold days numerator denominator as_tuple adjusted maxlen mode size tobytes load hex real imag
+""".split()
+
+
+def subclass(base: type, **more: Any) -> Any:
+    """Give a subclass all whose methods leave a mark."""
+    own = {name: property(marking(name)) for name in _PUBLIC if name != "load"}
+    return type(f"Bad{base.__name__}", (base,), {**_ALL, **own, "__getattribute__": marking("getattribute"), **more})
+
+
+class LyingMeta(type):
+    """A class of classes that answers for its classes, with code of its own."""
+
+    __instancecheck__ = __subclasscheck__ = __getattribute__ = __getattr__ = __call__ = marking("meta")
+    __hash__ = __eq__ = __repr__ = __str__ = __len__ = __iter__ = __bool__ = __or__ = marking("meta")
+    __prepare__ = classmethod(lambda *_, **__: {})
+
+
+class OddName:
+    """What a class may have for its module; it cannot be shown."""
+
+    __str__ = __repr__ = __format__ = __len__ = __eq__ = __hash__ = marking("name")
+
+
+class ArmedKey(str):
+    """Answers as a str until it is armed."""
+
+    __slots__ = ()
+    armed = False
+
+    def __hash__(self) -> int:
+        if ArmedKey.armed:
+            MARKS.append("key hash")
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        if ArmedKey.armed:
+            MARKS.append("key eq")
+        return str.__eq__(self, other)
+
+
+class ArmedItem:
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        if ArmedKey.armed:
+            MARKS.append("item hash")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        if ArmedKey.armed:
+            MARKS.append("item eq")
+        return self is other
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Plain(enum.Enum):
+    ONE = 1
+
+
+@dataclass
+class Record:
+    x: int = 1
+
+
+def _generator() -> Any:
+    yield 1
+
+
+async def _coroutine() -> None:
+    await asyncio.sleep(0)
+
+
+def _wide() -> list[Any]:
+    value: list[Any] = [0] * 1000
+    for _ in range(40):
+        value = [value] * 1000
+    return value
+
+
+def _deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def _circle(make: Callable[[], Any], add: Callable[[Any, Any], Any]) -> Any:
+    value = make()
+    add(value, value)
+    return value
+
+
+def _with_dict(own: Any) -> Any:
+    record = Record()
+    record.__dict__ = own
+    return record
+
+
+def _closed_coroutine() -> Any:
+    coroutine = _coroutine()
+    coroutine.close()
+    return coroutine
+
+
+def _lying_image() -> PIL.Image.Image:
+    image = PIL.Image.new("L", (1, 1))
+    image.tobytes = marking("tobytes")  # type: ignore[method-assign]
+    return image
+
+
+def _lying_class() -> Any:
+    return LyingMeta("Odd", (), {})
+
+
+def _bad_fraction() -> fractions.Fraction:
+    value = fractions.Fraction(1, 2)
+    vars(fractions.Fraction)["_numerator"].__set__(value, subclass(int)(1))
+    return value
+
+
+def _refused() -> dict[str, Any]:
+    lying = type("Lying", (), {"__class__": property(marking("class"))})
+    posing = type("Posing", (), {"__class__": str})
+    made: dict[str, Any] = {f"an object with __{name}__": type(name, (), body(name))() for name in _METHODS}
+    made |= {
+        "an object of all marks": type("All", (), {**_ALL, "__getattribute__": marking("getattribute")})(),
+        "a __class__ property": lying(),
+        "a __class__ that says str": posing(),
+        "a class of a lying metaclass": LyingMeta("Odd", (), {}),
+        "an instance of a lying metaclass": object.__new__(_lying_class()),
+        "an odd __module__": type("Odd", (), {"__module__": OddName()})(),
+        "an odd __qualname__": type("Odd", (), {"__qualname__": type("Name", (str,), body("format", "str"))("q")})(),
+        "a descriptor for its dict": type("Odd", (), {"__dict__": property(marking("dict"))})(),
+        "an exception": ValueError("x"),
+        "an exception of marks": type("BadError", (Exception,), {**_ALL, "args": property(marking("args"))})(),
+        "an uncarried dataclass": Record(),
+        "an uncarried enum": Plain.ONE,
+        "a dict of an unknown class's keys": {ArmedItem(): 1},
+        "a set of an unknown class": {ArmedItem(), ArmedItem()},
+        "a list as a key": {type("HashableList", (list,), {"__hash__": lambda _: 1})([1]): 1},
+        "a dict in a set": {type("HashableDict", (dict,), {"__hash__": lambda _: 1})({1: 1})},
+        "two keys that would be one": {
+            type("Key", (str,), {"__hash__": object.__hash__, "__eq__": lambda s, o: s is o})("k"): n for n in range(2)
+        },
+        "a generator": _generator(),
+        "a coroutine": _closed_coroutine(),
+        "an iterator": iter([1]),
+        "an endless iterator": itertools.count(),
+        "an endless repetition": itertools.repeat("x"),
+        "a map": map(str, [1]),
+        "a lock": threading.Lock(),
+        "a recursive lock": threading.RLock(),
+        "a condition": threading.Condition(),
+        "a thread": threading.current_thread(),
+        "a thread's own": threading.local(),
+        "a queue": queue.Queue(),
+        "a text file": io.StringIO("x"),
+        "a byte file": io.BytesIO(b"x"),
+        "a standard file": sys.__stdout__,
+        "a socket": socket.socket,
+        "a memory map": mmap.mmap(-1, 10),
+        "a view of memory": memoryview(b"x"),
+        "a C integer": ctypes.c_int(1),
+        "a C pointer": ctypes.pointer(ctypes.c_int(1)),
+        "a function": _generator,
+        "a lambda": lambda: 1,
+        "a builtin function": len,
+        "a method": "x".join,
+        "a bound method of marks": type("Odd", (), _ALL)().__init__,
+        "a partial": functools.partial(print),
+        "a getter": operator.itemgetter(1),
+        "a module": sys,
+        "a hostile module": subclass(types.ModuleType)("m"),
+        "a type": int,
+        "a generic type": list[int],
+        "a union": int | str,
+        "a code object": _generator.__code__,
+        "a frame": sys._getframe(),  # noqa: SLF001
+        "a cell": types.CellType(1),
+        "a pattern": re.compile("x"),
+        "a match": re.match("x", "x"),
+        "a weak reference": weakref.ref(Record),
+        "a simple namespace": types.SimpleNamespace(x=1),
+        "a slice": slice(1),
+        "an ellipsis": ...,
+        "a mapping proxy": types.MappingProxyType({1: 1}),
+        "a chain of maps": collections.ChainMap({1: 1}),
+        "a user's dict": collections.UserDict({1: 1}),
+        "the keys of a dict": {1: 1}.keys(),
+        "a property": property(marking("property")),
+        "an object": object(),
+        "a zone of its own": dt.datetime(
+            2020, 1, 1, tzinfo=type("Zone", (dt.tzinfo,), {**_ALL, "utcoffset": marking("zone")})()
+        ),
+        "an image of its own class": object.__new__(type("BadImage", (PIL.Image.Image,), _ALL)),
+        "an image that says it is Pillow's": object.__new__(
+            type("Image", (PIL.Image.Image,), {"__module__": "PIL.Image", "mode": property(marking("mode"))})
+        ),
+        "an agent's image of its own class": object.__new__(type("BadImage", (AgentImage,), _ALL)),
+        "an image with a method of its own": _lying_image(),
+        "a list that holds itself": _circle(list, lambda a, b: a.append(b)),
+        "a dict that holds itself": _circle(dict, lambda a, b: a.update(me=b)),
+        "a deque that holds itself": _circle(collections.deque, lambda a, b: a.append(b)),
+        "an ordered dict that holds itself": _circle(collections.OrderedDict, lambda a, b: a.update(me=b)),
+        "a subclass of list that holds itself": _circle(type("L", (list,), {}), list.append),
+        "a list in a list, 200 times": _deep(200),
+        "a list in a list, 20,000 times": _deep(20_000),
+        "a list of 1,000 of itself, 40 times": _wide(),
+        "a very long list": [None] * 2_000_000,
+        "a very long tuple": (None,) * 2_000_000,
+        "a very long deque": collections.deque([None]) * 2_000_000,
+        "a very long text": "x" * (65 << 20),
+        "very long bytes": b"x" * (65 << 20),
+        "a very long bytearray": bytearray(65 << 20),
+        "many long texts": ["x" * (1 << 20)] * 100,
+        "many long numbers": [1 << 14_000] * 100_000,
+        "a very long number": 1 << 1_000_000,
+        "a very large decimal": decimal.Decimal("1e1000000"),
+        "a very long decimal": decimal.Decimal("1" * 100_000),
+        "a very large fraction": fractions.Fraction(1, 1 << 1_000_000),
+        "a very large image": PIL.Image.new("1", (10_000, 10_000)),
+        "a very long list as a key": {(None,) * 2_000_000: 1},
+    }
+    return made
+
+
+def _accepted() -> dict[str, tuple[Any, Any]]:
+    """Give values that cross as what they are a kind of, whatever their classes say."""
+    moment = dt.datetime(2020, 1, 2, 3, 4, 5, 6, dt.UTC)
+    values = ["text", 17, 1.5, 2j, b"bytes", bytearray(b"array"), [1, [2]], (1, "x"), {"a": 1}, {1, 2}, frozenset({3})]
+    values += [
+        moment,
+        moment.date(),
+        dt.time(1, 2, tzinfo=dt.UTC),
+        dt.timedelta(3),
+        decimal.Decimal("1.5"),
+        uuid.UUID(int=5),
+    ]
+    made = {f"a hostile kind of {type(value).__name__}": (_hostile(value), value) for value in values}
+    return made | {
+        "a hostile kind of deque": (subclass(collections.deque)([1]), collections.deque([1])),
+        "a hostile kind of ordered dict": (subclass(collections.OrderedDict)(), {}),
+        "a hostile kind of default dict": (subclass(collections.defaultdict)(marking("factory")), {}),
+        "a hostile kind of counter": (dict.__new__(subclass(collections.Counter)), {}),
+        "a default dict of marks": (collections.defaultdict(marking("factory"), a=1), {"a": 1}),
+        "an integer enum": (Level.HIGH, 3),
+        "a fraction with a hostile number": (_bad_fraction(), fractions.Fraction(1, 2)),
+        "a hostile key": ({ArmedKey("k"): 1}, {"k": 1}),
+        "a hostile key in order": (collections.OrderedDict({ArmedKey("k"): 1}), {"k": 1}),
+        "a hostile item of a set": ({ArmedKey("k")}, {"k"}),
+        "a hostile item of a list": ([_hostile("x")], ["x"]),
+        "a hostile index": (range(subclass(int)(1), 2), range(1, 2)),
+        "a long range": (range(10**18), range(10**18)),
+        "a list that is there twice": ([[1]] * 3, [[1], [1], [1]]),
+    }
+
+
+def _hostile(value: Any) -> Any:
+    kind = subclass(type(value))
+    if type(value) is dt.datetime:
+        return kind(2020, 1, 2, 3, 4, 5, 6, dt.UTC)
+    if type(value) is dt.date:
+        return kind(2020, 1, 2)
+    if type(value) is dt.time:
+        return kind(1, 2, tzinfo=dt.UTC)
+    if type(value) is dt.timedelta:
+        return kind(3)
+    if type(value) is uuid.UUID:
+        made = object.__new__(kind)
+        uuid.UUID.__dict__["int"].__set__(made, 5)
+        return made
+    return kind(value)
+
+
+REFUSED_VALUES = _refused()
+ACCEPTED_VALUES = _accepted()
