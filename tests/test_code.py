@@ -433,10 +433,10 @@ def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     gate.touch()
     ended = over(alone, turn)
     assert (ended["status"], ended["reply"]) == ("finished", "done")
-    _, error, after, again = shown(alone, ended)
-    # It died in the block (which is as if it had not been), in the next one, or not at all: what a block kept is kept.
-    died = (error.startswith(DIED), printed(after), printed(again))
-    assert died in {(True, "1", "1"), (False, "", "2"), (False, "2", ""), (False, "2", "2")}
+    texts = shown(alone, ended)
+    # It died in the block (then it is as if it had not been), in a later one, or not at all: what was kept is kept.
+    assert len([text for text in texts if text.startswith(DIED)]) <= 1
+    assert {printed(text) for text in texts if printed(text)} in ({"1"}, {"2"})
     assert played(alone, "print(1)")[0]["reply"] == "done"
 
 
