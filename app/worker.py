@@ -208,12 +208,14 @@ class Worker:
     async def _heeds(self, job: asyncio.Future[T], stage: LoopStage, afterwards: Callable[[T | None], object]) -> bool:
         """Wait for a job; one that does not heed a stop in time is given up, with its thread."""
         await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
-        done, _ = await asyncio.wait((job,), timeout=GRACE_S)
-        if not done:
+        if not job.done():
+            await asyncio.wait((job,), timeout=GRACE_S)
+        if not job.done():
             log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
             stage.close()
             self._threads.give_up(job, afterwards)
-        return bool(done)
+            return False
+        return True
 
     async def _keep_leases(self) -> None:
         """Renew in time; a lease that is lost stops its turn at the next step."""
