@@ -96,7 +96,6 @@ def test_what_a_model_made_does_the_same_in_another_process(another_process: Cal
 
 @pytest.mark.parametrize("kind", CARRIED_WITH_PANDAS)
 def test_arrays_and_frames_do_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
-    pytest.importorskip("pandas")
     carried(another_process, *CARRIED_WITH_PANDAS[kind])
 
 

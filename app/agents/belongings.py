@@ -41,7 +41,9 @@ class Belongings:
         self._gone_before = self._gone()
         head = self._family.head.interpreter
         untold = sorted(head.gone - self._told) if head else []
-        self._told |= frozenset(untold)
+        self._told = (
+            frozenset([*untold, *(self._told & head.gone)]) if head else frozenset()
+        )  # gone again is told again
         return f"\n\n{GONE_SENTENCE.format(names=', '.join(untold))}" if untold else ""
 
     def dropped(self) -> tuple[str, ...]:
