@@ -215,6 +215,11 @@ class Lease(Protocol):
         """How many writes the store has not answered yet."""
         ...
 
+    @property
+    def waiting_s(self) -> float:
+        """For how long the oldest of them has been waiting. For any thread."""
+        ...
+
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
     ) -> None:
@@ -289,6 +294,11 @@ class Stage(Protocol):
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         """Hand on an event, and a finished step or an effect (key and result) to be kept with it. Returns at once."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """What was told has been waiting for the store for longer than it should."""
         ...
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:

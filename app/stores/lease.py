@@ -50,6 +50,7 @@ class _Entry:
     """One write, numbered from 1 on."""
 
     serial: int
+    at: float
     arguments: list[Argument]
     events: list[Event]
     is_effect: bool
@@ -129,6 +130,11 @@ class HeldLease:
     @property
     def backlog(self) -> int:
         return len(self._backlog)
+
+    @property
+    def waiting_s(self) -> float:
+        oldest = next(iter(self._backlog.copy()), None)
+        return time.monotonic() - oldest.at if oldest else 0.0
 
     @property
     def lost(self) -> bool:
@@ -237,7 +243,7 @@ class HeldLease:
             self._remember(event.type, data)
             arguments += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._emitted += 1
-        self._backlog.append(_Entry(self._emitted, arguments, told, is_effect=bool(result)))
+        self._backlog.append(_Entry(self._emitted, time.monotonic(), arguments, told, is_effect=bool(result)))
         self._unsent += 1
         if self._unsent == 1:
             self._loop.call_soon(self._send)
