@@ -92,7 +92,14 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         registry = Registry(settings.warm_sessions, settings.warm_idle_s)
         metrics = Metrics(threads, lambda: len(registry))
         store = await stack.enter_async_context(
-            open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s, on_loss=metrics.store_lost)
+            open_store(
+                url,
+                sealer,
+                lease_s=settings.lease_s,
+                log_ttl_s=settings.log_ttl_s,
+                max_waiting=settings.max_waiting_turns,
+                on_loss=metrics.store_lost,
+            )
         )
         keep_memory_private()
         catalog.start()

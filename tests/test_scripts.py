@@ -81,7 +81,7 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 @asynccontextmanager
 async def opened(socket_path: Path, sealer: Sealer) -> AsyncIterator[Store]:
     async with open_store(
-        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, on_loss=lambda: None
+        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=2, on_loss=lambda: None
     ) as store:
         yield store
 
@@ -102,7 +102,9 @@ async def submit(
     store: Store, conversation: str, agent: AgentName = AGENT, *, asked: bool = True, new: bool = True
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version(agent), "hello", TurnOptions(), Timing(time.time()))
-    accepted = await store.turns.submit(turn, TurnInput(), create={} if new else None, asked=asked, version_of=version)
+    accepted, _ = await store.turns.submit(
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version
+    )
     return accepted.number
 
 
@@ -448,6 +450,10 @@ def submit_raw(raw: Raw, turn: int, record: str) -> Any:
         "event": "sealed",
         "me": "nobody",
         "wake": "",
+        "on_busy": "reject",
+        "most_waiting": 2,
+        "idem": "",
+        "digest": "",
     }
     return raw.execute_command(*script("submit").command(PARTITION, (), named))
 

@@ -13,6 +13,7 @@ from app.stores.connection import Listener, Pipeline, connect
 from app.stores.conversations import Conversations
 from app.stores.desk import Desk
 from app.stores.first_look import look_at
+from app.stores.idempotency import Pepper
 from app.stores.log import Log
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands
@@ -42,20 +43,20 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int, on_loss: Callable[[], None]
+    url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int, max_waiting: int, on_loss: Callable[[], None]
 ) -> AsyncIterator[Store]:
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     client = connect(url)
     me = secrets.token_hex(8)
     channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
     try:
-        server = await look_at(client, sealer, PARTITION, (channel, stop, wake))
+        server, pepper = await look_at(client, sealer, PARTITION, (channel, stop, wake))
         pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s)
-        turns = Turns(desk, scheduler)
+        turns = Turns(desk, scheduler, Pepper(pepper), max_waiting=max_waiting)
         heard = {
             wake.encode(): lambda *_: scheduler.nudge(),
             channel.encode(): turn_log.hear,

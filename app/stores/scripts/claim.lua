@@ -27,7 +27,7 @@ while #claims < tonumber(most) do
     local head = redis.call('HMGET', conversation, 'generation', 'head')
     claims[#claims + 1] = {oldest, turn, fence, attempt, started, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
       redis.call('HGET', run, 'input') or '', head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1])),
-      redis.call('LLEN', key('log', oldest, turn)), redis.call('HEXISTS', run, 'cancel'),
+      redis.call('LLEN', key('log', oldest, turn)), redis.call('HGET', run, 'cancel') or '',
       redis.call('SMEMBERS', key('watch', oldest, turn)),
       redis.call('HGET', key('variables', oldest, head[1]), '') or ''}
   end
