@@ -77,7 +77,7 @@ def made(response: httpx2.Response, status: int = 200) -> Event:
 
 def conversations(service: Service) -> int:
     with Redis.from_url(service.settings["REDIS_URL"]) as store:
-        return int(store.zcard("{p000}:owner:local"))  # type: ignore[arg-type]
+        return int(store.zcard("{p000}:owner:local"))
 
 
 def png(colour: str, **options: Any) -> bytes:
@@ -117,7 +117,7 @@ def test_a_stream_that_is_asked_for_again_begins_with_the_first_event(
     headers = EVENTS | {"Idempotency-Key": key}
     if is_over:
         (tmp_path / "gate").touch()
-    raw = []
+    raw: list[list[Event]] = []
     for service in (*pair, pair[0]):
         with service.client.stream("POST", "/turn", json=asked, headers=headers) as response:
             assert response.status_code == 200, response.read()
