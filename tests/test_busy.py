@@ -307,9 +307,9 @@ def test_a_turn_that_waits_is_cancelled_at_once_and_the_others_go_on(service: Se
         assert [frame.event for frame in log_of(service, third)] == ["turn.queued", "turn.cancelled"]
         assert shown(service, first) == (4, 1, 2)
         assert stop(service, third).json() == answer.json()
-        assert follow(service, first, {"say": "5"})["turn"] == 5
-    ended = [over(service, turn) for turn in (first, second, fourth)]
-    assert [turn["reply"] for turn in ended] == ["done", "2", "4"]
+        fifth = follow(service, first, {"say": "5"})
+    ended = [over(service, turn) for turn in (first, second, fourth, fifth)]
+    assert [(turn["turn"], turn["reply"]) for turn in ended] == [(1, "done"), (2, "2"), (4, "4"), (5, "5")]
     assert in_order(ended)
 
 
