@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 600.0  # how long a turn waits for a store that is away; its own deadline comes first while it plays
 RETRY_S = 0.25
+LATE_S = 0.05
+HELD_SHARE = 0.8  # of a lease, after which it is no longer taken for certain
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
@@ -89,6 +91,7 @@ class HeldLease:
         self.counted = counted
         self.fingerprint = fingerprint
         self.grew = False
+        self._held_until = 0.0
         self.scope = scope
         self.fence = fence
         self.turn = turn
@@ -139,9 +142,17 @@ class HeldLease:
         return len(self._backlog)
 
     @property
-    def waiting_s(self) -> float:
-        oldest = next(iter(self._backlog.copy()), None)
-        return time.monotonic() - oldest.at if oldest else 0.0
+    def is_late(self) -> bool:
+        oldest, now = next(iter(self._backlog.copy()), None), time.monotonic()
+        return now > self._held_until or (oldest is not None and now - oldest.at > LATE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self._lost or self._defect is not None
+
+    def confirm(self, at: float) -> None:
+        """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._desk.lease_s)
 
     @property
     def lost(self) -> bool:
@@ -389,6 +400,7 @@ class HeldLease:
 
     def _found_gap(self) -> None:
         self._defect = SealBrokenError(COUNT_SENTENCE)
+        self._stop("broken")
         self._give_up()
 
     def _give_up(self) -> None:
