@@ -40,7 +40,7 @@ _TYPES: tuple[StepType, ...] = ("task", "planning", "action")
 
 
 def turn_to_bytes(turn: Turn) -> bytes:
-    return _TURN.dump_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
 
 
 def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
@@ -52,7 +52,7 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
 
 def event_to_bytes(event: Event) -> bytes:
     assert not isinstance(event, TurnEnded), "a final event is the turn's record"
-    return _EVENTS[event.type].dump_json(event, exclude_defaults=True)
+    return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
 
 
 def event_from_bytes(name: str, data: bytes) -> Event:
