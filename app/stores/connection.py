@@ -127,12 +127,13 @@ class Pipeline:
             await connection.send_packed_command([_packed(command) for command, _ in batch], check_health=False)
 
     async def _read(self, connection: AbstractConnection) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             try:
                 value = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 value = error
-            self._heard_at = asyncio.get_running_loop().time()
+            self._heard_at = clock()
             _, answer = self._sent.popleft()
             if answer.done():
                 continue
