@@ -74,7 +74,7 @@ class Scripts:
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list patch peek recall renew show steps submit sweep "
+    "cancel claim commit create delete emit hand_back images list past patch peek recall renew show steps submit sweep "
     "turns variables watch"
 ).split()
 
