@@ -45,6 +45,7 @@ PATIENCE_S = 600.0  # how long a turn waits for a store that is away; its own de
 RETRY_S = 0.25
 LATE_S = 0.05
 HELD_SHARE = 0.8  # of a lease, after which it is no longer taken for certain
+MOST_AT_ONCE = 200  # events of a log that are opened in one go
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
@@ -238,7 +239,7 @@ class HeldLease:
         return Past(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
-            events=tuple(self._open_event(entry) for entry in log),
+            events=await self._opened(log),
             steps=tuple(step.data for step in steps),
             attachments=await self._patiently(lambda: load_images(self._desk, self.scope, steps)),
         )
@@ -461,6 +462,14 @@ class HeldLease:
 
     def _open_effect(self, key: str, blob: bytes) -> bytes:
         return self._desk.sealer.open(blob, self.scope, "effect", self.turn.number, key)
+
+    async def _opened(self, log: list[bytes]) -> tuple[Event, ...]:
+        events = []
+        for entry in log:
+            events.append(self._open_event(entry))
+            if len(events) % MOST_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others want the loop, too
+        return tuple(events)
 
     def _open_event(self, entry: bytes) -> Event:
         name, _, blob = entry.partition(b"\n")
