@@ -49,7 +49,8 @@ class LoopStage:
 
     @property
     def halted(self) -> bool:
-        return self.reason is not None
+        # The lease knows first: who waited for a write is let go in the same moment.
+        return self.reason is not None or self._lease.is_over
 
     @property
     def hands_over(self) -> bool:
@@ -75,6 +76,10 @@ class LoopStage:
             self._room.clear()
             if len(self._told) > MOST_WAITING:
                 self._room.wait(LOOK_S)
+
+    @property
+    def is_late(self) -> bool:
+        return self._lease.is_late
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:
         if effect:
@@ -111,6 +116,8 @@ class LoopStage:
             self._take(len(self._told))
             if self._lease.watched:
                 self._emit()
+            if self._lease.is_late:
+                self._lease.emit("")  # nothing, but only who holds the lease can write it
         self._lease.when_written(written.release)
 
     def _wait(self) -> None:

@@ -24,6 +24,7 @@ from app.stores.head import (
     open_head,
     open_pieces,
 )
+from app.stores.stops import CANCEL, as_stopped, rolled_back, stop_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -34,13 +35,17 @@ if TYPE_CHECKING:
     from app.stores.connection import Answer
     from app.stores.desk import Desk
     from app.stores.script import Argument
+    from app.stores.stops import Stop
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
+PATIENCE_S = 600.0  # how long a turn waits for a store that is away; its own deadline comes first while it plays
 RETRY_S = 0.25
+LATE_S = 0.05
+HELD_SHARE = 0.8  # of a lease, after which it is no longer taken for certain
+MOST_AT_ONCE = 200  # events of a log that are opened in one go
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
@@ -50,9 +55,14 @@ class _Entry:
     """One write, numbered from 1 on."""
 
     serial: int
+    at: float
     arguments: list[Argument]
     events: list[Event]
     is_effect: bool
+
+
+class _RolledBackError(Exception):
+    """The commit does not know that the turn is to be rolled back."""
 
 
 class HeldLease:
@@ -82,6 +92,7 @@ class HeldLease:
         self.counted = counted
         self.fingerprint = fingerprint
         self.grew = False
+        self._held_until = 0.0
         self.scope = scope
         self.fence = fence
         self.turn = turn
@@ -105,6 +116,7 @@ class HeldLease:
         self._told_count = self._told_bytes = 0
         self._held = 0
         self._last_seen = logged
+        self._wish: Stop | None = None
         self.stopped: asyncio.Future[StopReason] = self._loop.create_future()
 
     @property
@@ -131,6 +143,19 @@ class HeldLease:
         return len(self._backlog)
 
     @property
+    def is_late(self) -> bool:
+        oldest, now = next(iter(self._backlog.copy()), None), time.monotonic()
+        return now > self._held_until or (oldest is not None and now - oldest.at > LATE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self._lost or self._defect is not None
+
+    def confirm(self, at: float) -> None:
+        """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._desk.lease_s)
+
+    @property
     def lost(self) -> bool:
         """The store has said that another one holds the conversation."""
         return self._lost
@@ -141,9 +166,12 @@ class HeldLease:
         self._stop("lost")
         self._give_up()
 
-    def cancel(self) -> None:
+    def cancel(self, why: bytes = CANCEL) -> None:
         """Somebody wants the turn to stop."""
-        self._stop("cancelled")
+        wish = stop_of(why)
+        if wish.replaces(self._wish):
+            self._wish = wish
+        self._stop(wish.reason)
 
     def _stop(self, reason: StopReason) -> None:
         if not self.stopped.done():
@@ -187,7 +215,7 @@ class HeldLease:
         return [step.data for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
-        """Load the pieces of the turn's start; one that is not in the sealed list, or missing, is a `SealBrokenError`."""
+        """Load the pieces of the turn's start; one that is missing or not in the sealed list is a SealBrokenError."""
         if not self._pieces_before:
             return {}
         kept, _ = await self._patiently(self._load_variables)
@@ -211,7 +239,7 @@ class HeldLease:
         return Past(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
-            events=tuple(self._open_event(entry) for entry in log),
+            events=await self._opened(log),
             steps=tuple(step.data for step in steps),
             attachments=await self._patiently(lambda: load_images(self._desk, self.scope, steps)),
         )
@@ -237,21 +265,29 @@ class HeldLease:
             self._remember(event.type, data)
             arguments += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._emitted += 1
-        self._backlog.append(_Entry(self._emitted, arguments, told, is_effect=bool(result)))
+        self._backlog.append(_Entry(self._emitted, time.monotonic(), arguments, told, is_effect=bool(result)))
         self._unsent += 1
         if self._unsent == 1:
             self._loop.call_soon(self._send)
 
     async def commit(self, outcome: Outcome) -> Turn:
-        """End the turn."""
+        """End the turn, as whoever wanted it stopped wants it."""
+        try:
+            return await self._commit_as(outcome, self._wish)
+        except _RolledBackError:
+            return await self._commit_as(outcome, self._wish)
+
+    async def _commit_as(self, outcome: Outcome, wish: Stop | None) -> Turn:
+        outcome = outcome if self._defect else as_stopped(outcome, wish)
+        by = rolled_back(wish)
         timing = replace(self.turn.timing, finished_at=time.time())
         last_seq = (self._last_seen if self._defect else self._logged + self._told_count) + 1
         turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
-        variables, head = self._sealed_head()
+        variables, head = (b"", b"") if by else self._sealed_head()
         packed = self._packed()
-        await self._patiently(lambda: self._commit(turn, record, variables, head, packed))
+        await self._patiently(lambda: self._commit(turn, record, variables, head, packed, by=by))
         return turn
 
     def _remember(self, name: str, data: bytes) -> None:
@@ -291,9 +327,12 @@ class HeldLease:
             self._unsent = len(self._backlog)
             await asyncio.sleep(RETRY_S)
 
-    async def _commit(self, turn: Turn, record: bytes, variables: bytes, head: bytes, packed: bytes) -> None:
+    async def _commit(
+        self, turn: Turn, record: bytes, variables: bytes, head: bytes, packed: bytes, *, by: int
+    ) -> None:
         assert turn.outcome
         self._send()
+        kept = self._head_before.count if by else self._head.count
         event = FINAL[turn.outcome.status]
         state, *rest = await self._desk.scripts.call(
             "commit",
@@ -301,7 +340,7 @@ class HeldLease:
             turn=turn.number,
             fence=self.fence,
             generation=self._head.generation,
-            count=self._head.count,
+            count="" if self._defect else kept,
             head=head,
             variables=variables,
             record=record,
@@ -309,12 +348,16 @@ class HeldLease:
             packed=packed,
             logged="" if self._defect else self._logged + self._told_count - self._held,
             last_seq=turn.last_seq or 0,
+            rollback=by or "",
             me=self._desk.channel,
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
         )
         if state == b"lost":
             raise LeaseLostError
+        if state == b"rollback":
+            self.cancel(b"rollback:" + rest[0])
+            raise _RolledBackError
         if state == b"gap":
             if self._backlog:  # not written yet, for the store refused it: no tampering
                 raise StoreUnavailableError
@@ -358,6 +401,7 @@ class HeldLease:
 
     def _found_gap(self) -> None:
         self._defect = SealBrokenError(COUNT_SENTENCE)
+        self._stop("broken")
         self._give_up()
 
     def _give_up(self) -> None:
@@ -419,6 +463,14 @@ class HeldLease:
     def _open_effect(self, key: str, blob: bytes) -> bytes:
         return self._desk.sealer.open(blob, self.scope, "effect", self.turn.number, key)
 
+    async def _opened(self, log: list[bytes]) -> tuple[Event, ...]:
+        events = []
+        for entry in log:
+            events.append(self._open_event(entry))
+            if len(events) % MOST_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others want the loop, too
+        return tuple(events)
+
     def _open_event(self, entry: bytes) -> Event:
         name, _, blob = entry.partition(b"\n")
         return self._desk.log.decode(self.turn.ref, self.turn.number, 0, name.decode(), blob).event
@@ -460,7 +512,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     head: bytes,
     stored: int,
     logged: int,
-    cancelled: bytes,
+    why: bytes,
     watchers: list[bytes],
     variables: bytes,
     counted: int,
@@ -499,6 +551,6 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         counted=counted,
         fingerprint=fingerprint.decode(),
     )
-    if cancelled:
-        lease.cancel()
+    if why:
+        lease.cancel(why)
     return lease
