@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.ledgers import Ledger
     from tests.service import Service
     from tests.streaming import Event, Frame
+    from tests.test_store import Raw
 
     Script = list[Event]
 
@@ -71,14 +72,16 @@ class Doomed:
 
     def stands(self, service: Service) -> bool:
         """Tell whether it stands still at its call, and what had ended before is in the journal."""
+        address = service.settings.get("REDIS_URL", f"unix://{service.folder / 'data' / 'store.sock'}")
+        with Redis.from_url(address) as raw:
+            return self.stands_in(raw)
+
+    def stands_in(self, raw: Raw) -> bool:
         if not (self.ledger.stands and self.turn):
             return False
-        with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
-            key = f"{P}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}"
-            journal = raw.hgetall(key)
-        kept = [
-            name for name, effect in journal.items() if effect and name.startswith((b"tool:", b"model:", b"check:"))
-        ]
+        journal = raw.hgetall(f"{P}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}")
+        kinds = (b"tool:", b"model:", b"check:")
+        kept = [name for name, effect in journal.items() if effect and name.startswith(kinds)]
         return len(kept) >= len(self.ledger.ends)  # more where a call was refused: it is not in the ledger
 
 
