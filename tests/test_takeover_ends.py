@@ -135,8 +135,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
             neighbour.ledger.go()
         crashes = 1
         while crashes < FEW_CRASHES:
-            process = spawn(service.folder, settings)
-            stack.callback(process.wait, 20)
+            process = stack.enter_context(spawn(service.folder, settings))
             stack.callback(process.terminate)
             until(
                 lambda process=process: (  # type: ignore[misc]  # mypy takes no defaults in a lambda
