@@ -131,6 +131,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
         until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
         hand_in(service, it)
         assert service.process.wait(20) == -signal.SIGKILL
+        service.kill()  # what is left of it here
         for neighbour in neighbours:
             neighbour.ledger.go()
         crashes = 1
