@@ -108,7 +108,7 @@ class Resumed:
         it = self.cases[name]
         assert it.turn["status"] == status, (it.turn["error"], it.turn["tool_calls"])
         assert it.turn["attempts"] == 1 + len(CASES[name].at)
-        assert [call["repeated"] for call in it.turn["tool_calls"]] == repeated
+        assert [call["repeated"] for call in it.turn["tool_calls"]] == repeated, it.turn["tool_calls"]
         return it.turn, it.ledger
 
     def is_shown_the_same(self, name: str, *before: Script) -> bool:
@@ -207,8 +207,11 @@ def test_a_call_that_is_unsafe_to_repeat_is_not_repeated_with_other_arguments(re
 
 def test_a_replay_that_asks_for_something_else_ends_rather_than_to_act_twice(resumed: Resumed) -> None:
     it = resumed.cases["time"]
-    turn, ledger = resumed.turn("time", repeated=[False, False], status="failed")
+    turn, ledger = resumed.turn("time", repeated=[False, False, False], status="failed")
     assert turn["error"]["code"] == "replay_diverged"
+    noted = [f"note {call['arguments']['what']}" for call in turn["tool_calls"]]
+    assert noted == [call for call in ledger.calls if call.startswith("note")]
+    assert [call["ok"] for call in turn["tool_calls"]] == [True, True, False]
     assert ledger.calls == it.calls
     steps = [step for step in resumed.service.steps(turn) if step["type"] == "action"]
     assert [turn["steps"], len(steps), steps[0]["observations"].count("noted a")] == [1, 1, 1]
