@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import ledgers
-from tests.doomed import DONE, SETTINGS, Doomed, calls_of, check_log, killed_amid, noting, plain, spoken
+from tests.doomed import DONE, SETTINGS, Doomed, calls_of, check_log, killed, killed_amid, noting, plain, spoken
 from tests.ledgers import Ledger
 from tests.service import Service
-from tests.streaming import place
+from tests.streaming import log_of, place
+from tests.test_store import begin, over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,41 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
             check_taken_over(service, each, spared, factory, number)
 
 
+@pytest.mark.parametrize(("kind", "apart"), [("teller", 1), ("teller", 2), ("writer", 2)])
+@pytest.mark.timeout(180)
+def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
+    """One apart is twice at the same call."""
+    factory, script = KINDS[kind]
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
+    doomed = []
+    for number in range(2, number_of_calls + 2 - apart):  # who is killed at the first one is played when all others are
+        ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+        it = Doomed(ledger, kind, script(str(ledger.path)))
+        it.turn = begin(service, *it.script, agent=kind)
+        doomed.append(it)
+    killed(service, doomed)
+    in_flight = [Counter(it.in_flight) for it in doomed]
+    for it in doomed:
+        (it.ledger.path / "at").write_text(str(len(it.calls) + apart))
+    service.start()
+    killed(service, doomed)
+    with service:
+        for it, first in zip(doomed, in_flight, strict=True):
+            turn = over(service, it.turn, 30)
+            assert (turn["status"], turn["attempts"]) == ("finished", 3)
+            after = it.ledger.calls
+            bare, expected = calls_of(factory, it.script, it.ledger)
+            assert Counter(after) == Counter(expected) + Counter(it.in_flight)  # of both attempts
+            assert len(it.in_flight) == 2
+            assert (Counter(it.in_flight) == first + first) == (apart == 1)
+            frames = log_of(service, turn)
+            check_log(frames, frames, 3)
+            shown = service.follow_up(turn, {"prompt": True})["reply"]
+            assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False))
+
+
 def check_taken_over(
     service: Service, it: Doomed, spared: Doomed, factory: Callable[[], MultiStepAgent], number: int
 ) -> None:
@@ -181,6 +217,8 @@ def check_taken_over(
     names = [call["name"] for call, is_repeated in zip(calls, repeated, strict=True) if is_repeated]
     kind = it.in_flight[0].split()[0]
     assert [name for name in names if name != "python_interpreter"] == [kind] * (kind not in {"model", "check"}), number
+    if it.agent == "writer":
+        assert names.count("python_interpreter") == (kind != "model"), number
     assert it.agent == "threaded" or names.count("python_interpreter") <= 1, number
     assert plain(service.steps(turn), ledger) == plain(service.steps(spared.turn), spared.ledger)
     check_log(it.frames, spared.frames)
