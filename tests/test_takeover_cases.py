@@ -76,7 +76,9 @@ CASES = {
         ),
         (4,),
     ),
-    "state": Case("keeper", lambda at: [calling("count", at), calling("count", at), *_two(at)], (6,)),
+    "state": Case(
+        "keeper", lambda at: [*[calling("count", at)] * 2, noting(at, "a"), calling("count", at), DONE], (6,)
+    ),
     "lasting tool": Case(
         "keeper", lambda at: [calling("lasting", at, word="one"), calling("lasting", at, word="two"), DONE], (4,)
     ),
@@ -91,6 +93,9 @@ CASES = {
         {"additional_args": {"city": "Bern", "numbers": [1]}},
     ),
     "model error": Case("teller", lambda at: [noting(at, "a"), {"raise": f"kaputt {at}"}], (3,)),
+    "agents at once": Case(
+        "boss", lambda at: [{"call": [["helper", {"task": json.dumps([*_two(at)[:2], {"say": at}])}]] * 3}, DONE], (12,)
+    ),
     "many turns": Case("teller", _two, (4,), before=12),
     "reset": Case("teller", _two, (4,), {"reset": True}, before=2),
 }
@@ -231,10 +236,11 @@ def test_chance_is_the_same_in_a_replay(resumed: Resumed) -> None:
 
 def test_what_a_tool_changed_in_its_agents_state_is_changed(resumed: Resumed) -> None:
     turn, ledger = resumed.turn("state", repeated=[False, False, True, False])
-    assert ledger.calls.count("count") == 2
+    assert ledger.calls.count("count") == 3
+    assert _observed(resumed, turn) == "count 3"
     count = calling("count", str(ledger.path))
     following = resumed.service.follow_up(turn, count, DONE)
-    assert _observed(resumed, following) == "count 3"
+    assert _observed(resumed, following) == "count 4"
 
 
 def test_a_tool_that_gives_its_state_has_it_again(resumed: Resumed) -> None:
@@ -268,6 +274,18 @@ def test_a_model_that_fails_again_fails_the_turn_with_its_finished_steps(resumed
     assert (turn["error"]["code"], turn["steps"]) == ("model_error", 1)
     assert ledger.calls.count("note a") == 1
     assert len(resumed.service.steps(turn)) == 2
+
+
+def test_one_managed_agent_that_was_called_three_times_at_once_has_three_runs(resumed: Resumed) -> None:
+    turn, ledger = resumed.turn("agents at once", repeated=[False] * 9)
+    it = resumed.cases["agents at once"]
+    (in_flight,) = it.in_flight
+    assert in_flight.startswith("model")  # the third run's first call
+    assert Counter(call.split(" ", 1)[-1] for call in ledger.calls if call.startswith("note")) == {"a": 3, "b": 3}
+    assert len(ledger.calls) == 2 + 3 * 5 + 1
+    calls = [(call["name"], call["arguments"].get("what"), call["ok"]) for call in turn["tool_calls"]]
+    assert calls == [("helper", None, True), ("note", "a", True), ("note", "b", True)] * 3
+    assert _observed(resumed, turn) == "\n".join([str(ledger.path)] * 3)
 
 
 def test_a_turn_is_taken_over_behind_many_others(resumed: Resumed) -> None:

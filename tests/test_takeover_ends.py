@@ -6,11 +6,13 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 
+from tests import ledgers
 from tests.doomed import DONE, SETTINGS, Doomed, check_log, killed, noting, spoken
 from tests.ledgers import Ledger
 from tests.service import Service, spawn
@@ -292,3 +294,101 @@ def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: 
                 assert frames[-1].data["result"]["reply"] == "done"
             check_log(reader.seen, reader.seen)
             assert frames[0].event == "turn.started"
+
+
+def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
+    """The block is at nothing but itself until some time has come."""
+    it = doom(tmp_path, agent="writer")
+    path, at = str(it.ledger.path), time.time() + 8
+    waiting = f"drawn.append(note('b', {path!r}))\nwhile time.time() < {at}:\n    time.sleep(0.01)\nprint(drawn)"
+    it.script = [{"code": f"import time\ndrawn = [note('a', {path!r})]"}, {"code": waiting}, DONE]
+    service = Service(tmp_path / "service", SETTINGS)
+    with posting_killed(service, it) as turn:
+        assert time.time() < at, "too late to mean anything"
+        with service:
+            ended = over(service, turn, 30)
+            assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+            whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
+            repeated = [(call["call_id"], call["repeated"]) for call in whole]
+            assert repeated == [
+                ("1.1", False),
+                ("1.2", False),
+                ("2.1", True),
+                ("2.2", False),
+                ("3.1", False),
+                ("3.2", False),
+            ]
+            notes = [call for call in it.ledger.calls if call.startswith("note")]
+            assert notes == ["note a", "note b"]
+            assert "['noted a', 'noted b']" in service.steps(turn)[2]["observations"]
+
+
+@contextmanager
+def posting_killed(service: Service, it: Doomed) -> Iterator[Event]:
+    """Play a turn until its second tool has returned, and kill the process."""
+    service.start()
+    with posting(service, *it.script, agent=it.agent) as stream:
+        stream.until("tool.result", call_id="2.2")
+        service.kill()
+        with suppress(httpx2.TransportError):
+            stream.rest()
+    yield stream.seen[0].data
+
+
+def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_attempts(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, 6)
+    earlier = noting(str(Ledger.at(tmp_path / "earlier.ledger").path), "x")
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    before = service.play(earlier, DONE, agent=it.agent)
+    it.body = {"conversation_id": before["conversation_id"]}
+    hand_in(service, it)
+    killed(service, [it])
+    with service:
+        until(lambda: it.stands(service))
+        assert kinds_of(service, it.turn).count("action") == 2 + 2
+        asked = json.dumps([{"prompt": True}])
+        body = {"message": asked, "on_busy": "rollback", "conversation_id": before["conversation_id"]}
+        answer = service.client.post("/turn", json=body, headers={"Prefer": "respond-async"})
+        assert answer.status_code == 202, answer.text
+        it.ledger.go()
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["attempts"], ended["steps"]) == ("cancelled", 2, 0)
+        following = over(service, answer.json())
+        bare = ledgers.make_teller()
+        bare.run(json.dumps([earlier, DONE]), reset=False)
+        assert following["reply"] == bare.run(asked, reset=False)
+        assert {step["turn"] for step in service.steps(it.turn)} == {1, 3}
+
+
+def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    hand_in(service, it)
+    until(lambda: it.stands(service))
+    behind = {"conversation_id": it.turn["conversation_id"], "on_busy": "enqueue"}
+    waiting = [begin(service, {"say": f"{number}"}, agent=it.agent, **behind) for number in range(3)]
+    killed(service, [it])
+    with service:
+        ended = [over(service, turn) for turn in (it.turn, *waiting)]
+        assert [turn["reply"] for turn in ended] == ["done", "0", "1", "2"]
+        assert [turn["attempts"] for turn in ended] == [2, 1, 1, 1]
+        times = [turn["timing"]["finished_at"] for turn in ended]
+        assert times == sorted(times)
+
+
+def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) -> None:
+    it = doom(tmp_path, 2)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    hand_in(service, it)
+    until(lambda: it.stands(service))
+    service.process.send_signal(signal.SIGTERM)
+    until(lambda: "stopping" in service.log())
+    killed(service, [it])
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        assert [call["repeated"] for call in ended["tool_calls"]] == [True, False]
+        assert it.ledger.calls.count("note b") == 1
