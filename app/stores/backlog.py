@@ -6,15 +6,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from dataclasses import dataclass
 
     from app.events import Event
     from app.stores.connection import Answer
     from app.stores.script import Argument
+else:
+    from app.frozen import dataclass
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +72,10 @@ class Backlog:
     @property
     def is_late(self) -> bool:
         """The oldest write has been waiting for long. For any thread."""
-        oldest = next(iter(self._entries.copy()), None)
-        return oldest is not None and time.monotonic() - oldest.at > LATE_S
+        try:
+            return time.monotonic() - self._entries[0].at > LATE_S
+        except IndexError:
+            return False
 
     def put(self, arguments: list[Argument], events: list[Event], *, is_effect: bool) -> None:
         """Queue one write; it is sent with whatever else is queued in the same round of the loop."""
