@@ -1,0 +1,41 @@
+"""`python -m tests.chaos`: the long form. Prints the table; its status is 1 where an invariant fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.report import report
+from tests.chaos.run import Scale, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Turns under random kills.")
+    parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=24, help="conversations at the same time")
+    parser.add_argument("--calm", action="store_true", help="do no harm: what fails then is the harness")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with logs, ledger and data")
+    options = parser.parse_args()
+    scale = Scale(options.turns, options.seed, options.processes, options.at_once, options.calm)
+    title = f"chaos: {scale.turns} turns, {scale.processes} processes, seed {scale.seed}"
+    sys.stdout.write(f"{title} …\n")
+    sys.stdout.flush()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        text, holds = report(*asyncio.run(run(scale, folder)), title)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.write(f"{text}\n{f'all is in {folder}' if options.keep else ''}\n")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
