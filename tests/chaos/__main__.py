@@ -28,12 +28,12 @@ def main() -> int:
     sys.stdout.write(f"{title} …\n")
     sys.stdout.flush()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    try:
-        text, holds = report(*asyncio.run(run(scale, folder)), title)
-    finally:
-        if not options.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write(f"{text}\n{f'all is in {folder}' if options.keep else ''}\n")
+    text, holds = report(*asyncio.run(run(scale, folder)), title)
+    sys.stdout.write(f"{text}\n")
+    if holds and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        sys.stdout.write(f"logs, ledger and data are in {folder}\n")
     return 0 if holds else 1
 
 

@@ -26,6 +26,7 @@ SILENCE_S = 1.5  # after which a reader looks for another process
 PAUSE_S = 0.05
 SETTLED_S = 1.0  # a turn that is not there so long after its process died will not come any more
 TURN_S = 60
+LOG_S = 5
 GOES_AWAY = 0.02  # how probable it is that a reader goes away after an event
 Event = dict[str, Any]
 
@@ -94,13 +95,22 @@ class Clients:
         """Read all that is kept of a conversation."""
         for said in talk.said:
             said.turn = await self._get(f"{said.place}?include_internal_tools=true")
-            async with self.http.stream("GET", f"{self._url()}{said.place}/events", headers=STREAM) as response:
-                said.log = [event async for event in _events(response)]
+            await self._read_log(said)
         cursor = ""
         while cursor is not None:
             page = await self._get(f"{talk.place}/steps?limit=100{cursor and f'&cursor={cursor}'}")
             talk.steps += page["items"]
             cursor = page["next_cursor"]
+
+    async def _read_log(self, said: Said) -> None:
+        """Read a log as it is in the end; that of a turn which is not over never ends by itself."""
+        with suppress(TimeoutError, httpx2.TransportError):
+            async with (
+                asyncio.timeout(LOG_S),
+                self.http.stream("GET", f"{self._url()}{said.place}/events", headers=STREAM) as response,
+            ):
+                async for event in _events(response):
+                    said.log.append(event)
 
     async def _make(self, talk: Talk) -> None:
         async with asyncio.timeout(TURN_S):
@@ -117,9 +127,8 @@ class Clients:
         while True:
             response = await self._ask("POST", f"{talk.place}/turns", {"message": planned.message} | planned.body)
             if response is not None and response.status_code in {200, 202}:
-                number = response.json()["turn"]
-                if number != planned.number:
-                    talk.complaints.append(f"{talk.name}: turn {planned.number} was accepted as {number}")
+                if (where := response.headers.get("Location")) != said.place:
+                    talk.complaints.append(f"{said.place} was accepted as {where}")
                 break
             if response is not None and response.status_code not in {409, 503}:
                 talk.complaints.append(f"{talk.name}: {response.status_code} {response.text}")

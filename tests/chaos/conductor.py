@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from tests.chaos.proxy import Proxy
     from tests.chaos.store import Store
 
-SHARES = {"kill": 50, "stop": 16, "term": 14, "restart": 3, "freeze": 3, "cut": 6, "stall": 4, "delay": 4}
+SHARES = {
+    "kill": 48,
+    "stop": 16,
+    "term": 14,
+    "blackout": 2,
+    "restart": 3,
+    "freeze": 3,
+    "cut": 6,
+    "stall": 4,
+    "delay": 4,
+}
 PAUSE_S = (0.1, 0.8)
 STOPPED_S = (0.2, 3.0)
 FROZEN_S = (0.2, 2.5)
@@ -25,6 +35,7 @@ STALLED_S = (0.2, 2.0)
 DELAY_S = (0.005, 0.05)
 LOOK_S = 0.05
 LAST_ONE = 0.1
+IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # how often a process that was asked to go is killed, and how soon
 
 
 @dataclass
@@ -47,6 +58,7 @@ class Conductor:
             "kill": self._kill,
             "stop": self._stop,
             "term": self._term,
+            "blackout": self._blackout,
             "restart": self._restart,
             "freeze": self._freeze,
             "cut": self._cut,
@@ -80,7 +92,18 @@ class Conductor:
 
     async def _term(self) -> None:
         if (place := self._place("term")) is not None:
-            await self.fleet.term(place)
+            await self.fleet.term(place, self.draw.uniform(*GRACE_S) if self.draw.random() < IMPATIENT else None)
+
+    async def _blackout(self) -> None:
+        """End everything at once."""
+        if self._store_free.locked():
+            return
+        async with self._store_free, asyncio.TaskGroup() as tasks:
+            self._did("blackout")
+            for place in self.fleet.up:
+                tasks.create_task(self.fleet.kill(place))
+            await self.store.end(signal.SIGKILL)
+            await self.store.start()
 
     async def _restart(self) -> None:
         if self._store_free.locked():

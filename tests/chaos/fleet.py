@@ -128,11 +128,11 @@ class Fleet:
         member.frozen = False
         self.harms.append(Harm(at, "stop", member.pid, time.time()))
 
-    async def term(self, place: int) -> None:
-        """Ask a process to go, as a rolling update does, and start another meanwhile."""
+    async def term(self, place: int, grace_s: float | None = None) -> None:
+        """Ask a process to go, as a rolling update does, and start another meanwhile; kill it after `grace_s`."""
         member = self._take_out(place, "term")
         member.process.terminate()
-        self._follow(self._see_off(member))
+        self._follow(self._see_off(member) if grace_s is None else self._hurry(member, grace_s))
         await self.start(place)
 
     async def settle(self) -> None:
@@ -194,6 +194,11 @@ class Fleet:
     async def _bury(self, member: Member) -> None:
         await asyncio.to_thread(_wait, member.process, GONE_S)
         _close(member)
+
+    async def _hurry(self, member: Member, grace_s: float) -> None:
+        await asyncio.to_thread(_wait, member.process, grace_s)
+        member.process.kill()
+        await self._bury(member)
 
     async def _see_off(self, member: Member) -> None:
         try:

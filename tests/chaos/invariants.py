@@ -29,8 +29,8 @@ def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:
             yield f"{said.place}: its log holds the final events {finals}"
         if said.turn["status"] not in {"finished", "failed", "cancelled"}:
             yield f"{said.place}: is {said.turn['status']} at the end"
-        if finals and said.log[-1]["type"] in FINAL and said.log[-1]["result"]["status"] != said.turn["status"]:
-            yield f"{said.place}: its final event says {finals}, its record {said.turn['status']}"
+        elif any(said.log[-1]["result"][name] != said.turn[name] for name in COMPARED if name != "tool_call_names"):
+            yield f"{said.place}: its final event tells another end than its record"
 
 
 def steps_are_in_order(_calm: Round, wild: Round) -> Iterator[str]:
@@ -137,8 +137,11 @@ def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
                 continue
             if len(lines) > attempts(said):
                 yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
-            if lines[0].kind == "tool" and not any(record.get("repeated") for record in records[key]):
+            if lines[0].kind == "tool" and records[key] and not any(record.get("repeated") for record in records[key]):
                 yield f"{said.place}: {key} ran {len(lines)} times and is not marked as repeated"
+
+        if attempts(said) == 1 and any(record.get("repeated") for found in records.values() for record in found):
+            yield f"{said.place}: has calls marked as repeated, and was played once"
 
 
 def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:

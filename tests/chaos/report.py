@@ -44,6 +44,7 @@ def _rows(calm: Round, wild: Round) -> list[tuple[str, str, str]]:
         rows.append(("  runs", _runs(calm, kind), _runs(wild, kind)))
         rows.append(("  repeated", _runs(calm, kind) - _calls(calm, kind), _runs(wild, kind) - _calls(wild, kind)))
     rows += [
+        ("calls marked as repeated", _marked(calm), _marked(wild)),
         ("turns taken over", 0, sum(attempts(said) > 1 for said in wild.said())),
         ("takeovers", 0, sum(len(takeovers(said)) for said in wild.said())),
         ("most attempts of a turn", 1, max((attempts(said) for said in wild.said()), default=0)),
@@ -59,6 +60,10 @@ def _harm(wild: Round) -> list[str]:
         return [f"done: {done}"]
     p50, p99 = (latencies[min(len(latencies) - 1, int(len(latencies) * part))] for part in (0.5, 0.99))
     return [f"done: {done}", f"from kill to takeover: p50 {p50:.2f} s, p99 {p99:.2f} s ({len(latencies)} turns)"]
+
+
+def _marked(round_: Round) -> int:
+    return sum(bool(call.get("repeated")) for said in round_.said() for call in said.turn["tool_calls"])
 
 
 def _turns(round_: Round) -> int:
