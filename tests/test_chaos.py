@@ -33,7 +33,7 @@ async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory:
 @pytest.fixture(scope="module")
 async def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Round, Round]:
     """Give two rounds to which nothing was done."""
-    scale = Scale(turns=12, seed=2, processes=1, at_once=3, calm=True)
+    scale = Scale(turns=12, seed=2, processes=1, at_once=3, harm=())
     return await run(scale, tmp_path_factory.mktemp("calm"))
 
 

@@ -46,6 +46,7 @@ class Conductor:
     fleet: Fleet
     store: Store
     proxy: Proxy
+    shares: dict[str, int]
     done: Counter[str] = field(default_factory=Counter)
     astray: Counter[str] = field(default_factory=Counter)
     chronicle: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Conductor:
                 for place, member in enumerate(self.fleet.members):
                     if member is None:
                         tasks.create_task(self.fleet.start(place))
-                (kind,) = self.draw.choices([*SHARES], [*SHARES.values()])
+                (kind,) = self.draw.choices([*self.shares], [*self.shares.values()])
                 tasks.create_task(_run(ways[kind]))
 
     async def look(self, over: asyncio.Event) -> None:

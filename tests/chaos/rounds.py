@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -122,13 +121,12 @@ def takeovers(said: Said) -> list[Event]:
 
 
 def takeover_latencies_s(round_: Round) -> list[float]:
-    """Give how long after its process was killed each turn went on in another one."""
+    """Give how long after its process was killed each turn was seen to go on in another one."""
     killed = {harm.pid: harm.at for harm in round_.harms if harm.kind == "kill"}
     lines = round_.lines_of()
     found = []
     for said in round_.said():
-        for event in takeovers(said):
-            at = datetime.fromisoformat(event["at"]).timestamp()
+        for at in [at for at, event in said.seen if event in takeovers(said)]:
             before = [line.pid for line in lines[said.key] if line.at < at]
             if before and before[-1] in killed:
                 found.append(at - killed[before[-1]])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.chaos import ledger
 from tests.chaos.client import Talk, clients_of
-from tests.chaos.conductor import Conductor
+from tests.chaos.conductor import SHARES, Conductor
 from tests.chaos.fleet import Fleet, running_fleet
 from tests.chaos.plans import draw_plans
 from tests.chaos.proxy import proxy_to
@@ -38,8 +38,8 @@ class Scale:
     seed: int
     processes: int = 4
     at_once: int = 24
-    calm: bool = False
-    """No harm is done: what the invariants say then is about the harness."""
+    harm: tuple[str, ...] = tuple(SHARES)
+    """Where it is none, what the invariants say is about the harness."""
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
@@ -53,9 +53,11 @@ async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
         stores = [ways[place % 2] for place in range(scale.processes)]
         fleet = await stack.enter_async_context(running_fleet(Fleet(folder, store.key, stores, folder / "ledger")))
         clients = await stack.enter_async_context(clients_of(fleet, random.Random(scale.seed)))
-        conductor = Conductor(random.Random(scale.seed), fleet, store, proxy)
+        conductor = Conductor(
+            random.Random(scale.seed), fleet, store, proxy, {kind: SHARES[kind] for kind in scale.harm}
+        )
         rounds = _Rounds(folder, plans, scale, clients, conductor)
-        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=not scale.calm)
+        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.harm))
 
 
 @dataclass
