@@ -23,6 +23,7 @@ START_S = 30
 DRAIN_S = 20
 GONE_S = 10  # how long the children of a dead process may live
 LEASE_S = 1
+UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # who is killed has nothing to tell
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Fleet:
             "LEASE_S": f"{LEASE_S}",
             "DRAIN_S": f"{DRAIN_S}",
         }
-        member = Member(folder, spawn(folder, settings, {ledger.FOLDER: str(self.ledger_folder)}))
+        member = Member(folder, spawn(folder, settings, {ledger.FOLDER: str(self.ledger_folder), **UNMEASURED}))
         self.members[place] = member
         first = await asyncio.to_thread(_first_line, member.process)
         if "serves on" in first:

@@ -131,11 +131,11 @@ def _late_lines(lines: list[Line]) -> list[Line]:
 
 def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
     """A call runs again only where its turn was taken over while it was in flight, and is marked then."""
-    runs = wild.runs()
+    runs = wild.runs_of()
     for said in wild.said():
         records = call_records(said)
-        for key, lines in runs.items():
-            if key.partition("/")[0] != said.key or len(lines) == 1:
+        for key, lines in runs[said.key].items():
+            if len(lines) == 1:
                 continue
             if len(lines) > attempts(said):
                 yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
@@ -154,7 +154,7 @@ def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
 
 def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
     """What had come to a reader as done does not begin again afterwards."""
-    runs = wild.runs()
+    runs = wild.runs_of()
     thawed = [(harm.pid, harm.until) for harm in wild.harms if harm.kind == "stop"]
     for said in wild.said():
         known: dict[str, float] = {}
@@ -163,10 +163,10 @@ def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
             if event["type"] == "tool.result" and event["call_id"] in keys:
                 known.setdefault(keys[event["call_id"]], at)
         for key, at in known.items():
-            for line in runs.get(key, ()):
+            for line in runs[said.key].get(key, ()):
                 if line.at > at and not any(line.pid == pid and 0 < line.at - on < THAWED_S for pid, on in thawed):
                     yield f"{said.place}: {key} was shown as done and began again {line.at - at:.3f} s later"
-        yield from _shown_steps_run_again(said, runs)
+        yield from _shown_steps_run_again(said, runs[said.key])
 
 
 def _shown_steps_run_again(said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
@@ -237,11 +237,11 @@ def events_tell_what_they_tell_without_chaos(calm: Round, wild: Round) -> Iterat
 
 def tools_run_as_often_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
     """But for what was in flight when a process went: the same calls."""
-    before, after = calm.runs(), wild.runs()
+    before, after = calm.runs_of(), wild.runs_of()
     for said in wild.said():
         if outcome_unknown(said):
             continue
-        was, now = ({key for key in runs if key.partition("/")[0] == said.key} for runs in (before, after))
+        was, now = set(before[said.key]), set(after[said.key])
         if was != now:
             yield f"{said.place}: {sorted(was - now)[:3]} did not run, {sorted(now - was)[:3]} ran beyond"
 

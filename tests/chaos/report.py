@@ -55,11 +55,12 @@ def _rows(calm: Round, wild: Round) -> list[tuple[str, str, str]]:
 
 def _harm(wild: Round) -> list[str]:
     done = ", ".join(f"{times} {kind}" for kind, times in sorted(wild.done.items()))
-    latencies = sorted(takeover_latencies_s(wild))
-    if not latencies:
-        return [f"done: {done}"]
-    p50, p99 = (latencies[min(len(latencies) - 1, int(len(latencies) * part))] for part in (0.5, 0.99))
-    return [f"done: {done}", f"from kill to takeover: p50 {p50:.2f} s, p99 {p99:.2f} s ({len(latencies)} turns)"]
+    lines = [f"done: {done}"]
+    for kind in ("kill", "stop", "term"):
+        if latencies := sorted(takeover_latencies_s(wild, kind)):
+            p50, p99 = (latencies[min(len(latencies) - 1, int(len(latencies) * part))] for part in (0.5, 0.99))
+            lines.append(f"from {kind} to takeover: p50 {p50:.2f} s, p99 {p99:.2f} s ({len(latencies)} turns)")
+    return lines
 
 
 def _marked(round_: Round) -> int:

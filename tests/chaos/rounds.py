@@ -44,10 +44,14 @@ class Round:
 
     def runs(self) -> dict[str, list[Line]]:
         """Give the runs of each call, by its key."""
-        found: dict[str, list[Line]] = defaultdict(list)
+        return {key: lines for calls in self.runs_of().values() for key, lines in calls.items()}
+
+    def runs_of(self) -> dict[str, dict[str, list[Line]]]:
+        """Give the runs of each turn's calls."""
+        found: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
         for line in self.lines:
             if line.phase == "begun":
-                found[line.key].append(line)
+                found[line.turn][line.key].append(line)
         return found
 
 
@@ -120,9 +124,9 @@ def takeovers(said: Said) -> list[Event]:
     return [event for event in said.log if event["type"] == "turn.started" and event["attempt"] > 1]
 
 
-def takeover_latencies_s(round_: Round) -> list[float]:
-    """Give how long after its process was killed each turn was seen to go on in another one."""
-    killed = {harm.pid: harm.at for harm in round_.harms if harm.kind == "kill"}
+def takeover_latencies_s(round_: Round, kind: str) -> list[float]:
+    """Give how long after the harm to its process each turn was seen to go on in another one."""
+    killed = {harm.pid: harm.at for harm in round_.harms if harm.kind == kind}
     lines = round_.lines_of()
     found = []
     for said in round_.said():
