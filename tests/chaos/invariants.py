@@ -22,6 +22,7 @@ COMPARED = ("status", "reply", "output", "state", "steps", "usage", "tool_call_n
 
 def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:
     for talk in wild.talks:
+        yield from talk.complaints
         if len(talk.said) < len(talk.plan.turns):
             yield f"{talk.name}: only {len(talk.said)} of {len(talk.plan.turns)} turns were accepted and ended"
     for said in wild.said():
@@ -79,8 +80,6 @@ def _finished(events: Iterator[Event]) -> list[Event]:
 
 def logs_are_whole(_calm: Round, wild: Round) -> Iterator[str]:
     """Every reader got every event once, in order, and what the log holds in the end is what he saw."""
-    for talk in wild.talks:
-        yield from talk.complaints
     for said in wild.said():
         yield from said.complaints
         numbers = [event["seq"] for event in said.log]
