@@ -197,8 +197,9 @@ class Fleet:
         _close(member)
 
     async def _hurry(self, member: Member, grace_s: float) -> None:
-        await asyncio.to_thread(_wait, member.process, grace_s)
-        member.process.kill()
+        if await asyncio.to_thread(_wait, member.process, grace_s) is None:
+            member.process.kill()
+            self.harms.append(Harm(time.time(), "kill", member.pid))
         await self._bury(member)
 
     async def _see_off(self, member: Member) -> None:
