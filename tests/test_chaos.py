@@ -46,6 +46,10 @@ def end_twice(wild: Round) -> None:
     first(wild).log.append(first(wild).log[-1])
 
 
+def answer_otherwise(wild: Round) -> None:
+    first(wild).answer = first(wild).turn | {"reply": "other"}
+
+
 def never_end(wild: Round) -> None:
     wild.talks[0].said.pop()
 
@@ -135,6 +139,7 @@ def die(wild: Round) -> None:
 
 SPOILT: list[tuple[Callable[[Round], None], Callable[[Round, Round], Any]]] = [
     (end_twice, invariants.every_turn_ends_once),
+    (answer_otherwise, invariants.every_turn_ends_once),
     (never_end, invariants.every_turn_ends_once),
     (swap_steps, invariants.steps_are_in_order),
     (lose_a_step, invariants.shown_steps_are_kept),

@@ -27,6 +27,7 @@ PAUSE_S = 0.05
 SETTLED_S = 1.0  # a turn that is not there so long after its process died will not come any more
 TURN_S = 60
 LOG_S = 5
+WAYS = {"respond-async": 6, "wait=10": 2, "stream": 2}  # how turns are handed in, and how often
 GOES_AWAY = 0.02  # how probable it is that a reader goes away after an event
 Event = dict[str, Any]
 
@@ -40,12 +41,18 @@ class Said:
     agent: str
     seen: list[tuple[float, Event]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    answer: Event | None = None
+    """What a caller got who waited for the end, if he got it."""
     turn: Event = field(default_factory=dict)
     log: list[Event] = field(default_factory=list)
 
     @property
     def key(self) -> str:
         return self.planned.key
+
+    @property
+    def body(self) -> Event:
+        return {"message": self.planned.message} | self.planned.body
 
     @property
     def last_seq(self) -> int:
@@ -124,18 +131,41 @@ class Clients:
     async def _hand_in(self, talk: Talk, planned: Planned) -> None:
         """Post a turn until it is accepted; where nobody knows whether it was, it is looked for first."""
         said = Said(f"{talk.place}/turns/{planned.number}", planned, talk.plan.agent)
-        while True:
-            response = await self._ask("POST", f"{talk.place}/turns", {"message": planned.message} | planned.body)
-            if response is not None and response.status_code in {200, 202}:
-                if (where := response.headers.get("Location")) != said.place:
-                    talk.complaints.append(f"{said.place} was accepted as {where}")
-                break
-            if response is not None and response.status_code not in {409, 503}:
-                talk.complaints.append(f"{talk.name}: {response.status_code} {response.text}")
+        (way,) = self.draw.choices([*WAYS], [*WAYS.values()])
+        while not await (self._post_and_read(talk, said) if way == "stream" else self._post(talk, said, way)):
             self.counts["posted again"] += 1
             if await self._is_there(talk, planned.number):
                 break
         talk.said.append(said)
+
+    async def _post(self, talk: Talk, said: Said, prefer: str) -> bool:
+        """Tell whether a turn is known to be accepted; whoever waits for its end may get it at once."""
+        response = await self._ask("POST", f"{talk.place}/turns", said.body, prefer)
+        if response is None:
+            return False
+        if response.status_code == 200:
+            said.answer = response.json()
+        return self._is_accepted(said, response)
+
+    async def _post_and_read(self, talk: Talk, said: Said) -> bool:
+        """Do the same and read its events from the answer, as long as that lasts."""
+        is_accepted = False
+        with suppress(httpx2.TransportError):
+            async with self.http.stream(
+                "POST", f"{self._url()}{talk.place}/turns", json=said.body, headers=STREAM
+            ) as response:
+                is_accepted = self._is_accepted(said, response)
+                if is_accepted:
+                    await self._read(response, said)
+        return is_accepted
+
+    def _is_accepted(self, said: Said, response: httpx2.Response) -> bool:
+        is_accepted = response.status_code in {200, 202}
+        if not is_accepted and response.status_code not in {409, 503}:
+            said.complaints.append(f"{said.place} is answered {response.status_code}")
+        if is_accepted and (where := response.headers.get("Location")) != said.place:
+            said.complaints.append(f"{said.place} was accepted as {where}")
+        return is_accepted
 
     async def _is_there(self, talk: Talk, number: int) -> bool:
         """Tell whether a turn was accepted, once nothing can be on its way any more."""
@@ -180,12 +210,12 @@ class Clients:
         assert response.status_code == 200, f"{path}: {response.text}"
         return response.json()
 
-    async def _ask(self, method: str, path: str, body: Event | None = None) -> httpx2.Response | None:
+    async def _ask(
+        self, method: str, path: str, body: Event | None = None, prefer: str = "respond-async"
+    ) -> httpx2.Response | None:
         """Give the answer, or nothing where the process went away meanwhile."""
         with suppress(httpx2.TransportError):
-            return await self.http.request(
-                method, f"{self._url()}{path}", json=body, headers={"Prefer": "respond-async"}
-            )
+            return await self.http.request(method, f"{self._url()}{path}", json=body, headers={"Prefer": prefer})
         await asyncio.sleep(PAUSE_S)
         return None
 

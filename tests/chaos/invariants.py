@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 THAWED_S = 1.0  # how late a process that stood still may begin what it was about to
 WIDEST = 3  # calls of a step at the same time
-COMPARED = ("status", "reply", "output", "state", "steps", "usage", "tool_call_names", "error", "dropped_variables")
+NAMES = "tool_call_names"
+COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")
 
 
 def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:
@@ -31,8 +32,9 @@ def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:
             yield f"{said.place}: its log holds the final events {finals}"
         if said.turn["status"] not in {"finished", "failed", "cancelled"}:
             yield f"{said.place}: is {said.turn['status']} at the end"
-        elif any(said.log[-1]["result"][name] != said.turn[name] for name in COMPARED if name != "tool_call_names"):
-            yield f"{said.place}: its final event tells another end than its record"
+        for name, told_end in (("final event", said.log[-1].get("result")), ("answer", said.answer)):
+            if told_end and any(told_end[member] != said.turn[member] for member in COMPARED if member != NAMES):
+                yield f"{said.place}: its {name} tells another end than its record"
 
 
 def steps_are_in_order(_calm: Round, wild: Round) -> Iterator[str]:
