@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.client import FINAL
-from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, steps_of, told
+from tests.chaos.rounds import THAWED_S, attempts, call_records, code_of, outcome_unknown, steps_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.chaos.ledger import Line
     from tests.chaos.rounds import Round
 
-THAWED_S = 1.0  # how late a process that stood still may begin what it was about to
 WIDEST = 3  # calls of a step at the same time
 NAMES = "tool_call_names"
 COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.chaos.ledger import Line
 
 UNKNOWN = "unknown"
+THAWED_S = 1.0  # how late what was done to a process that stood still may show
 Told = dict[tuple[Any, ...], Any]
 
 
@@ -126,12 +127,13 @@ def takeovers(said: Said) -> list[Event]:
 
 def takeover_latencies_s(round_: Round, kind: str) -> list[float]:
     """Give how long after the harm to its process each turn was seen to go on in another one."""
-    killed = {harm.pid: harm.at for harm in round_.harms if harm.kind == kind}
+    harmed = {harm.pid: harm for harm in round_.harms if harm.kind == kind}
     lines = round_.lines_of()
     found = []
     for said in round_.said():
         for at in [at for at, event in said.seen if event in takeovers(said)]:
             before = [line.pid for line in lines[said.key] if line.at < at]
-            if before and before[-1] in killed:
-                found.append(at - killed[before[-1]])
-    return [latency for latency in found if latency > 0]
+            harm = harmed.get(before[-1]) if before else None
+            if harm and harm.at < at and (not harm.until or at < harm.until + THAWED_S):
+                found.append(at - harm.at)
+    return found
