@@ -32,6 +32,7 @@ log = logging.getLogger("app")
 
 SWITCH_INTERVAL_S = 0.001  # how long a computing agent may keep the interpreter from the event loop
 STREAMS_S = 5
+HURRY_S = 5  # for a thread that heeds no stop, and for giving its lease back
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -142,13 +143,15 @@ async def _until_stopped(settings: Settings, service: Service, listening: socket
     vital: tuple[asyncio.Future[None], ...] = (worker, web, *service.running)
     await asyncio.wait((stopped, *vital), return_when=asyncio.FIRST_COMPLETED)
     defect = next((task for task in vital if task.done()), None)
-    waits = f": waiting for {service.threads.busy} turns, {settings.drain_s:g} s at most; a second signal ends them"
+    waits = f": {service.threads.busy} turns finish their step, {settings.drain_s:g} s at most; a second signal hurries"
     log.info("stopping%s", waits if service.threads.busy else "", extra={"action": "stop"})
     service.app.state.draining = True
     service.worker.drain()
     stop.clear()
     again = asyncio.create_task(stop.wait())
     await asyncio.wait({worker, again}, timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+    service.worker.hurry()
+    await asyncio.wait({worker}, timeout=HURRY_S)
     service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)

@@ -65,8 +65,20 @@ class MessageDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageRestarted:
+    """A model call that had shown some of its text is made again: the text of its `call_id` so far is void."""
+
+    type: ClassVar[Literal["message.restarted"]] = "message.restarted"
+    where: Where
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool, a managed agent or a code block is about to run. `arguments` is JSON with long texts cut."""
+    """A tool, a managed agent or a code block is about to run. `arguments` is JSON with long texts cut.
+
+    `repeated`: an earlier attempt made this call too, and its process ended before it saw the end of it.
+    """
 
     type: ClassVar[Literal["tool.call"]] = "tool.call"
     where: Where
@@ -74,6 +86,7 @@ class ToolCalled:
     name: str
     arguments: Any
     internal: bool
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,7 @@ class ToolReturned:
     result: str | None
     error: str | None
     duration_ms: float
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +140,7 @@ class TurnEnded:
         return FINAL[self.result.outcome.status]
 
 
-StepEvent = StepStarted | MessageDelta | ToolCalled | ToolReturned | StepFinished
+StepEvent = StepStarted | MessageDelta | MessageRestarted | ToolCalled | ToolReturned | StepFinished
 Event = TurnQueued | TurnStarted | StepEvent | TurnEnded
 
 FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished", "turn.failed", "turn.cancelled"]] = {

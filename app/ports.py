@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from app.events import Event, Logged, StepEvent
+    from app.past import Past
     from app.records import (
         AgentInfo,
         AgentName,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     )
 
 
-StopReason = Literal["cancelled", "deadline", "lost"]
+StopReason = Literal["cancelled", "deadline", "lost", "drained"]
 
 
 class LogReader(Protocol):
@@ -176,13 +177,37 @@ class Lease(Protocol):
         """Wait until all that was emitted is written. Raises `LeaseLostError` and `SealBrokenError`."""
         ...
 
-    async def adopt_tail(self) -> int:
-        """Keep the finished steps that an earlier attempt left; give their number, without tasks."""
+    async def past(self) -> Past:
+        """Load what earlier attempts left: their finished steps are kept, whatever comes."""
+        ...
+
+    @property
+    def kept_steps(self) -> int:
+        """How many finished steps of this turn are kept, without its task."""
         ...
 
     @property
     def watched(self) -> bool:
         """Somebody may want to see events at once. For any thread; a hint: who comes later sees them a little later."""
+        ...
+
+    @property
+    def counted(self) -> int:
+        """How many attempts at the turn ended with their process, and without a new effect."""
+        ...
+
+    @property
+    def grew(self) -> bool:
+        """This attempt has written an effect."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What the agent was that began the turn."""
+        ...
+
+    def when_written(self, call: Callable[[], object]) -> None:
+        """Call when all that was emitted so far is written, or never will be."""
         ...
 
     @property
@@ -195,7 +220,7 @@ class Lease(Protocol):
     ) -> None:
         """Queue one write of the turn; returns at once. What was queued before is written before.
 
-        `result` is what the journal holds under the key, until the turn is over.
+        `result` is what the journal holds under the key, until the turn is over; without a key it holds nothing.
         """
         ...
 
@@ -218,8 +243,12 @@ class Scheduler(Protocol):
     @property
     def lease_s(self) -> float: ...
 
-    async def claim(self, agents: Sequence[AgentName], most: int) -> Sequence[Lease]:
-        """Take up to `most` ready conversations of these agents, the longest waiting first."""
+    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool) -> Sequence[Lease]:
+        """Take up to `most` ready conversations of these agents (with their fingerprints), the longest waiting first.
+
+        A turn with a counted attempt is given to an idle worker, and alone. One that another kind of agent began is
+        left for a while to a worker that has that one.
+        """
         ...
 
     async def renew(self, leases: Sequence[Lease]) -> None:
@@ -231,7 +260,7 @@ class Scheduler(Protocol):
         ...
 
     async def hand_back(self, lease: Lease) -> None:
-        """Give up a claim that was not begun; its conversation is ready again."""
+        """Give up a claim, begun or not; its conversation is ready again."""
         ...
 
     def nudge(self) -> None:
@@ -251,20 +280,30 @@ class Stage(Protocol):
         """The turn is to stop. Asked at every model call, delta and tool call; once true it stays so."""
         ...
 
+    @property
+    def pausing(self) -> bool:
+        """The turn is to be handed to another worker as soon as the step that runs is finished."""
+        ...
+
     def tell(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         """Hand on an event, and a finished step or an effect (key and result) to be kept with it. Returns at once."""
         ...
 
+    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
+        """Return when all that was told so far, and this effect, is written, or the turn is to stop."""
+        ...
+
 
 class Session(Protocol):
     """A conversation's live agent in this process. One turn at a time."""
 
-    def play(self, turn: Turn, given: TurnInput, stage: Stage) -> Outcome:
+    def play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None = None) -> Outcome:
         """Run the agent in the calling thread, telling the stage all that happens and each finished step.
 
-        Never raises what the agent raises: that is a failed outcome. A turn that the stage halted is a cancelled one.
+        What an earlier attempt did (`past`) is not done again. Never raises what the agent raises: that is a failed
+        outcome. A turn that the stage halted is a cancelled one.
         """
         ...
 

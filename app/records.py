@@ -13,6 +13,8 @@ TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action"]
 
+MOST_COUNTED = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -43,6 +45,8 @@ class AgentInfo:
     tools: tuple[str, ...]
     max_steps: int
     code_runs_in: Literal["process", "thread", "remote"] | None = None
+    fingerprint: str = ""
+    """A hash of its prompts, tools and options: a turn is replayed by the very agent that began it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of a turn. `arguments` is JSON; `ok` says that the tool returned."""
+    """One tool call of a turn. `arguments` is JSON; `ok` says that the tool returned.
+
+    `repeated`: it was in flight when an earlier attempt's process ended, so it may have been made twice.
+    """
 
     call_id: str
     name: str
@@ -81,6 +88,7 @@ class ToolCall:
     internal: bool
     ok: bool
     duration_ms: float
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

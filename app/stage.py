@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections import deque
 from dataclasses import replace
@@ -43,14 +42,19 @@ class LoopStage:
         self._waking = False  # the loop is about to look
         self._open = True
         self._room = threading.Event()
-        self._written = itertools.count(1)
         self._next_at = 0.0
+        self.pausing = False
         self.reason: StopReason | None = None
         self.stopping: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def halted(self) -> bool:
         return self.reason is not None
+
+    @property
+    def hands_over(self) -> bool:
+        """What is broken off here goes on elsewhere."""
+        return self.reason == "drained" or (self.pausing and self.reason is None)
 
     def tell(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
@@ -72,6 +76,20 @@ class LoopStage:
             if len(self._told) > MOST_WAITING:
                 self._room.wait(LOOK_S)
 
+    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
+        if effect:
+            self._told.append((None, None, effect))
+        written = threading.Lock()
+        written.acquire()
+        self._loop.call_soon_threadsafe(self._settle, written)
+        while not written.acquire(timeout=LOOK_S):
+            if self.halted or not self._open:
+                return
+
+    def pause(self) -> None:
+        """Let the step that runs be the last one here; another worker goes on."""
+        self.pausing = True
+
     def halt(self, reason: StopReason) -> None:
         """Stop what plays; the first reason counts."""
         if self.reason is None:
@@ -87,6 +105,13 @@ class LoopStage:
         if not self._lease.hold(self._events):
             self._emit()
         self._room.set()
+
+    def _settle(self, written: threading.Lock) -> None:
+        if self._open:
+            self._take(len(self._told))
+            if self._lease.watched:
+                self._emit()
+        self._lease.when_written(written.release)
 
     def _wait(self) -> None:
         self._loop.call_later(max(self._next_at - self._loop.time(), 0 if self._lease.watched else JOIN_S), self._write)
@@ -150,7 +175,7 @@ class LoopStage:
         if events or step or effect:
             if any(isinstance(event, MessageDelta) for event in events):
                 self._next_at = self._loop.time() + JOIN_S
-            key, result = effect or (f"{self._lease.attempt}.{next(self._written)}", b"")
+            key, result = effect or ("", b"")
             self._lease.emit(key, result=result, step=step, events=events)
         if not bare:
             self._events = []

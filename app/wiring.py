@@ -92,7 +92,15 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         registry = Registry(settings.warm_sessions, settings.warm_idle_s)
         metrics = Metrics(threads, lambda: len(registry))
         store = await stack.enter_async_context(
-            open_store(url, sealer, lease_s=settings.lease_s, log_ttl_s=settings.log_ttl_s, on_loss=metrics.store_lost)
+            open_store(
+                url,
+                sealer,
+                lease_s=settings.lease_s,
+                log_ttl_s=settings.log_ttl_s,
+                on_loss=metrics.store_lost,
+                patience_s=settings.drain_s,
+                ours_alone=settings.redis_url is None,
+            )
         )
         keep_memory_private()
         catalog.start()

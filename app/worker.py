@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from app.events import TurnStarted
-from app.records import Failure, Outcome
+from app.records import MOST_COUNTED, Failure, Outcome
 from app.stage import LoopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from app.past import Past
     from app.ports import Agents, Lease, Scheduler, Session, StopReason
     from app.records import Turn
     from app.registry import Registry
@@ -25,12 +27,20 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LAST_WORD_S = 1.0
 GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
+SWEEP_S = 0.4  # at most, between two looks for leases that are over
+HAND_BACK_S = 2.0
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
-LOST_SENTENCE = "The process that played this turn ended before it did; the turn's finished steps are kept."
+CRASHED_SENTENCE = (
+    f"The process that played this turn ended {MOST_COUNTED} times before the turn got any further; it is given up, "
+    "with its finished steps."
+)
+CHANGED_SENTENCE = (
+    "The process that played this turn ended, and the agent is another one now: its prompts, tools or options were "
+    "changed. The turn ends with its finished steps."
+)
 
 
 class Worker:
@@ -53,7 +63,8 @@ class Worker:
         self._registry = registry
         self._threads = threads
         self._on_end = on_end
-        self._playing: dict[Lease, asyncio.Task[None]] = {}
+        self._playing: dict[Lease, LoopStage] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -63,45 +74,66 @@ class Worker:
             keeper = tasks.create_task(self._keep_leases())
             sweeper = tasks.create_task(self._sweep())
             await self._claim_until_drained(tasks)
-            while self._playing:
-                await asyncio.wait(self._playing.values())
+            while self._tasks:
+                await asyncio.wait(self._tasks)
             keeper.cancel()
             sweeper.cancel()
         self._registry.clear()
 
     def drain(self) -> None:
-        """Claim nothing more; `run` returns when what plays is over."""
+        """Claim nothing more; `run` returns when the steps that run are finished, and their turns are handed back."""
         self._draining.set()
         self._slot_free.set()
         self._scheduler.nudge()
+        for stage in self._playing.values():
+            stage.pause()
+
+    def hurry(self) -> None:
+        """Hand back what still plays, in the middle of a step: what the journal holds of it is not done again."""
+        for stage in self._playing.values():
+            stage.halt("drained")
 
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
             free = self._threads.free
-            if not free:
+            if not free or self._is_watching_a_suspect:
                 self._slot_free.clear()
-                await self._slot_free.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SWEEP_S if free else None):
+                        await self._slot_free.wait()
                 continue
             most = min(free, MOST_AT_ONCE)
             leases = await self._claim(most)
             if self._draining.is_set():
-                await self._hand_back(leases)
+                for lease in leases:
+                    await self._hand_back(lease)
                 return
             for lease in leases:
                 self._threads.busy += 1
-                self._playing[lease] = tasks.create_task(self._play_and_forget(lease))
+                self._playing[lease] = LoopStage(lease)
+                task = tasks.create_task(self._play_and_forget(lease))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             if len(leases) < most:
                 await self._scheduler.wait_for_work(LOOK_S)
 
+    @property
+    def _is_watching_a_suspect(self) -> bool:
+        """A turn plays whose process ended before: alone, until it has got further than then."""
+        return any(lease.counted and not lease.grew for lease in self._playing)
+
     async def _claim(self, most: int) -> Sequence[Lease]:
+        agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
         try:
-            return await self._scheduler.claim(list(self._agents.infos), most)
+            return await self._scheduler.claim(agents, most, idle=not self._playing)
         except StoreUnavailableError:
             return []
 
-    async def _hand_back(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            with suppress(StoreUnavailableError):  # then the lease expires, which comes to the same
+    async def _hand_back(self, lease: Lease) -> None:
+        """Let another worker go on; where the store is away the lease expires, which comes to the same."""
+        with suppress(ServiceError, TimeoutError):
+            async with asyncio.timeout(HAND_BACK_S):
+                await lease.settled()
                 await self._scheduler.hand_back(lease)
 
     async def _play_and_forget(self, lease: Lease) -> None:
@@ -113,20 +145,18 @@ class Worker:
             self._slot_free.set()
 
     async def _play(self, lease: Lease) -> None:
-        """One turn, from claim to commit."""
-        turn = lease.turn
+        """One turn, from claim to commit, or as far as this process may play it."""
+        turn, stage = lease.turn, self._playing[lease]
         where = {"conversation": str(turn.ref), "turn": turn.number}
         log.info("turn %s#%d starts", turn.ref, turn.number, extra={"action": "turn.start", **where})
         session = None
         try:
-            session, outcome = await self._outcome(lease)
+            session, outcome = await self._outcome(lease, stage)
+            if stage.hands_over and outcome.status == "cancelled":
+                log.info("turn %s#%d is handed back", turn.ref, turn.number, extra={"action": "turn.back", **where})
+                await self._hand_back(lease)
+                return
             ended = await self._end(lease, outcome)
-        except asyncio.CancelledError:
-            session = None  # its thread still plays: it is not ours to close
-            log.warning("turn %s#%d outlived the drain", turn.ref, turn.number, extra={"action": "turn.left", **where})
-            with suppress(ServiceError, TimeoutError):
-                await asyncio.wait_for(lease.commit(_failed("worker_lost", LOST_SENTENCE)), LAST_WORD_S)
-            raise
         except LeaseLostError:
             log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
         except StoreUnavailableError as error:
@@ -144,6 +174,8 @@ class Worker:
 
     async def _end(self, lease: Lease, outcome: Outcome) -> Turn:
         """Commit; where that cannot be, end the turn as what stood in the way, with the steps as they are."""
+        if lease.attempt > 1:  # a replay that was broken off has not come to all the steps that are kept
+            outcome = replace(outcome, steps=lease.kept_steps)
         try:
             return await lease.commit(outcome)
         except (LeaseLostError, StoreUnavailableError):
@@ -154,23 +186,22 @@ class Worker:
             log.exception("the end of turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
             return await lease.commit(_failed("internal", DEFECT_SENTENCE))
 
-    async def _outcome(self, lease: Lease) -> tuple[Session | None, Outcome]:
+    async def _outcome(self, lease: Lease, stage: LoopStage) -> tuple[Session | None, Outcome]:
         session = None
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
-        stage = LoopStage(lease)
-        timer = asyncio.get_running_loop().call_later(deadline_s, stage.halt, "deadline")
+        timer = asyncio.get_running_loop().call_later(_left_of(deadline_s, lease), stage.halt, "deadline")
         lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
         try:
             lease.check()
             started = TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)
             lease.emit(f"started:{lease.attempt}", events=[started])
-            if lease.attempt > 1:
-                return None, _as_left(await lease.adopt_tail(), lease)
+            past = await lease.past() if lease.attempt > 1 else None
+            if failure := self._why_not_to_go_on(lease):
+                return None, Outcome("failed", error=failure)
             session = await self._check_out(lease, stage)
-            await lease.settled()  # that this attempt began must be known before it does what cannot be undone
             if session is None or stage.halted:
                 return session, _as_halted(Outcome("cancelled"), stage.reason, deadline_s)
-            session, outcome = await self._run(lease, session, stage)
+            session, outcome = await self._run(lease, session, stage, past)
             return session, _as_halted(outcome, stage.reason, deadline_s)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
@@ -185,6 +216,14 @@ class Worker:
             timer.cancel()
             stage.close()
 
+    def _why_not_to_go_on(self, lease: Lease) -> Failure | None:
+        if lease.counted >= MOST_COUNTED:
+            return Failure("crashed_repeatedly", CRASHED_SENTENCE)
+        info = self._agents.infos.get(lease.turn.agent.name)
+        if lease.attempt > 1 and info and info.fingerprint != lease.fingerprint:
+            return Failure("agent_changed", CHANGED_SENTENCE, retryable=True)
+        return None
+
     async def _check_out(self, lease: Lease, stage: LoopStage) -> Session | None:
         """Take the warm session of these very steps, or build one; nothing where a stop came first."""
         turn = lease.turn
@@ -198,9 +237,11 @@ class Worker:
             return job.result()
         return None
 
-    async def _run(self, lease: Lease, session: Session, stage: LoopStage) -> tuple[Session | None, Outcome]:
-        """Play in a thread until the end, a stop or the deadline."""
-        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage))
+    async def _run(
+        self, lease: Lease, session: Session, stage: LoopStage, past: Past | None
+    ) -> tuple[Session | None, Outcome]:
+        """Play in a thread until the end, a stop or the deadline; what earlier attempts did is not done again."""
+        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage, past))
         if await self._heeds(job, stage, lambda _: session.close()):
             return session, job.result()
         return None, session.broken_off()
@@ -228,7 +269,7 @@ class Worker:
     async def _sweep(self) -> None:
         """Make conversations ready again whose worker is gone; let idle sessions go."""
         while True:
-            await asyncio.sleep(self._scheduler.lease_s / 4)
+            await asyncio.sleep(min(self._scheduler.lease_s / 4, SWEEP_S))
             self._registry.evict_idle()
             with suppress(StoreUnavailableError):
                 await self._scheduler.sweep()
@@ -239,11 +280,11 @@ def _close(session: Session | None) -> None:
         session.close()
 
 
-def _as_left(steps: int, lease: Lease) -> Outcome:
-    """Say of a turn whose worker died how it ends, with the steps that it had finished."""
-    if lease.stopped.done():
-        return Outcome("cancelled", steps=steps)
-    return replace(_failed("worker_lost", LOST_SENTENCE), steps=steps)
+def _left_of(deadline_s: float, lease: Lease) -> float:
+    """Give what is left of a turn's time, which counts from its first attempt."""
+    started_at = lease.turn.timing.started_at
+    passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
+    return max(0.0, deadline_s - passed_s)
 
 
 def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -> Outcome:
@@ -257,4 +298,4 @@ def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -
 
 
 def _failed(code: str, message: str) -> Outcome:
-    return Outcome("failed", error=Failure(code, message, retryable=code == "worker_lost"))
+    return Outcome("failed", error=Failure(code, message))

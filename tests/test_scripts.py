@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Raw = Any  # redis-py annotates the answers of both its clients at once
 AGENT = AgentName("scripted")
+KIND = "0123456789abcdef"
 LEASE_S = 60.0
 LOG_TTL_S = 60
 DONE = Outcome("finished", reply="done")
@@ -108,7 +109,7 @@ async def submit(
 
 async def claim(store: Store, *agents: AgentName, most: int = 10) -> list[HeldLease]:
     """Claim and begin, as a worker does."""
-    leases = await store.scheduler.claim(agents or [AGENT], most)
+    leases = await store.scheduler.claim(dict.fromkeys(agents or [AGENT], KIND), most)
     for lease in leases:
         lease.emit(f"started:{lease.attempt}")
         with suppress(SealBrokenError):
@@ -127,7 +128,7 @@ def a_step(text: str = "step", turn: int = 1) -> PackedStep:
 
 async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = None) -> None:
     """Write, and see that it was answered: by what is stored, or by the lease being lost."""
-    lease.emit(name, step=step, events=[TurnStarted(lease.attempt, 0.0)])
+    lease.emit(name, result=b"done", step=step, events=[TurnStarted(lease.attempt, 0.0)])
     journal = key("journal", lease.turn.ref.id, lease.turn.number)
     await until(lambda: lease.lost or bool(raw.hexists(journal, name)))
 
@@ -181,7 +182,7 @@ async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) 
     assert old.lost
     await one.scheduler.renew([old])
     assert (raw.dump(key("conversation", "c")), log_of(raw, "c"), steps_of(raw, "c")) == before
-    await new.adopt_tail()
+    await new.past()
     await new.commit(DONE)
     assert await texts_of(one, "c") == ["kept"]
     with pytest.raises(LeaseLostError):
@@ -236,14 +237,15 @@ def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) 
     return [name, "", "", index, step, 0, 0, events, *(["turn.started", b"sealed"] * events)]
 
 
-def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any]) -> Any:
-    """Run emit.lua as it is."""
+def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -> Any:
+    """Run emit.lua as it is; number 1 was that the turn started."""
     named: dict[str, str | bytes | int] = {
         "ref": str(lease.turn.ref),
         "turn": lease.turn.number,
         "fence": lease.fence,
         "generation": 0,
         "me": "nobody",
+        "serial": serial,
     }
     command = script("emit").command(PARTITION, tuple(item for given in entries for item in given), named)
     return raw.execute_command(*command)
@@ -319,7 +321,7 @@ async def test_an_expired_lease_goes_to_another_with_the_steps_that_were_finishe
     assert await one.scheduler.sweep() == 1
     new = await claim_one(other)
     assert (new.turn.number, new.attempt) == (1, 2)
-    await new.adopt_tail()
+    await new.past()
     await emit(raw, new, "step:2", a_step("and on"))
     assert (await new.commit(DONE)).attempts == 2
     assert await texts_of(other, "c") == ["finished", "and on"]
@@ -479,7 +481,7 @@ async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
 ) -> None:
     one, other = stores
     await submit(one, "c")
-    (lease,) = await one.scheduler.claim([AGENT], 1)  # not begun
+    (lease,) = await one.scheduler.claim({AGENT: KIND}, 1)  # not begun
     await one.scheduler.hand_back(lease)
     assert raw.zcard(LEASES) == 0
     assert (await one.turns.turn(ref_of("c"), 1)).status == "queued"
@@ -690,7 +692,7 @@ class Machine(RuleBasedStateMachine):
             should.holder, should.expired = len(self.held), False
             self.held.append(lease)
             if lease.attempt > 1 or should.tail:
-                self.loop.run(lease.adopt_tail())
+                self.loop.run(lease.past())
 
     @precondition(lambda self: self.held)
     @rule(replica=replicas)

@@ -48,7 +48,7 @@ def messages() -> Iterator[str]:
 class Heard:
     """A stage that keeps what it is told."""
 
-    halted = False
+    halted = pausing = False
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
@@ -60,6 +60,9 @@ class Heard:
         assert effect is None or effect[0]
         self.events += [event] if event else []
         self.steps += [step] if step else []
+
+    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
+        self.tell(None, None, effect)
 
 
 def samples() -> Iterator[bytes]:

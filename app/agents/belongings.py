@@ -1,23 +1,33 @@
-"""What a session's agents hold beside their steps, as pieces by name: interpreters' variables, and `agent.state`."""
+"""What a session's agents hold beside their steps, as pieces by name: variables, `agent.state`, tools' own state."""
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 from app.agents.crossing import dumps, dumps_plain, loads
+from app.agents.tool_proxy import unproxied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.agents.family import Family, Member
 
-STATE, GONE, TOLD, PIECE = "state", "gone", "told", "v:"
+log = logging.getLogger(__name__)
+
+STATE, GONE, TOLD, PIECE, TOOL, RESET = "state", "gone", "told", "v:", "tool:", "reset:"
+_DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
+_NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
 GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
 
 
 class Belongings:
-    """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's)."""
+    """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's).
+
+    `path:tool:…` is what a tool's `get_state()` gave, `path:reset:…` says of a tool without one that it has changed.
+    """
 
     def __init__(self, family: Family, pieces: dict[str, bytes]) -> None:
         """Give the family what was kept."""
@@ -25,8 +35,15 @@ class Belongings:
         self._kept = dict(pieces)
         self._gone_before: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset(json.loads(pieces.get(f":{TOLD}", b"[]")))
+        self._lock = threading.Lock()
+        self._states: dict[str, dict[str, bytes]] = {}
+        self._tools: dict[str, bytes] = {}
+        self._changing: set[str] = set()
+        self._reset: set[str] = set()
+        self._has_played = False
         for member in family.members:
             self._restore(member)
+            member.seat.keeper = self
 
     def changes(self) -> dict[str, bytes | None]:
         """Give the pieces that are new, other or gone (None) since they were last given, or were kept."""
@@ -36,9 +53,43 @@ class Belongings:
         self._kept = now
         return changed
 
+    def before(self, tool: Any) -> object:
+        """Look at a tool before its call."""
+        return None if gives_state(tool) else _looks_of(tool)
+
+    def changed(self, tool: Any, before: object) -> dict[str, bytes]:
+        """Give what changed with a tool's call: agents' states, and the tool's own state, or that it has one."""
+        with self._lock:
+            changes = self._changed_states()
+            name = self._name_of(tool)
+            state = self._state_of(tool) if before is None else None
+            if state is not None:
+                if self._tools.get(name) != state:
+                    changes[TOOL + name] = self._tools[name] = state
+            elif before != _looks_of(tool):
+                self._changing.add(name)
+                changes[RESET + name] = b""
+            return changes
+
+    def change(self, kept: dict[str, bytes]) -> None:
+        """Make the changes of a call that is not made again."""
+        with self._lock:
+            for name, data in kept.items():
+                kind, _, place = name.partition(":")
+                if kind == STATE:
+                    self._change_state(place, data)
+                elif kind == TOOL.rstrip(":"):
+                    self._set_tool(place, data)
+                else:
+                    self._changing.add(place)
+                    self._reset.add(place)
+
     def begin_turn(self) -> str:
         """Give what the model must be told of the turns before; from now on `dropped` names what this turn loses."""
         self._gone_before = self._gone()
+        if self._has_played:
+            self._reset.clear()
+        self._has_played = True
         head = self._family.head.interpreter
         untold = sorted(head.gone - self._told) if head else []
         self._told = (
@@ -47,8 +98,12 @@ class Belongings:
         return f"\n\n{GONE_SENTENCE.format(names=', '.join(untold))}" if untold else ""
 
     def dropped(self) -> tuple[str, ...]:
-        """Name the variables that this turn could not keep, those of managed agents with their path."""
-        return tuple(sorted(self._gone() - self._gone_before))
+        """Name the variables that this turn could not keep, those of managed agents with their path.
+
+        A tool that lost a state of its own, since it cannot give it, is `tool:NAME`.
+        """
+        tools = (f"{TOOL}{_shown(name)}" for name in self._reset)
+        return (*sorted(self._gone() - self._gone_before), *sorted(tools))
 
     def rest(self) -> None:
         """End the interpreters' processes: the turn is over."""
@@ -67,6 +122,63 @@ class Belongings:
                 if name.startswith(start + PIECE)
             }
             member.interpreter.variables, member.interpreter.gone = pieces, frozenset(names)
+        for name, data in self._kept.items():
+            path, _, rest = name.partition(":")
+            if path == member.path and rest.startswith(TOOL):
+                self._set_tool(f"{path}:{rest.removeprefix(TOOL)}", data)
+            elif path == member.path and rest.startswith(RESET):
+                self._reset.add(f"{path}:{rest.removeprefix(RESET)}")
+
+    def _changed_states(self) -> dict[str, bytes]:
+        changes = {}
+        for member in self._family.members:
+            if not member.agent.state and member.path not in self._states:
+                continue
+            before = self._states.get(member.path, {})
+            now = {name: dumps_plain(value, self._family.carries) for name, value in member.agent.state.items()}
+            written = {name: data for name, data in now.items() if before.get(name) != data}
+            gone = [name for name in before if name not in now]
+            if written or gone:
+                self._states[member.path] = now
+                changes[f"{STATE}:{member.path}"] = dumps([written, gone])
+        return changes
+
+    def _change_state(self, path: str, data: bytes) -> None:
+        member = next(member for member in self._family.members if member.path == path)
+        written, gone = loads(data)
+        known = self._states.setdefault(path, {})
+        for name, value in written.items():
+            known[name] = value
+            member.agent.state[name] = loads(value, self._family.carries)
+        for name in gone:
+            known.pop(name, None)
+            member.agent.state.pop(name, None)
+
+    def _name_of(self, tool: Any) -> str:
+        for member in self._family.members:
+            for name, one in member.agent.tools.items():
+                if unproxied(one) is tool:
+                    return f"{member.path}:{name}"
+        return f":{tool.name}"
+
+    def _set_tool(self, place: str, data: bytes) -> None:
+        path, _, name = place.partition(":")
+        member = next((member for member in self._family.members if member.path == path), None)
+        tool: Any = unproxied(member.agent.tools.get(name)) if member else None
+        try:
+            tool.set_state(loads(data, self._family.carries))
+            self._tools[place] = data
+        except Exception:
+            log.exception("the tool %s could not take its state", place, extra={"action": "tool.reset"})
+            self._reset.add(place)
+
+    def _state_of(self, tool: Any) -> bytes | None:
+        """Ask a tool for its state; nothing where that fails: then it counts as one that cannot be kept."""
+        try:
+            return dumps(tool.get_state(), self._family.carries)
+        except Exception:
+            log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
+            return None
 
     def _now(self) -> Iterator[tuple[str, bytes]]:
         for member in self._family.members:
@@ -77,6 +189,10 @@ class Belongings:
                     yield f"{member.path}:{PIECE}{name}", data
                 if member.interpreter.gone:
                     yield f"{member.path}:{GONE}", json.dumps(sorted(member.interpreter.gone)).encode()
+        for kind, places in ((TOOL, self._tools), (RESET, dict.fromkeys(self._changing, b"1"))):
+            for place, data in places.items():
+                path, _, tool = place.partition(":")
+                yield f"{path}:{kind}{tool}", data
         if self._told:
             yield f":{TOLD}", json.dumps(sorted(self._told)).encode()
 
@@ -87,6 +203,24 @@ class Belongings:
             if member.interpreter
             for name in member.interpreter.gone
         )
+
+
+def gives_state(tool: Any) -> bool:
+    return callable(getattr(tool, "get_state", None)) and callable(getattr(tool, "set_state", None))
+
+
+def _looks_of(tool: Any) -> dict[str, tuple[int, int]]:
+    """Give what tells whether a tool changed its own data; what else it holds (a client, a model) is no state."""
+    return {
+        name: (id(value), len(value) if hasattr(value, "__len__") else 0)
+        for name, value in vars(tool).items()
+        if name not in _NO_STATE and type(value) in _DATA
+    }
+
+
+def _shown(place: str) -> str:
+    path, _, name = place.partition(":")
+    return f"{path}.{name}" if path else name
 
 
 def _state(state: dict[str, Any], carries: tuple[type, ...]) -> bytes:

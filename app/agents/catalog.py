@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from smolagents import MultiStepAgent
 
 import app
+from app.agents.belongings import gives_state
 from app.agents.code.limits import limits_of
 from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
+from app.agents.fingerprint import fingerprint_of
 from app.agents.pictures import picture_file
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
@@ -167,12 +169,19 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     for kind in carries:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
+    _check_tools(name, first, second)
+    fingerprint = fingerprint_of(first, second)
     clean_up(first)
     clean_up(second)
     version = AgentVersion(AgentName(name), _kind(first), SMOLAGENTS)
     tools = tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer")
     info = AgentInfo(
-        version, str(getattr(first, "description", None) or ""), tools, int(first.max_steps), code_runs_in(first)
+        version,
+        str(getattr(first, "description", None) or ""),
+        tools,
+        int(first.max_steps),
+        code_runs_in(first),
+        fingerprint,
     )
     family = [agent for agent in _family(first) if runs_in_child(agent)]
     for agent in family:
@@ -181,6 +190,23 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
     return _Entry(factory, info, tuple(carries), preload, bool(family))
+
+
+def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:
+    for one, other in zip(_family(first), _family(second), strict=False):
+        shared = [
+            tool for tool in one.tools if one.tools[tool] is other.tools.get(tool) and gives_state(one.tools[tool])
+        ]
+        if shared:
+            raise StartError(
+                f"the factory of agent {name!r} gave the same tool {shared[0]!r} twice, which has a state of its own, "
+                "so conversations would mix; make a new one in every call"
+            )
+        unsafe = getattr(one, "unsafe_to_repeat", ())
+        if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(one.tools):
+            raise StartError(
+                f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools"
+            )
 
 
 def _check_limits(name: str, agent: MultiStepAgent) -> None:

@@ -54,6 +54,13 @@ def classify(error: BaseException) -> Failure:
     return _failure("model_error", next(_causes(error), error), retryable=False)
 
 
+def marks_of(error: BaseException) -> dict[str, int | str]:
+    """Give what, beside its class and text, tells the kind of a provider's exception."""
+    status, code = _status(error), _code(error)
+    marks: dict[str, int | str] = {"status_code": status} if status else {}
+    return marks | {"code": code} if isinstance(code, str | int) else marks
+
+
 def is_swallowed_failure(output: object) -> bool:
     """Tell whether an answer forced at `max_steps` is none: smolagents gives the model's exception as its text.
 

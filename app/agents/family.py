@@ -14,7 +14,7 @@ from app.agents.code.interpreter import ChildInterpreter
 from app.agents.code.limits import limits_of
 from app.agents.model_proxy import ModelProxy
 from app.agents.steps import finished
-from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, see_tools
+from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, see_tools, seen_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,11 +78,13 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
     known = next((member for member in family.members if member.agent is agent), None)
     if known:  # one agent, managed by two
         return known.seat
-    member = Member(path, agent, Seat())
-    seat = member.seat
+    seat = Seat(family.carries, code_runs_in=code_runs_in(agent))
+    seat.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
+    member = Member(path, agent, seat)
     family.members.append(member)
     agent.model = ModelProxy(agent.model, seat, agent)  # type: ignore[assignment]  # passes for one
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
+    agent.final_answer_checks = [seen_check(check, seat) for check in agent.final_answer_checks]
     executor: Any = getattr(agent, "python_executor", None)
     see_tools(agent, seat)
     for name, managed in agent.managed_agents.items():

@@ -15,18 +15,20 @@ from smolagents.models import (
 )
 
 from app.agents.code_text import CodeText
+from app.agents.effects import Effect
 from app.agents.json_text import JsonText
+from app.agents.messages import message_in, of_error, of_message
 from app.agents.plain import plain, text_of
 from app.agents.tool_proxy import Proxy, see_tools, unproxied
 from app.events import MessageDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from smolagents import Model, MultiStepAgent
     from smolagents.models import ChatMessageStreamDelta
 
-    from app.agents.recorder import Recorder
+    from app.agents.recorder import Recorder, Track
     from app.agents.tool_proxy import Seat
     from app.events import Channel, Where
 
@@ -80,11 +82,32 @@ class ModelProxy(Proxy):
             "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
         }
         options |= {name: value for name, value in asked.items() if value is not None}
-        message = self._message(messages, options, telling)
+        message = self._once(track, call_id, telling, lambda: self._message(messages, options, telling))
         track.recorder.note_usage(message.token_usage)
         if message.tool_calls:
-            _tell_apart(message)
             track.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
+        return message
+
+    def _once(self, track: Track, call_id: str, telling: Telling, ask: Callable[[], ChatMessage]) -> ChatMessage:
+        """Give what an earlier attempt was told, or ask; an answer is written before the agent acts upon it."""
+        recorder, key = track.recorder, f"model:{call_id}"
+        written = recorder.journal.take(key, track.explains(0))
+        known = Effect.from_bytes(written) if written is not None else None
+        if known and not known.is_opaque:
+            message = message_in(known)
+            telling.whole(message)
+            return message
+        telling.restart()
+        recorder.journal.begin()
+        recorder.check()
+        try:
+            message = ask()
+        except Exception as error:
+            recorder.tell(None, (key, of_error(error).to_bytes()))
+            raise
+        _tell_apart(message)
+        effect, message = of_message(message)
+        recorder.tell(None, (key, effect.to_bytes()))
         return message
 
     def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
@@ -118,6 +141,10 @@ class Telling:
         self._code: CodeText | JsonText | None = None
         self._names: dict[int, str] = {}
         self._answers: dict[int, JsonText] = {}
+
+    def restart(self) -> None:
+        """What an earlier attempt has shown of this call is void."""
+        self._recorder.restart(self._where, self._call_id)
 
     def content_is(self, channel: Channel) -> None:
         self._channel = channel

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import re
 import threading
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep
 
+from app.agents.calls import CallInProgress
+from app.agents.crossing import dumps
+from app.agents.effects import Effect, raised
+from app.agents.halt import Halt
+from app.agents.journal import Journal
 from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
-from app.events import StepError, StepFinished, StepStarted, ToolCalled, ToolReturned, Where
+from app.agents.retelling import Retelling
+from app.agents.texts import shortened, shown
+from app.events import StepError, StepFinished, StepStarted, Where
 from app.records import ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -24,24 +30,23 @@ if TYPE_CHECKING:
     from smolagents.monitoring import TokenUsage
 
     from app.events import StepEvent, StepKind
+    from app.past import Past
     from app.ports import Stage
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
-MAX_SHOWN_CHARS = 2000  # of a text in an event; the whole is in the steps
 MOST_HALTS = 100
 MOST_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
 
 
-class Halt(BaseException):
-    """The turn is to stop. No agent and no tool means to catch it; where one does, the next call raises it again."""
-
-
 class Recorder:
-    """The record of one turn. What it is told goes to the stage as events."""
+    """The record of one turn. What it is told goes to the stage as events, and what calls gave into the journal."""
 
-    def __init__(self, stage: Stage, attempt: int) -> None:
+    def __init__(self, stage: Stage, attempt: int, past: Past | None = None) -> None:
+        """`past` is what earlier attempts left: it is not done again, and not told again."""
         self.attempt = attempt
+        self.journal = Journal(stage, past)
+        self._retelling = Retelling(past.events) if past else None
         self._stage = stage
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
@@ -61,15 +66,35 @@ class Recorder:
 
     def check(self) -> None:
         """Raise `Halt` if the turn is to stop. Code that swallows it again and again is held here for good."""
-        if self._stage.halted:
+        if self._stage.halted or self.journal.diverged:
             if threading.get_ident() == self._thread:  # others are an agent's own, one for each parallel call
                 self._halts += 1
                 if self._halts > MOST_HALTS:
                     threading.Event().wait()  # the worker gives this thread up
             raise Halt
 
-    def tell(self, event: StepEvent, effect: tuple[str, bytes] | None = None) -> None:
-        self._stage.tell(event, None, effect)
+    def check_pause(self) -> None:
+        """Raise `Halt` if another worker is to go on from here."""
+        if self._stage.pausing:
+            raise Halt
+
+    def tell(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
+        told = self.unshown(event)
+        if told or effect:
+            self._stage.tell(told, None, effect)
+
+    def unshown(self, event: StepEvent | None) -> StepEvent | None:
+        """Give of an event what earlier attempts have not shown."""
+        return self._retelling.unshown(event) if self._retelling and event else event
+
+    def restart(self, where: Where, call_id: str) -> None:
+        """Say that a model call is made again, if any of its text was shown."""
+        if self._retelling and (event := self._retelling.restart(where, call_id)):
+            self._stage.tell(event)
+
+    def seed(self, call_id: str) -> bytes:
+        """Give what a block of code draws its random numbers from: the same in a replay."""
+        return hashlib.sha256(self.journal.once("seed", lambda: os.urandom(16)) + call_id.encode()).digest()
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MOST_WHOLE_CALLS:
@@ -84,14 +109,20 @@ class Recorder:
 class Track:
     """The run of one agent within a turn: numbers its steps and calls. An agent runs once at a time."""
 
-    def __init__(self, recorder: Recorder, path: str, parent_call_id: str | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, path: str, parent: Track | None = None, parent_call_id: str | None = None
+    ) -> None:
+        """`parent` is the run whose call `parent_call_id` this one is of."""
         self.recorder = recorder
         self.path = path
+        self._parent = parent
         self._parent_call_id = parent_call_id
+        self._parent_number = _place(parent_call_id)[-1] if parent_call_id else 0
         self._where: Where | None = None
         self._kind: StepKind = "action"
-        self._steps = self._models = self._tools = 0
+        self._steps = self._models = self._tools = self._checks = 0
         self._asked: list[tuple[int, str, Any]] = []
+        self._side_by_side: set[int] = set()
         self.before_model_call: Callable[[], None] = lambda: None
         """Keeps what was finished meanwhile: a plan is shown by smolagents before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
@@ -115,8 +146,44 @@ class Track:
         for name, arguments in calls:
             self._tools += 1
             self._asked.append((self._tools, name, arguments))
+            self._side_by_side.add(self._tools)
 
-    def tool_call(self, name: str, arguments: Any) -> CallInProgress:
+    def explains(self, number: int, *, is_block: bool = False) -> Callable[[str], bool]:
+        """Tell of a call whether an earlier attempt may have made it although this run is at its call `number` (or 0).
+
+        So it is with what the model asked for side by side, and with what a block calls before it is over.
+        """
+
+        def may_be(call_id: str) -> bool:
+            for (track, at), place in zip(self._places(number), call_id.split("/"), strict=False):
+                step, other = map(int, place.split("."))
+                if step != track._steps:  # noqa: SLF001 - of this class
+                    return False
+                if other != at:
+                    return (is_block and track is self) or {at, other} <= track._side_by_side  # noqa: SLF001
+            return True
+
+        return may_be
+
+    def checked(self, check: Callable[[], bool]) -> bool:
+        """Ask a check of the final answer, once."""
+        self._checks += 1
+        step_id = self._where.step_id if self._where else str(self._steps)
+        key, journal = f"check:{step_id}.c{self._checks}", self.recorder.journal
+        written = journal.take(key, lambda _: True)
+        if written is not None:
+            return bool(Effect.from_bytes(written).outcome(()))
+        journal.begin()
+        self.recorder.check()
+        try:
+            effect = Effect(dumps(check()))
+        except Exception as error:
+            self.recorder.tell(None, (key, raised(error).to_bytes()))
+            raise
+        self.recorder.tell(None, (key, effect.to_bytes()))
+        return bool(effect.outcome(()))
+
+    def tool_call(self, name: str, arguments: Any, *, is_block: bool = False) -> CallInProgress:
         """Begin a tool call."""
         self.recorder.check()
         if self._where is None:  # an agent with a loop of its own
@@ -134,7 +201,7 @@ class Track:
             ok=False,
             duration_ms=0.0,
         )
-        return CallInProgress(self.recorder, self._where, call)
+        return CallInProgress(self.recorder, self._where, call, self.explains(number, is_block=is_block))
 
     def finish(self, step: MemoryStep) -> StepFinished | None:
         """Close the open step and describe how it ended; nothing for a step that never began here."""
@@ -156,9 +223,16 @@ class Track:
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
+    def _places(self, number: int) -> list[tuple[Track, int]]:
+        outer = self._parent._places(self._parent_number) if self._parent else []  # noqa: SLF001 - of this class
+        return [*outer, (self, number)]
+
     def _open(self, kind: StepKind) -> None:
+        if self._parent is None:
+            self.recorder.check_pause()
         self._steps += 1
-        self._models = self._tools = 0
+        self._models = self._tools = self._checks = 0
+        self._side_by_side = set()
         self._kind = kind
         step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
         self._where = Where(step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
@@ -174,86 +248,6 @@ class Track:
         return self._tools
 
 
-class CallInProgress:
-    """A tool call that has begun: `with call: call.result = tool(…)`. A journal keeps `effect` of it."""
-
-    def __init__(self, recorder: Recorder, where: Where, call: ToolCall) -> None:
-        self.result: Any = None
-        self.effect = b""
-        self._recorder = recorder
-        self._where = where
-        self._call = call
-        self._since = time.perf_counter()
-
-    @property
-    def call_id(self) -> str:
-        return self._call.call_id
-
-    def __enter__(self) -> Self:
-        call = self._call
-        self._recorder.note_call(call)
-        arguments = shortened(call.arguments)
-        self._recorder.tell(ToolCalled(self._where, call.call_id, call.name, arguments, call.internal))
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        duration_ms = round((time.perf_counter() - self._since) * 1000, 3)
-        call = replace(self._call, ok=error is None, duration_ms=duration_ms)
-        self._recorder.note_call(call)
-        self._recorder.tell(
-            ToolReturned(
-                self._where,
-                call.call_id,
-                call.name,
-                call.internal,
-                ok=error is None,
-                result=None if error else shown(as_text(self.result)),
-                error=shown(_words(error)) if error else None,
-                duration_ms=duration_ms,
-            ),
-            (self._key, self.effect) if self.effect else None,
-        )
-
-    @property
-    def _key(self) -> str:
-        """Name the effect the same in every replay: by its place, and a digest of what was asked."""
-        asked = json.dumps([self._call.name, self._call.arguments], sort_keys=True).encode()
-        return f"effect:{self._call.call_id}:{hashlib.sha256(asked).hexdigest()[:16]}"
-
-
-def shown(text: str) -> str:
-    """Cut a text for an event, with a mark."""
-    if len(text) > MAX_SHOWN_CHARS:
-        text = f"{text[:MAX_SHOWN_CHARS]}… ({len(text)} characters)"
-    return text_of(text)
-
-
-def as_text(value: Any) -> str:
-    """Give a value as text: a text as it is, all else as its JSON form."""
-    value = plain(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def shortened(value: Any) -> Any:
-    """Cut the texts in JSON data; what is large without long texts becomes one text."""
-    if isinstance(value, str):
-        return shown(value)
-    if isinstance(value, dict) and len(value) <= _MOST_MEMBERS:
-        return {shown(name): shortened(member) for name, member in value.items()}
-    if isinstance(value, list) and len(value) <= _MOST_MEMBERS:
-        return [shortened(member) for member in value]
-    return shown(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict | list) else value
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, Halt):
-        return "stopped"
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
-        return type(error).__name__
-
-
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
@@ -263,6 +257,3 @@ def _same(one: Any, other: Any) -> bool:
 
 def _place(call_id: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(call_id)]
-
-
-_MOST_MEMBERS = 100

@@ -16,13 +16,14 @@ from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
-from app.agents.code.interpreter import without_text
+from app.agents.effects import without_text
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.agents.family import equip
+from app.agents.halt import DivergedError, Halt
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
-from app.agents.recorder import Halt, Recorder, Track
-from app.agents.steps import Step, StepTooLargeError, finished, pack, strip
+from app.agents.recorder import Recorder, Track
+from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from app.agents.thrift import make_thrifty
 from app.agents.tool_proxy import see_tools
 from app.records import Failure, Outcome
@@ -31,14 +32,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolagents import MultiStepAgent
+    from smolagents.memory import MemoryStep
 
     from app.agents.code.nursery import Nursery
+    from app.events import StepEvent
+    from app.past import Past
     from app.ports import Stage
     from app.records import RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
+DIVERGED = Failure(
+    "replay_diverged",
+    "The process that played this turn ended, and when its run was replayed the agent asked for something else than "
+    "it had done before. The turn ends with its finished steps rather than act twice.",
+)
 
 
 class AgentSession:
@@ -60,13 +69,13 @@ class AgentSession:
         self._belongings = Belongings(self._family, variables)
         self._tail: _Tail | None = None
 
-    def play(self, turn: Turn, given: TurnInput, stage: Stage) -> Outcome:
+    def play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None = None) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
-        recorder = Recorder(stage, turn.attempts)
+        recorder = Recorder(stage, turn.attempts, past)
         track = self._family.head.seat.track = Track(recorder, turn.agent.name)
         see_tools(self._agent, self._family.head.seat)
         tail = self._tail = _Tail(
-            self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings
+            self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings, past=past
         )
         track.before_model_call = tail.keep_finished
         answer: FinalAnswerStep | None = None
@@ -78,6 +87,8 @@ class AgentSession:
                     answer = FinalAnswerStep(without_text(item.output))
             tail.keep_finished()
         except Halt:
+            if recorder.journal.diverged:
+                return tail.outcome("failed", error=DIVERGED)
             return tail.outcome("cancelled")
         except BaseException as error:
             failure = classify(error)
@@ -140,6 +151,7 @@ class _Tail:
         *,
         track: Track,
         belongings: Belongings,
+        past: Past | None,
     ) -> None:
         self._memory = agent.memory
         self._turn = turn
@@ -149,6 +161,8 @@ class _Tail:
         self._belongings = belongings
         self._next = len(agent.memory.steps)
         self._kept = 0
+        self._past = list(past.steps) if past else []
+        self._attachments = past.attachments if past else {}
         self.defect: StepTooLargeError | None = None
         """A finished step that cannot be kept: it ends the turn, wherever it shows."""
 
@@ -164,6 +178,9 @@ class _Tail:
         if all(isinstance(step, TaskStep) for step in whole):
             return
         for step in whole:
+            if self._past:
+                self._take_from_past(step)
+                continue
             strip(step)
             if isinstance(step, ActionStep):
                 step.action_output = without_text(step.action_output)
@@ -174,9 +191,25 @@ class _Tail:
                 raise
             if step is whole[-1]:
                 packed = replace(packed, variables=self._belongings.changes())
-            self._stage.tell(self._track.finish(step) if not isinstance(step, TaskStep) else None, packed)
+            self._stage.tell(self._finished(step), packed)
             self._kept += not isinstance(step, TaskStep)
             self._next += 1
+
+    def _take_from_past(self, step: MemoryStep) -> None:
+        """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids."""
+        kept = unpack(self._past.pop(0), self._attachments, self._carries)
+        if step_type(kept) != step_type(step):
+            self._track.recorder.journal.diverged = True
+            raise DivergedError
+        self._memory.steps[self._next] = kept
+        self._stage.tell(self._finished(kept))
+        self._belongings.changes()
+        self._kept += not isinstance(kept, TaskStep)
+        self._next += 1
+
+    def _finished(self, step: MemoryStep) -> StepEvent | None:
+        event = None if isinstance(step, TaskStep) else self._track.finish(step)
+        return self._track.recorder.unshown(event)
 
     def keep_the_rest(self) -> None:
         """Keep what a run that failed had finished, up to a step that cannot be kept."""

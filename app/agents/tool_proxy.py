@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
+from smolagents.default_tools import FinalAnswerTool
 from smolagents.remote_executors import RemotePythonExecutor
 
-from app.agents.recorder import Track, as_text
+from app.agents.effects import Effect, returned
+from app.agents.recorder import Track
+from app.agents.texts import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,15 +20,46 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent, Tool
     from smolagents.local_python_executor import PythonExecutor
 
+    from app.agents.calls import CallInProgress
+
 WAIT_S = 0.1
+UNKNOWN_SENTENCE = (
+    "it is not known whether this call of {name} had its effect: the process that made it ended before the tool "
+    "returned. It is not made again. Find out before you call it once more, or tell the user."
+)
+
+
+class UnknownOutcomeError(RuntimeError):
+    """A call of a tool that is unsafe to repeat was in flight when its process ended."""
+
+
+class Keeper(Protocol):
+    """Knows what a call changed beside its result: `agent.state`, and what a tool keeps for itself."""
+
+    def before(self, tool: Any) -> object:
+        """Look at a tool before its call."""
+        ...
+
+    def changed(self, tool: Any, before: object) -> dict[str, bytes]:
+        """Give what changed since, by name."""
+        ...
+
+    def change(self, kept: dict[str, bytes]) -> None:
+        """Make these changes, in a replay."""
+        ...
 
 
 class Seat:
     """Where an agent's proxies find the run that is on, set when it begins; `busy` is held by a managed agent's."""
 
-    def __init__(self) -> None:
+    def __init__(self, carries: tuple[type, ...] = (), *, code_runs_in: str | None = None) -> None:
+        """`code_runs_in` tells what an agent's tools are called by: code in a process of its own, in a thread, …."""
         self.track: Track | None = None
         self.busy = threading.Lock()
+        self.carries = carries
+        self.code_runs_in = code_runs_in
+        self.unsafe: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None
 
     def check(self) -> None:
         """Raise `Halt` if the turn is to stop."""
@@ -61,18 +97,61 @@ class Proxy:
 
 
 class ToolProxy(Proxy):
-    """A tool."""
+    """A tool. Its call is an effect: made once, and in a replay given back."""
 
     __slots__ = ()
     _real: Tool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._seat.track is None:
+        track = self._seat.track
+        if track is None:
             return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
-        with self._seat.track.tool_call(self._real.name, arguments) as call:
-            call.result = self._real(*args, **kwargs)
+        call = track.tool_call(self._real.name, arguments)
+        if type(self._real) is FinalAnswerTool:  # gives what it is given
+            with call:
+                call.result = self._real(*args, **kwargs)
+            return call.result
+        known = call.recall("tool", arguments)
+        with call:
+            if known:
+                call.result = self._again(known)
+            else:
+                call.result = self._live(call, functools.partial(self._real, *args, **kwargs))
         return call.result
+
+    def _again(self, known: Effect) -> Any:
+        if self._seat.keeper and known.kept:
+            self._seat.keeper.change(known.kept)
+        return known.outcome(self._seat.carries)
+
+    def _live(self, call: CallInProgress, act: Callable[[], Any]) -> Any:
+        keeper = self._seat.keeper
+        if call.repeated and self._is_unsafe:
+            call.is_of_unknown_outcome()
+            act = self._refuse
+        before = keeper.before(self._real) if keeper else None
+        try:
+            return call.live(act, self._kept)
+        finally:
+            if keeper and call.effect:
+                call.effect = replace(call.effect, kept=keeper.changed(self._real, before))
+
+    def _kept(self, value: Any) -> tuple[Effect, Any]:
+        seat = self._seat
+        if seat.code_runs_in == "process":
+            return returned(value, seat.carries, as_plain=True)
+        effect, again = returned(value, seat.carries, as_plain=False)
+        if seat.code_runs_in is None:
+            return effect, again
+        return (effect if type(again) is type(value) else Effect()), value  # code in this process wants the live object
+
+    @property
+    def _is_unsafe(self) -> bool:
+        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in self._seat.unsafe
+
+    def _refuse(self) -> Any:
+        raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=self._real.name))
 
 
 class AgentProxy(Proxy):
@@ -104,7 +183,7 @@ class AgentProxy(Proxy):
             while not inner.busy.acquire(timeout=WAIT_S):
                 track.recorder.check()
             try:
-                inner.track = Track(track.recorder, f"{track.path}/{self._real.name}", call.call_id)
+                inner.track = Track(track.recorder, f"{track.path}/{self._real.name}", track, call.call_id)
                 call.result = way(*args, **kwargs)
             finally:
                 inner.track = None
@@ -113,21 +192,51 @@ class AgentProxy(Proxy):
 
 
 class InterpreterProxy(Proxy):
-    """A CodeAgent's interpreter: a code block is an internal tool call."""
+    """A CodeAgent's interpreter: a code block is an internal tool call.
+
+    One that ran in a process of its own is an effect as a whole: in a replay its tools are called again, from the
+    journal, and its output and variables are those that it had. In a thread it runs again, its tools do not.
+    """
 
     __slots__ = ()
     _real: PythonExecutor
 
     def __call__(self, code_action: str) -> Any:
-        if self._seat.track is None:
+        track = self._seat.track
+        if track is None:
             return self._real(code_action)
-        with self._seat.track.tool_call("python_interpreter", code_action) as call:
-            try:
-                output = self._real(code_action)
-            finally:
-                call.effect = getattr(self._real, "effect", b"")
+        call = track.tool_call("python_interpreter", code_action, is_block=True)
+        known = call.recall("code", code_action)
+        with call:
+            output = self._again(known) if known else self._live(call, track, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
+
+    def _again(self, known: Effect) -> Any:
+        real: Any = self._real
+        return real.again(known.returned)
+
+    def _live(self, call: CallInProgress, track: Track, code_action: str) -> Any:
+        call.begin()
+        if hasattr(self._real, "seed"):
+            self._real.seed = track.recorder.seed(call.call_id)
+        try:
+            return self._real(code_action)
+        finally:
+            if effect := getattr(self._real, "effect", b""):
+                call.effect = Effect(effect)
+
+
+def seen_check(check: Callable[..., Any], seat: Seat) -> Callable[..., Any]:
+    """Make a check of the final answer an effect."""
+
+    @functools.wraps(check)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        if seat.track is None:
+            return check(*args, **kwargs)
+        return seat.track.checked(lambda: bool(check(*args, **kwargs)))
+
+    return asked
 
 
 def see_tools(agent: MultiStepAgent, seat: Seat) -> None:

@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from app.errors import SealBrokenError
 from app.events import (
     MessageDelta,
+    MessageRestarted,
     StepFinished,
     StepStarted,
     ToolCalled,
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
 _TURN = TypeAdapter(Turn)
 _EVENTS: dict[str, TypeAdapter[Any]] = {
     kind.type: TypeAdapter(kind)
-    for kind in (TurnQueued, TurnStarted, StepStarted, MessageDelta, ToolCalled, ToolReturned, StepFinished)
+    for kind in (
+        TurnQueued,
+        TurnStarted,
+        StepStarted,
+        MessageDelta,
+        MessageRestarted,
+        ToolCalled,
+        ToolReturned,
+        StepFinished,
+    )
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16

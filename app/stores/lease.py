@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
 from app.events import FINAL, Logged, TurnEnded, TurnQueued
+from app.past import Past
 from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
@@ -43,6 +45,16 @@ MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One write, numbered from 1 on."""
+
+    serial: int
+    arguments: list[Argument]
+    events: list[Event]
+    is_effect: bool
+
+
 class HeldLease:
     """This worker's fenced right to one conversation while it plays one turn of it.
 
@@ -60,12 +72,16 @@ class HeldLease:
         given: TurnInput,
         head: Head,
         version: bytes,
-        stored: int,
         logged: int,
         others_watch: bool,
         pieces: dict[str, bytes],
         defect: SealBrokenError | None,
+        counted: int,
+        fingerprint: str,
     ) -> None:
+        self.counted = counted
+        self.fingerprint = fingerprint
+        self.grew = False
         self.scope = scope
         self.fence = fence
         self.turn = turn
@@ -74,13 +90,13 @@ class HeldLease:
         self._desk = desk
         self._loop = asyncio.get_running_loop()
         self._head_before = head
-        self._head = hidden_so_far(head) if turn.options.reset else head
-        self._stored = stored
-        self._backlog: dict[str, tuple[list[Argument], list[Event]]] = {}
+        self._start = self._head = hidden_so_far(head) if turn.options.reset else head
+        self._backlog: deque[_Entry] = deque()
+        self._emitted = 0
         self._unsent = 0
         self._lost = False
         self._defect = defect
-        self._settling: asyncio.Future[None] | None = None
+        self._awaited: deque[tuple[int, Callable[[], object]]] = deque()
         self._logged = logged
         self._others_watch = others_watch
         self._pieces_before = pieces
@@ -122,10 +138,8 @@ class HeldLease:
     def lose(self) -> None:
         """Another one holds the conversation now."""
         self._lost = True
-        self._backlog.clear()
-        self._unsent = 0
         self._stop("lost")
-        self._settle()
+        self._give_up()
 
     def cancel(self) -> None:
         """Somebody wants the turn to stop."""
@@ -140,21 +154,27 @@ class HeldLease:
         if self._defect:
             raise self._defect
 
+    def when_written(self, call: Callable[[], object]) -> None:
+        if self._backlog:
+            self._awaited.append((self._emitted, call))
+        else:
+            call()
+
     async def settled(self) -> None:
         """Wait until all that was emitted is written."""
-        if self._backlog and not self._lost:
-            self._settling = self._loop.create_future()
-            try:
-                await asyncio.wait_for(self._settling, PATIENCE_S)
-            except TimeoutError:
-                raise StoreUnavailableError from None
+        written = asyncio.Event()
+        self.when_written(written.set)
+        try:
+            await asyncio.wait_for(written.wait(), PATIENCE_S)
+        except TimeoutError:
+            raise StoreUnavailableError from None
         if self._lost:
             raise LeaseLostError
         self.check()
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
-        """Load what the model is shown, up to the head; a gap, a swap or a cut is a `SealBrokenError`."""
-        head = self._head
+        """Load what the model is shown at the turn's start; a gap, a swap or a cut is a `SealBrokenError`."""
+        head = self._start
         blobs = await self._patiently(lambda: self._load(head.shown_from, head.count))
         running = head.shown_hash
         steps = []
@@ -167,43 +187,57 @@ class HeldLease:
         return [step.data for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
-        """Load the variables' pieces; one that is not of the sealed list, or is missing, is a `SealBrokenError`."""
-        if not self._pieces:
+        """Load the pieces of the turn's start; one that is not in the sealed list, or missing, is a `SealBrokenError`."""
+        if not self._pieces_before:
             return {}
         kept, _ = await self._patiently(self._load_variables)
-        if {name: tag_of(blob) for name, blob in kept.items()} != self._pieces:
+        if {name: tag_of(blob) for name, blob in kept.items()} != self._pieces_before:
             raise SealBrokenError(VARIABLES_SENTENCE)
         return {name: self._open_piece(name, blob) for name, blob in kept.items()}
 
-    async def adopt_tail(self) -> int:
-        """Take over the finished steps that an earlier attempt left; give their number, without tasks."""
-        adopted = 0
-        tail = await self._patiently(lambda: self._load(self._head.count, self._stored))
-        for index, blob in enumerate(tail, self._head.count):
-            step = self._open_step(blob, index)
-            adopted += step.type != "task"
-            self._head = extended(self._head, step.type, blob)
+    async def past(self) -> Past:
+        """Load what earlier attempts left; their finished steps, and variables, are taken over with it."""
+        journal, log, tail = await self._patiently(self._load_past)
         _, fresh = await self._patiently(self._load_variables)
+        steps = []
+        for index, blob in enumerate(tail, self._head.count):
+            steps.append(self._open_step(blob, index))
+            self._head = extended(self._head, steps[-1].type, blob)
         for name, blob in fresh.items():
             if blob:
                 self._open_piece(name, blob)
             self._note_piece(name, blob)
-        return adopted
+        written = {name.decode(): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
+        return Past(
+            effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
+            begun=frozenset(name for name, blob in written.items() if not blob),
+            events=tuple(self._open_event(entry) for entry in log),
+            steps=tuple(step.data for step in steps),
+            attachments=await self._patiently(lambda: load_images(self._desk, self.scope, steps)),
+        )
+
+    @property
+    def kept_steps(self) -> int:
+        before, now = self._head_before.step_counts, self._head.step_counts
+        return sum(now.get(kind, 0) - before.get(kind, 0) for kind in ("planning", "action"))
 
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
     ) -> None:
         """Queue one write; it is sent with whatever else this turn writes in the same round of the loop."""
+        if self._lost or self._defect:
+            return
         told = list(events)
         sealed = self._seal(result, "effect", self.turn.number, key) if result else b""
-        entry: list[Argument] = [key, sealed, self._logged + self._told_count - self._held if told else ""]
-        entry += self._sealed_step(step) if step else ["", "", 0, 0]
-        entry.append(len(told))
+        arguments: list[Argument] = [key, sealed, self._logged + self._told_count - self._held if told else ""]
+        arguments += self._sealed_step(step) if step else ["", "", 0, 0]
+        arguments.append(len(told))
         for event in told:
             data = codec.event_to_bytes(event)
             self._remember(event.type, data)
-            entry += [event.type, self._seal(data, "event", self.turn.number, event.type)]
-        self._backlog[key] = (entry, told)
+            arguments += [event.type, self._seal(data, "event", self.turn.number, event.type)]
+        self._emitted += 1
+        self._backlog.append(_Entry(self._emitted, arguments, told, is_effect=bool(result)))
         self._unsent += 1
         if self._unsent == 1:
             self._loop.call_soon(self._send)
@@ -293,29 +327,26 @@ class HeldLease:
     def _send(self) -> None:
         if not self._unsent:
             return
-        batch = list(self._backlog.items())[-self._unsent :]
+        batch = list(self._backlog)[-self._unsent :]
         self._unsent = 0
-        arguments = [argument for _, (entry, _) in batch for argument in entry]
         answer = self._desk.scripts.send(
             "emit",
-            *arguments,
+            *(argument for entry in batch for argument in entry.arguments),
             ref=self.scope,
             turn=self.turn.number,
             fence=self.fence,
             generation=self._head.generation,
             me=self._desk.channel,
+            serial=batch[0].serial,
         )
-        keys = [key for key, _ in batch]
-        events = [event for _, (_, told) in batch for event in told]
-        whole = len(batch) == len(self._backlog)
-        answer.add_done_callback(lambda answer: self._written(answer, keys, events, whole=whole))
+        answer.add_done_callback(lambda answer: self._answered(answer, batch))
 
-    def _written(self, answer: Answer, keys: list[str], events: list[Event], *, whole: bool) -> None:
+    def _answered(self, answer: Answer, batch: list[_Entry]) -> None:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost":
             self.lose()
-        elif state == b"gap" and whole:
+        elif state == b"gap":
             self._found_gap()
         elif state != b"ok":
             log.warning("a write of turn %s#%d waits: %s", self.scope, self.turn.number, error or state)
@@ -323,27 +354,32 @@ class HeldLease:
                 self._loop.call_later(RETRY_S, self._send)
             self._unsent = len(self._backlog)
         else:
-            self._note_written(keys, events, rest[0])
+            self._note_written(batch, rest[0])
 
     def _found_gap(self) -> None:
         self._defect = SealBrokenError(COUNT_SENTENCE)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Write nothing of what waits."""
         self._backlog.clear()
         self._unsent = 0
-        self._settle()
+        self._tell_awaiting()
 
-    def _settle(self) -> None:
-        if self._settling and not self._settling.done():
-            self._settling.set_result(None)
-
-    def _note_written(self, keys: list[str], events: list[Event], seqs: list[int]) -> None:
-        for key in keys:
-            self._backlog.pop(key, None)
-        for seq, event in zip(seqs, events, strict=True):
+    def _note_written(self, batch: list[_Entry], seqs: list[int]) -> None:
+        while self._backlog and self._backlog[0].serial <= batch[-1].serial:
+            self.grew |= self._backlog.popleft().is_effect
+        self._unsent = min(self._unsent, len(self._backlog))
+        for seq, event in zip(seqs, (event for entry in batch for event in entry.events), strict=True):
             if seq:
                 self._last_seen = seq
                 self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
-        if not self._backlog:
-            self._settle()
+        self._tell_awaiting()
+
+    def _tell_awaiting(self) -> None:
+        first = self._backlog[0].serial if self._backlog else self._emitted + 1
+        while self._awaited and self._awaited[0][0] < first:
+            self._awaited.popleft()[1]()
 
     def _sealed_step(self, step: PackedStep) -> list[Argument]:
         index = self._head.count
@@ -380,6 +416,27 @@ class HeldLease:
         opened = self._desk.sealer.open(blob, self.scope, "step", self._head.generation, index)
         return codec.step_from_bytes(opened, index)
 
+    def _open_effect(self, key: str, blob: bytes) -> bytes:
+        return self._desk.sealer.open(blob, self.scope, "effect", self.turn.number, key)
+
+    def _open_event(self, entry: bytes) -> Event:
+        name, _, blob = entry.partition(b"\n")
+        return self._desk.log.decode(self.turn.ref, self.turn.number, 0, name.decode(), blob).event
+
+    async def _load_past(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        state, *found = await self._desk.scripts.call(
+            "past",
+            ref=self.scope,
+            turn=self.turn.number,
+            fence=self.fence,
+            generation=self._head.generation,
+            first=self._head.count,
+        )
+        if state == b"lost":
+            raise LeaseLostError
+        journal, log, tail = found
+        return journal, log, tail
+
     async def _load(self, first: int, end: int) -> list[bytes]:
         if end <= first:
             return []
@@ -403,9 +460,11 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     head: bytes,
     stored: int,
     logged: int,
-    cancelled: int,
+    cancelled: bytes,
     watchers: list[bytes],
     variables: bytes,
+    counted: int,
+    fingerprint: bytes,
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
@@ -433,11 +492,12 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         given=opened_input,
         head=opened_head,
         version=tag_of(head) if head else b"",
-        stored=stored,
         logged=logged,
         others_watch=any(channel.decode() != desk.channel for channel in watchers),
         pieces=pieces,
         defect=defect,
+        counted=counted,
+        fingerprint=fingerprint.decode(),
     )
     if cancelled:
         lease.cancel()

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from app.records import MOST_COUNTED
 from app.stores.lease import HeldLease, open_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from app.ports import Lease
     from app.records import AgentName
@@ -24,7 +25,8 @@ MOST_UNHEARD = 1000
 class Scheduler:
     """Claims conversations for this process's worker and keeps its leases."""
 
-    def __init__(self, desk: Desk, *, worker: str, lease_s: float) -> None:
+    def __init__(self, desk: Desk, *, worker: str, lease_s: float, patience_s: float) -> None:
+        """`patience_s` is how long a turn that another kind of agent began is left to those that have it."""
         self._desk = desk
         self._worker = worker
         self._work = asyncio.Event()
@@ -32,6 +34,7 @@ class Scheduler:
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._unheard: set[tuple[str, int]] = set()
         self.lease_s = lease_s
+        self._patience_s = patience_s
 
     @property
     def waiting(self) -> bool:
@@ -52,9 +55,17 @@ class Scheduler:
             self._waiting = False
         self._work.clear()
 
-    async def claim(self, agents: Sequence[AgentName], most: int) -> list[HeldLease]:
-        call = self._desk.scripts.call
-        found = await call("claim", *agents, worker=self._worker, lease_us=self._lease_us, most=most)
+    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
+        found = await self._desk.scripts.call(
+            "claim",
+            *(part for agent in agents.items() for part in agent),
+            worker=self._worker,
+            lease_us=self._lease_us,
+            most=most,
+            idle=int(idle),
+            patience_us=int(self._patience_s * 1_000_000),
+            most_counted=MOST_COUNTED,
+        )
         leases = [open_lease(self._desk, *fields) for fields in found]
         for lease in leases:
             name = (lease.scope, lease.turn.number)
@@ -85,8 +96,11 @@ class Scheduler:
         for place in cancelled:
             leases[place].cancel()
 
-    async def sweep(self) -> int:
-        return len(await self._desk.scripts.call("sweep", lease_us=self._lease_us, wake=self._desk.wake))
+    async def sweep(self, *, all_are_over: bool = False) -> int:
+        """Also give up all leases, where no other process can hold one."""
+        wake = self._desk.wake
+        taken = await self._desk.scripts.call("sweep", lease_us=self._lease_us, all=int(all_are_over), wake=wake)
+        return len(taken)
 
     async def hand_back(self, lease: Lease) -> None:
         turn = lease.turn

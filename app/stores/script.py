@@ -74,7 +74,7 @@ class Scripts:
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list patch peek renew show steps submit sweep turns "
+    "cancel claim commit create delete emit hand_back images list past patch peek renew show steps submit sweep turns "
     "variables watch"
 ).split()
 

@@ -42,9 +42,19 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    url: str, sealer: Sealer, *, lease_s: float, log_ttl_s: int, on_loss: Callable[[], None]
+    url: str,
+    sealer: Sealer,
+    *,
+    lease_s: float,
+    log_ttl_s: int,
+    on_loss: Callable[[], None],
+    patience_s: float = 0.0,
+    ours_alone: bool = False,
 ) -> AsyncIterator[Store]:
-    """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
+    """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used.
+
+    `ours_alone`: no other process uses the store, so what an earlier one held is free at once.
+    """
     client = connect(url)
     me = secrets.token_hex(8)
     channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
@@ -54,7 +64,7 @@ async def open_store(
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
-        scheduler = Scheduler(desk, worker=me, lease_s=lease_s)
+        scheduler = Scheduler(desk, worker=me, lease_s=lease_s, patience_s=patience_s)
         turns = Turns(desk, scheduler)
         heard = {
             wake.encode(): lambda *_: scheduler.nudge(),
@@ -64,6 +74,8 @@ async def open_store(
         listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
         running = (asyncio.create_task(pipeline.run()), asyncio.create_task(listener.run()))
         try:
+            while ours_alone and await scheduler.sweep(all_are_over=True):
+                pass
             yield Store(server, turns, Conversations(desk, turns), scheduler, running)
         finally:
             await _cancel(running)

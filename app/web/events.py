@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from app.events import (
     Channel,
     MessageDelta,
+    MessageRestarted,
     StepFinished,
     StepKind,
     StepStarted,
@@ -68,12 +69,20 @@ class MessageDeltaView(StepEventView):
     name: str | None = None
 
 
+class MessageRestartedView(StepEventView):
+    """The model call is made again: throw away what was shown of its `call_id`."""
+
+    type: Literal["message.restarted"]
+    call_id: str
+
+
 class ToolCallEventView(StepEventView):
     type: Literal["tool.call"]
     call_id: str
     name: str
     arguments: Any
     internal: bool
+    repeated: bool
 
 
 class ToolResultView(StepEventView):
@@ -85,6 +94,7 @@ class ToolResultView(StepEventView):
     result: str | None
     error: str | None
     duration_ms: float
+    repeated: bool
 
 
 class StepErrorView(BaseModel):
@@ -120,6 +130,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(
         | TurnStartedView
         | StepStartedView
         | MessageDeltaView
+        | MessageRestartedView
         | ToolCallEventView
         | ToolResultView
         | StepFinishedView
@@ -160,11 +171,20 @@ def _own(ref: Ref, event: Event, *, internal: bool) -> dict[str, Any]:  # noqa: 
         case MessageDelta():
             call = {} if event.index is None else {"index": event.index, "name": event.name}
             return {**_place(event), "call_id": event.call_id, "channel": event.channel, "text": event.text, **call}
+        case MessageRestarted():
+            return {**_place(event), "call_id": event.call_id}
         case ToolCalled():
-            return {**_call(event), "arguments": event.arguments, "internal": event.internal}
+            told = {"internal": event.internal, "repeated": event.repeated}
+            return {**_call(event), "arguments": event.arguments, **told}
         case ToolReturned():
             outcome = {"ok": event.ok, "result": event.result, "error": event.error}
-            return {**_call(event), "internal": event.internal, **outcome, "duration_ms": event.duration_ms}
+            return {
+                **_call(event),
+                "internal": event.internal,
+                **outcome,
+                "duration_ms": event.duration_ms,
+                "repeated": event.repeated,
+            }
         case StepFinished():
             return {**_place(event), **_finished(ref, event)}
     return {}

@@ -100,6 +100,7 @@ class ToolCallView(BaseModel):
     internal: bool
     ok: bool
     duration_ms: float
+    repeated: bool = Field(description="Its process ended while it ran, so it was made again.")
 
 
 class UsageView(BaseModel):
@@ -282,6 +283,7 @@ def _call_view(call: ToolCall) -> dict[str, Any]:
         "internal": call.internal,
         "ok": call.ok,
         "duration_ms": call.duration_ms,
+        "repeated": call.repeated,
     }
 
 

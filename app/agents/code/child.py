@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 from smolagents.utils import truncate_content
 
+from app.agents.code.chance import draw_from
 from app.agents.code.channel import Channel, ClosedError
 from app.agents.code.variables import Variables
 from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
+from app.agents.effects import error_of
 from app.agents.plain import plain
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class _Playground:
         """Run a code block and tell how it went."""
         if "given" in message:
             self._give(message["given"])
+        draw_from(message["seed"])
         done: dict[str, Any] = {"output": None, "text": "None", "final": False, "error": None}
         self._running = True
         try:
@@ -138,7 +140,7 @@ class _Playground:
         self._channel.send({"call": name, "given": given})
         answer = self._channel.receive()
         if "raised" in answer:
-            _raise(*answer["raised"])
+            raise error_of(*answer["raised"])
         if is_answer and len(args) + len(kwargs) == 1:
             (answered,) = (*args, *kwargs.values())
             if answer["returned"] == dumps_plain(answered, self._carries):
@@ -176,11 +178,3 @@ def _classes(names: Iterable[list[str]]) -> Iterable[type]:
 
 def _text(value: Any) -> str:
     return truncate_content(str(value), MAX_TEXT_CHARS)
-
-
-def _raise(name: str, base: str, text: str) -> NoReturn:
-    """Raise a tool's error again: of a class of its name on the nearest built-in one, with its very words."""
-    kind: Any = type(name, (getattr(builtins, base, Exception),), {"__str__": lambda _self: text})
-    error: Exception = kind.__new__(kind, text)  # some constructors want more than words
-    error.args = (text,)
-    raise error

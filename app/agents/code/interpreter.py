@@ -12,6 +12,7 @@ from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, 
 
 from app.agents.code.channel import Channel, ClosedError, MisbehavedError
 from app.agents.crossing import dumps, dumps_plain, loads
+from app.agents.effects import Shown, raised, without_text
 from app.agents.plain import text_of
 
 if TYPE_CHECKING:
@@ -32,22 +33,6 @@ NONE_SENTENCE = "No process could be started for the code; try again."
 DIED_SENTENCE = (
     "The process that ran the code ended: it used too much memory, or was killed. What it had changed is lost."
 )
-
-
-class Shown:
-    """A final answer whose text is not that of the value that could cross: the model is shown the text."""
-
-    def __init__(self, value: Any, text: str) -> None:
-        self.value = value
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-
-def without_text(value: Any) -> Any:
-    """Give the value of a final answer."""
-    return value.value if type(value) is Shown else value
 
 
 class ChildInterpreter(PythonExecutor):
@@ -76,7 +61,10 @@ class ChildInterpreter(PythonExecutor):
         self.state: dict[str, Any] = {}
         """What smolagents reads of an interpreter after an error: `_print_outputs`."""
         self.effect = b""
-        """How the last block went, as the process told it: output or error, and the variables that it changed."""
+        """The last block: what it called, its output or error, and the variables that it changed."""
+        self.seed = b""
+        """What the next block draws its random numbers from."""
+        self._calls: list[tuple[str, bytes]] = []
         self.variables: dict[str, bytes] = {}
         self.gone: frozenset[str] = frozenset()
 
@@ -89,23 +77,47 @@ class ChildInterpreter(PythonExecutor):
 
     def __call__(self, code_action: str) -> CodeOutput:
         """Run a block. Raises what the interpreter would, with the same words."""
-        self.state, self.effect = {"_print_outputs": ""}, b""
+        self.state, self.effect, self._calls = {"_print_outputs": ""}, b"", []
         try:
             message = self._run(code_action)
-            done = _Done.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
-            self.effect = dumps(message, max_bytes=MOST_BYTES)
+            done = self._read(message)
             self._keep(done)
             self._is_busy = False
+            self._note(message)
             return self._output(done)
         except OSError as error:
             raise InterpreterError(NONE_SENTENCE) from error
         except (ClosedError, MisbehavedError) as error:
             self.rest()
+            self._note(None, DIED_SENTENCE)
             raise InterpreterError(DIED_SENTENCE) from error
-        except BaseException:
+        except BaseException as error:
             if self._is_busy:
                 self.rest()
+                if isinstance(error, InterpreterError | ExecutionTimeoutError):
+                    self._note(None, str(error))
             raise
+
+    def again(self, effect: bytes) -> CodeOutput:
+        """Go through a block that was run before: its tools are called again, for what they tell and keep."""
+        self.state = {"_print_outputs": ""}
+        self._gives_anew = False
+        message, error, calls = loads(effect, max_bytes=2 * MOST_BYTES)
+        for name, given in calls:
+            args, kwargs = loads(given, self._carries)
+            with contextlib.suppress(Exception):
+                self._tools[name](*args, **kwargs)
+        if message is None:
+            raise InterpreterError(error)
+        done = self._read(message)
+        self._keep(done)
+        return self._output(done)
+
+    def _note(self, message: dict[str, Any] | None, error: str = "") -> None:
+        self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MOST_BYTES)
+
+    def _read(self, message: dict[str, Any]) -> _Done:
+        return _Done.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
 
     def rest(self) -> None:
         """End the process; the next block gets another one, with the variables as they were kept."""
@@ -122,7 +134,7 @@ class ChildInterpreter(PythonExecutor):
         assert channel
         given = {"given": self._written(self._given)} if self._gives_anew and not is_new else {}
         self._gives_anew = False
-        channel.send({"code": code, **given}, lambda: self._look(watch))
+        channel.send({"code": code, "seed": self.seed, **given}, lambda: self._look(watch))
         while True:
             message = channel.receive(lambda: self._look(watch))
             if "call" not in message:
@@ -172,15 +184,15 @@ class ChildInterpreter(PythonExecutor):
             raise MisbehavedError("it calls what is no tool")
         try:
             args, kwargs = loads(message["given"], self._carries)
+            self._calls.append((name, message["given"]))
             with watch.paused():
-                result = self._tools[name](*args, **kwargs)
+                result = without_text(self._tools[name](*args, **kwargs))
             returned = dumps_plain(result, self._carries, max_bytes=MOST_BYTES)
             if len(returned) > self._limits.output_mb * MB:
                 raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
-            base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-            return {"raised": [type(error).__name__, base, _words(error)]}
+            return {"raised": list(raised(error).raised or ())}
 
     def _output(self, done: _Done) -> CodeOutput:
         self.state = {"_print_outputs": done.logs}
@@ -296,10 +308,3 @@ def _of(kind: type[T], value: Any) -> T:
     if type(value) is not kind:
         raise TypeError(f"a {kind.__name__} is needed")
     return value
-
-
-def _words(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
-        return type(error).__name__

@@ -29,7 +29,6 @@ _KEPT = (
     "LC_ALL",
     "TZ",
     "PYTHONDONTWRITEBYTECODE",
-    "PYTHONHASHSEED",
     "COVERAGE_PROCESS_START",
 )
 
@@ -100,6 +99,7 @@ class Nursery:
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         with theirs:
             environment |= dict.fromkeys(_ONE_THREAD, "1")  # theirs would not be there after a fork
+            environment["PYTHONHASHSEED"] = "0"  # so that a set has the same order where a block runs again
             self._server = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "app.agents.code.zygote", str(theirs.fileno()), self._order],
                 env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

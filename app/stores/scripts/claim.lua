@@ -1,35 +1,67 @@
 -- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues. A claim counts
 -- as an attempt once its `started` is in the journal: before that nothing was done that could be done twice.
--- ARGV: worker lease_us most ...agents
-local claims = {}
-while #claims < tonumber(most) do
-  local oldest, score, set
-  for _, agent in ipairs(agents) do
-    local first = redis.call('ZRANGE', key('ready', agent), 0, 0, 'WITHSCORES')
+-- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
+-- A turn with a counted attempt goes to an idle worker, alone; one that is not idle reserves it and takes nothing until it is.
+-- ARGV: worker lease_us most idle patience_us most_counted ...agents
+local claims, skipped, passed, at = {}, {}, 0, now()
+local alone = partition .. ':alone'
+most = tonumber(most)
+
+local function oldest_ready()
+  local oldest, score, place
+  for i = 1, #agents, 2 do
+    local from = skipped[i] or 0
+    local first = redis.call('ZRANGE', key('ready', agents[i]), from, from, 'WITHSCORES')
     if first[1] and (not oldest or tonumber(first[2]) < score) then
-      oldest, score, set = first[1], tonumber(first[2]), key('ready', agent)
+      oldest, score, place = first[1], tonumber(first[2]), i
     end
   end
-  if not oldest then break end
-  redis.call('ZREM', set, oldest)
-  local conversation, turn = key('conversation', oldest), redis.call('LINDEX', key('queue', oldest), 0)
-  if turn then
-    local run, at = key('run', oldest, turn), now()
-    local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
-    redis.call('HSET', conversation, 'fence', fence)
-    redis.call('ZADD', leases, at + lease_us, oldest)
-    local attempt = tonumber(redis.call('HGET', run, 'attempts') or 0)
-    if attempt == 0 or redis.call('HEXISTS', key('journal', oldest, turn), 'started:' .. attempt) == 1 then
-      attempt = redis.call('HINCRBY', run, 'attempts', 1)
+  return oldest, score, place
+end
+
+local function reserve()
+  if not redis.call('SET', alone, worker, 'NX', 'PX', 10000) and redis.call('GET', alone) ~= worker then return false end
+  redis.call('PEXPIRE', alone, 10000)
+  return true
+end
+
+while #claims < most and passed < 100 do
+  local ref, score, place = oldest_ready()
+  if not ref then break end
+  local conversation, turn = key('conversation', ref), redis.call('LINDEX', key('queue', ref), 0)
+  local run = turn and key('run', ref, turn)
+  local known = turn and redis.call('HMGET', run, 'attempts', 'counted', 'fingerprint', 'effects') or {}
+  local counted = tonumber(known[2] or 0)
+  local suspect = counted > 0 and counted < tonumber(most_counted)
+  if suspect and (idle ~= '1' or #claims > 0) then
+    if #claims == 0 and reserve() then break end
+    skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
+  elseif known[3] and known[3] ~= agents[place + 1] and at - score < tonumber(patience_us) then
+    skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
+  else
+    redis.call('ZREM', key('ready', agents[place]), ref)
+    if turn then
+      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
+      redis.call('HSET', conversation, 'fence', fence)
+      redis.call('ZADD', leases, at + lease_us, ref)
+      local attempt = tonumber(known[1] or 0)
+      if attempt == 0 or redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. attempt) == 1 then
+        attempt = redis.call('HINCRBY', run, 'attempts', 1)
+      end
+      redis.call('HSETNX', run, 'started', at)
+      redis.call('HSETNX', run, 'fingerprint', agents[place + 1])
+      redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0)
+      local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
+      local head = redis.call('HMGET', conversation, 'generation', 'head')
+      claims[#claims + 1] = {ref, turn, fence, attempt, state[1], redis.call('LINDEX', key('turns', ref), turn - 1) or '',
+        state[2] or '', head[1], head[2] or '', redis.call('LLEN', key('steps', ref, head[1])),
+        redis.call('LLEN', key('log', ref, turn)), state[3] or '', redis.call('SMEMBERS', key('watch', ref, turn)),
+        redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4]}
+      if suspect then
+        if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
+        break
+      end
     end
-    redis.call('HSETNX', run, 'started', at)
-    local started = redis.call('HGET', run, 'started')
-    local head = redis.call('HMGET', conversation, 'generation', 'head')
-    claims[#claims + 1] = {oldest, turn, fence, attempt, started, redis.call('LINDEX', key('turns', oldest), turn - 1) or '',
-      redis.call('HGET', run, 'input') or '', head[1], head[2] or '', redis.call('LLEN', key('steps', oldest, head[1])),
-      redis.call('LLEN', key('log', oldest, turn)), redis.call('HEXISTS', run, 'cancel'),
-      redis.call('SMEMBERS', key('watch', oldest, turn)),
-      redis.call('HGET', key('variables', oldest, head[1]), '') or ''}
   end
 end
 return claims

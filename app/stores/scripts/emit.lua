@@ -1,28 +1,28 @@
--- Every write of a running turn. Each entry has a key that a replay makes again: a key that is there is a no-op.
--- An entry is: key, result, length of the log before its events (or empty), index and sealed step (or two empty strings),
--- n and n (name, sealed attachment) pairs, k and k (name, sealed piece of variables, or empty for one that is gone) pairs,
--- m and m (name, sealed event) pairs.
+-- Every write of a running turn. Writes of one claim are numbered from 1 on, the first entry of this call is number `serial`:
+-- what was written already is a no-op, and what does not follow (something before it was lost on the way) is `behind`.
+-- An entry is: key in the journal (or empty), result, length of the log before its events (or empty), index and sealed step
+-- (or two empty strings), n and n (name, sealed attachment) pairs, k and k (name, sealed piece of variables, or empty for one
+-- that is gone) pairs, m and m (name, sealed event) pairs.
 -- A step or an event that does not follow on the stored ones is a gap; what came before it in the call was written.
--- ARGV: ref turn fence generation me ...entries
+-- ARGV: ref turn fence generation me serial ...entries
 if not holds(ref, fence) then return {'lost'} end
-local journal, steps, images = key('journal', ref, turn), key('steps', ref, generation), key('images', ref)
-local fresh_variables = key('fresh', ref, generation)
-local seqs, i = {}, 1
+local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
+local images, fresh_variables = key('images', ref), key('fresh', ref, generation)
+local written, number, seqs, i = tonumber(redis.call('HGET', run, 'written') or 0), tonumber(serial), {}, 1
+if number > written + 1 then return {'behind'} end
 local function take() i = i + 1 return entries[i - 1] end
 while i <= #entries do
   local name, result, at, index, step = take(), take(), take(), take(), take()
-  local fresh = redis.call('HSETNX', journal, name, result) == 1
-  if fresh and at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at) then
-    redis.call('HDEL', journal, name)
-    return {'gap'}
-  end
-  if fresh and index ~= '' then
-    local length = redis.call('LLEN', steps)
-    if length == tonumber(index) then
-      redis.call('RPUSH', steps, step)
-    elseif length < tonumber(index) then
-      redis.call('HDEL', journal, name)
+  local fresh = number > written
+  if fresh then
+    local length = index ~= '' and redis.call('LLEN', steps)
+    if (at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at)) or (length and length < tonumber(index)) then
+      redis.call('HSET', run, 'written', number - 1)
       return {'gap'}
+    end
+    if length == tonumber(index) then redis.call('RPUSH', steps, step) end
+    if name ~= '' and redis.call('HSET', journal, name, result) == 1 and result ~= '' then
+      redis.call('HINCRBY', run, 'effects', 1)
     end
   end
   for _ = 1, tonumber(take()) do
@@ -37,5 +37,7 @@ while i <= #entries do
     local event, blob = take(), take()
     seqs[#seqs + 1] = fresh and append(ref, turn, event, blob, blob, me) or 0
   end
+  number = number + 1
 end
+if number - 1 > written then redis.call('HSET', run, 'written', number - 1) end
 return {'ok', seqs}

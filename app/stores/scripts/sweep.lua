@@ -1,18 +1,22 @@
 -- Put conversations whose lease expired back into the ready set. A sweep that finds its own last beat long ago, or none (the
--- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to.
--- ARGV: lease_us wake
+-- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
+-- process can have been there, so every lease is over. An attempt that wrote no effect before it was lost counts.
+-- ARGV: lease_us all wake
 local beat, at, taken = partition .. ':beat', now(), {}
 local last = redis.call('GETSET', beat, at)
-if not last or at - last > lease_us / 2 then
+if all ~= '1' and (not last or at - last > lease_us / 2) then
   for _, ref in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
     redis.call('ZADD', leases, 'XX', at + lease_us, ref)
   end
   return taken
 end
-for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', at, 'LIMIT', 0, 100)) do
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and '+inf' or at, 'LIMIT', 0, 100)) do
   redis.call('ZREM', leases, ref)
   redis.call('HDEL', key('conversation', ref), 'fence')
-  if redis.call('LLEN', key('queue', ref)) > 0 then
+  local turn = redis.call('LINDEX', key('queue', ref), 0)
+  if turn then
+    local effects = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at')
+    if (effects[1] or '0') == (effects[2] or '0') then redis.call('HINCRBY', key('run', ref, turn), 'counted', 1) end
     make_ready(ref, wake)
     taken[#taken + 1] = ref
   end

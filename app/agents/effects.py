@@ -1,0 +1,141 @@
+"""What a call gave, as the journal keeps it: a value, an error, or that neither could be kept.
+
+A value is used only as it comes out of its bytes again, in a first run too, so that a replay cannot differ from it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from smolagents.agent_types import AgentImage, AgentText
+
+from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
+from app.agents.plain import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+MAX_BYTES = 64 * 1024 * 1024
+_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
+_AS: dict[str, Any] = {kind.__name__: kind for kind in (AgentImage, AgentText)}
+
+
+class Shown:
+    """A value whose text is not that of what could be kept of it: the model is shown the text."""
+
+    def __init__(self, value: Any, text: str) -> None:
+        self.value = value
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def without_text(value: Any) -> Any:
+    """Give the value behind a text."""
+    return value.value if type(value) is Shown else value
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """How one call went. Neither `returned` nor `raised` is an opaque one: what it gave cannot be carried.
+
+    `kind` names smolagents' class around the value, `text` stands for one that reads otherwise when it comes back;
+    `raised` is class name, built-in base and text; `kept` what the call changed that lasts, by the names of its pieces.
+    """
+
+    returned: bytes | None = None
+    kind: str = ""
+    text: str | None = None
+    raised: tuple[str, str, str] | None = None
+    duration_ms: float = 0.0
+    repeated: bool = False
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def is_opaque(self) -> bool:
+        return self.returned is None and self.raised is None
+
+    def to_bytes(self) -> bytes:
+        fields: dict[str, Any] = {"duration_ms": self.duration_ms}
+        if self.returned is not None:
+            fields["returned"] = self.returned
+        if self.raised:
+            fields["raised"] = list(self.raised)
+        fields |= {name: value for name in ("kind", "text", "repeated", "kept") if (value := getattr(self, name))}
+        return dumps(fields, max_bytes=2 * MAX_BYTES)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Effect:
+        fields = loads(data, max_bytes=2 * MAX_BYTES)
+        if "raised" in fields:
+            fields["raised"] = tuple(fields["raised"])
+        return cls(**fields)
+
+    def outcome(self, carries: Collection[type]) -> Any:
+        """Give the value, or raise the error."""
+        if self.raised:
+            raise error_of(*self.raised)
+        assert self.returned is not None, "an opaque effect has no outcome"
+        value = loads(self.returned, carries, max_bytes=MAX_BYTES)
+        if self.kind:
+            value = _AS[self.kind](value)
+        return value if self.text is None else Shown(value, self.text)
+
+
+def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[Effect, Any]:
+    """Keep a value, and give it as it comes back; what cannot be kept (an opaque effect) comes back as it is.
+
+    `as_plain`: for code, which is given the JSON form or the label of what cannot cross to it.
+    """
+    kind = type(value).__name__ if type(value) in _AS.values() else ""
+    bare = without_kind(value)
+    try:
+        if as_plain:
+            data = dumps_plain(bare, carries, max_bytes=MAX_BYTES)
+            return Effect(data), loads(data, carries, max_bytes=MAX_BYTES)
+        data = dumps(bare, carries, max_bytes=MAX_BYTES)
+        if type(bare) in _IMMUTABLE:
+            return Effect(data, kind), value
+        effect = Effect(data, kind)
+        again = effect.outcome(carries)
+    except CannotCrossError:
+        return Effect(), value
+    if type(again) is type(value):
+        return effect, again
+    try:
+        text = text_of(str(value))
+    except Exception:  # noqa: BLE001 - a foreign class's text may be code that fails
+        return Effect(), value
+    return Effect(data, text=text), Shown(again, text)
+
+
+def raised(error: Exception) -> Effect:
+    """Keep an error."""
+    base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return Effect(raised=(type(error).__name__, base, words_of(error)))
+
+
+def error_of(name: str, base: str, text: str) -> Exception:
+    """Make an error again: of a class of its name on the nearest built-in one, with its very words."""
+    kind: Any = type(name, (getattr(builtins, base, Exception),), {"__str__": lambda _self: text})
+    error: Exception = kind.__new__(kind, text)  # some constructors want more than words
+    error.args = (text,)
+    return error
+
+
+def words_of(error: BaseException) -> str:
+    """Give an error's own text."""
+    try:
+        return text_of(str(error))
+    except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
+        return type(error).__name__
+
+
+def without_kind(value: Any) -> Any:
+    """Give what smolagents' class around a value holds."""
+    if type(value) is AgentImage:
+        return value.to_raw()
+    return value.to_string() if type(value) is AgentText else value

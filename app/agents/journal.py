@@ -1,0 +1,88 @@
+"""The journal of one turn: what calls gave is written before the agent sees it, and given back in a replay."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from app.agents.crossing import CannotCrossError, canonical
+from app.agents.effects import Effect
+from app.agents.halt import DivergedError
+from app.agents.plain import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.past import Past
+    from app.ports import Stage
+
+BEGUN = "begun:"
+_TOOLS = ("tool:", "code:")
+_ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
+MAX_KEY_BYTES = 1024 * 1024  # of arguments, as they are told apart
+
+
+class Journal:
+    """Effects by key. A key is made of a call's place, which a replay makes again, and a digest of what was asked."""
+
+    def __init__(self, stage: Stage, past: Past | None) -> None:
+        self._stage = stage
+        self._effects = dict(past.effects) if past else {}
+        self._begun = past.begun if past else frozenset()
+        self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
+        self._lock = threading.Lock()
+        self.diverged = False
+
+    def take(self, key: str, explains: Callable[[str], bool]) -> bytes | None:
+        """Give what an earlier attempt wrote under a key, or nothing: then the call is to be made.
+
+        Raises `DivergedError` where calls are left that were made already, and that a call of this key does not
+        explain (`explains` is asked for each by its id): they would come after it.
+        """
+        if not self._effects:
+            return None
+        with self._lock:
+            effect = self._effects.pop(key, None)
+            self._done.discard(call_of(key))
+            if effect is None and not all(explains(call_id) for call_id in self._done):
+                self.diverged = True
+                raise DivergedError
+            return effect
+
+    def was_begun(self, key: str) -> bool:
+        """Tell whether an earlier attempt made this call, as far as is known, and did not see its end."""
+        return BEGUN + key in self._begun
+
+    def begin(self, key: str | None = None) -> None:
+        """Wait until all that happened before is written; `key` notes that a call is made that cannot be undone."""
+        self._stage.settle((BEGUN + key, b"") if key else None)
+
+    def once(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """Give what this service chose when it first came here in this turn."""
+        key = f"once:{name}"
+        with self._lock:
+            chosen = self._effects.get(key)
+            if chosen is None:
+                chosen = self._effects[key] = make()
+                self._stage.tell(None, None, (key, chosen))
+            return chosen
+
+
+def digest_of(name: str, arguments: Any) -> str:
+    """Tell what was asked apart: the same for the same arguments, in whatever order they are named."""
+    try:
+        asked = canonical([name, arguments], max_bytes=MAX_KEY_BYTES)
+    except CannotCrossError:
+        asked = _ADDRESS.sub(b"", canonical([name, plain(arguments)]))
+    return hashlib.sha256(asked).hexdigest()[:16]
+
+
+def call_of(key: str) -> str:
+    """Give the id of the call that a key is of."""
+    return key.split(":", 2)[1]
+
+
+def effect_in(data: bytes | None) -> Effect | None:
+    return Effect.from_bytes(data) if data is not None else None
