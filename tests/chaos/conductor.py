@@ -34,7 +34,7 @@ FROZEN_S = (0.2, 2.5)
 STALLED_S = (0.2, 2.0)
 DELAY_S = (0.005, 0.05)
 LOOK_S = 0.05
-LAST_ONE = 0.1
+ALSO_OF_FEW = 0.04
 IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # how often a process that was asked to go is killed, and how soon
 
 
@@ -151,8 +151,9 @@ class Conductor:
             self.proxy.flow()
 
     def _place(self, kind: str) -> int | None:
-        """Choose a process that serves. The last one is mostly spared: with nobody there nothing is in flight."""
-        if not self.fleet.up or (len(self.fleet.up) == 1 and self.draw.random() > LAST_ONE):
+        """Choose a process that serves; mostly none while several others start, since little is in flight then."""
+        few = len(self.fleet.up) < max(2, len(self.fleet.members) - 1)
+        if not self.fleet.up or (few and self.draw.random() > ALSO_OF_FEW):
             return None
         place = self.draw.choice(self.fleet.up)
         self._did(kind, f"process {self.fleet.pid(place)}")

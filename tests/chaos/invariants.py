@@ -63,20 +63,12 @@ def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
     for talk in wild.talks:
         for said in talk.said:
             kept = [step for step in steps_of(talk, said.planned.number) if step["type"] == "action"]
-            shown = _finished(event for _, event in said.seen)
+            shown = [event for _, event in said.seen if _is_action(event)]
             if len(kept) < len(shown):
                 yield f"{said.place}: {len(shown)} steps were shown as finished, {len(kept)} are kept"
             for step, event in zip(kept, shown, strict=False):
                 if event["observations"] is not None and event["observations"] != step["observations"]:
                     yield f"{said.place}: step {event['step_id']} was shown with other observations than are kept"
-
-
-def _finished(events: Iterator[Event]) -> list[Event]:
-    return [
-        event
-        for event in events
-        if event["type"] == "step.finished" and event["parent_call_id"] is None and event["kind"] == "action"
-    ]
 
 
 def logs_are_whole(_calm: Round, wild: Round) -> Iterator[str]:
@@ -170,15 +162,18 @@ def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def _shown_steps_run_again(said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
-    for at, event in said.seen:
-        if event["type"] == "step.finished" and event["parent_call_id"] is None and event["kind"] == "action":
-            # A step's entry in the script is the one of its number, since every model call makes a step.
-            place = f"{said.key}/{event['step'] - 1}"
-            for key, lines in runs.items():
-                if (key + ".").startswith(f"{place}.") or key.startswith(f"{place}/"):
-                    late = [line for line in lines if line.at > at + THAWED_S]
-                    if late:
-                        yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
+    """The actions of the turn's own agent follow the entries of its script."""
+    shown = [(at, event) for at, event in said.seen if _is_action(event)]
+    for number, (at, event) in enumerate(shown):
+        place = f"{said.key}/{number}"
+        for key, lines in runs.items():
+            is_of_step = key == place or key.startswith((f"{place}.", f"{place}/"))
+            if is_of_step and any(line.at > at + THAWED_S for line in lines):
+                yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
+
+
+def _is_action(event: Event) -> bool:
+    return event["type"] == "step.finished" and event["parent_call_id"] is None and event["kind"] == "action"
 
 
 def _has_key(event: Event) -> bool:

@@ -82,9 +82,13 @@ def outcome_unknown(said: Said) -> bool:
 
 
 def steps_of(talk: Talk, number: int) -> list[Event]:
-    """Give a turn's steps without what differs from run to run: places, times and random tokens."""
+    """Give a turn's steps without what differs from run to run: places, times, and call ids, which count messages."""
     return [
-        {name: value for name, value in step.items() if name not in {"index", "duration_ms"}}
+        {
+            name: [call | {"id": ""} for call in value] if name == "tool_calls" else value
+            for name, value in step.items()
+            if name not in {"index", "duration_ms"}
+        }
         for step in talk.steps
         if step["turn"] == number
     ]
