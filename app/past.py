@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from app.events import StepFinished, ToolCalled, ToolReturned
+from app.records import ToolCall, Usage
 
 if TYPE_CHECKING:
     from app.events import Event
@@ -21,3 +24,25 @@ class Past:
     events: tuple[Event, ...]
     steps: tuple[bytes, ...]
     attachments: dict[str, bytes]
+
+    @property
+    def calls(self) -> dict[str, ToolCall]:
+        """The tool calls that were shown, by their ids, for a turn that is not replayed."""
+        calls: dict[str, ToolCall] = {}
+        for event in self.events:
+            if isinstance(event, ToolCalled):
+                where, made = event.where, (event.name, event.arguments)
+                calls[event.call_id] = ToolCall(
+                    event.call_id, *made, where.agent, where.step_id, event.internal, ok=False, duration_ms=0.0
+                )
+            elif isinstance(event, ToolReturned) and event.call_id in calls:
+                calls[event.call_id] = replace(
+                    calls[event.call_id], ok=event.ok, duration_ms=event.duration_ms, repeated=event.repeated
+                )
+        return calls
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the steps that were shown as finished."""
+        used = [event.usage for event in self.events if isinstance(event, StepFinished) and event.usage]
+        return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from app.past import Past
     from app.ports import Agents, Lease, Scheduler, Session, StopReason
-    from app.records import Turn
+    from app.records import Turn, Usage
     from app.registry import Registry
     from app.threads import Threads
 
@@ -193,16 +193,16 @@ class Worker:
         lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
         try:
             lease.check()
-            started = TurnStarted(lease.attempt, lease.turn.timing.started_at or 0)
+            started = TurnStarted(lease.attempt, time.time())
             lease.emit(f"started:{lease.attempt}", events=[started])
             past = await lease.past() if lease.attempt > 1 else None
             if failure := self._why_not_to_go_on(lease):
-                return None, Outcome("failed", error=failure)
+                return None, _with_past(Outcome("failed", error=failure), past)
             session = await self._check_out(lease, stage)
-            if session is None or stage.halted:
-                return session, _as_halted(Outcome("cancelled"), stage.reason, deadline_s)
-            session, outcome = await self._run(lease, session, stage, past)
-            return session, _as_halted(outcome, stage.reason, deadline_s)
+            outcome = Outcome("cancelled")
+            if session and not stage.halted:
+                session, outcome = await self._run(lease, session, stage, past)
+            return session, _with_past(_as_halted(outcome, stage.reason, deadline_s), past)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
                 session.close()
@@ -295,6 +295,18 @@ def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -
         "deadline_exceeded", f"The turn took longer than its deadline of {deadline_s:g} s.", retryable=True
     )
     return replace(outcome, status="failed", error=failure)
+
+
+def _with_past(outcome: Outcome, past: Past | None) -> Outcome:
+    """Add what earlier attempts did to a turn whose replay was broken off before it came there."""
+    if past is None or outcome.status == "finished":
+        return outcome
+    calls = past.calls | {call.call_id: call for call in outcome.tool_calls}
+    return replace(outcome, tool_calls=tuple(calls.values()), usage=max(outcome.usage, past.usage, key=_tokens))
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.input_tokens + usage.output_tokens
 
 
 def _failed(code: str, message: str) -> Outcome:

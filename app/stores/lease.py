@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0  # how long the end of a turn waits for a store that is away
+PATIENCE_S = 600.0  # how long a turn waits for a store that is away; its own deadline comes first while it plays
 RETRY_S = 0.25
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
@@ -187,7 +187,7 @@ class HeldLease:
         return [step.data for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
-        """Load the pieces of the turn's start; one that is not in the sealed list, or missing, is a `SealBrokenError`."""
+        """Load the pieces of the turn's start; one that is missing or not in the sealed list is a SealBrokenError."""
         if not self._pieces_before:
             return {}
         kept, _ = await self._patiently(self._load_variables)

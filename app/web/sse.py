@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
+RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 MOST_FRAMES = 512
 LARGE_BYTES = 64 * 1024
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
@@ -89,6 +90,8 @@ class Frames:
         """Give what is logged after the cursor, as frames."""
         async for logged in watch.events(after):
             yield PING if logged is None else self._frame(watch.turn.ref, watch.turn.number, logged, internal=internal)
+        if watch.stopped and not watch.complete:
+            yield RECONNECT
 
     def _frame(self, ref: Ref, turn: int, logged: Logged, *, internal: bool) -> bytes:
         key = (id(logged), internal)

@@ -1,6 +1,6 @@
 -- Put conversations whose lease expired back into the ready set. A sweep that finds its own last beat long ago, or none (the
 -- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
--- process can have been there, so every lease is over. An attempt that wrote no effect before it was lost counts.
+-- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts.
 -- ARGV: lease_us all wake
 local beat, at, taken = partition .. ':beat', now(), {}
 local last = redis.call('GETSET', beat, at)
@@ -15,8 +15,9 @@ for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and 
   redis.call('HDEL', key('conversation', ref), 'fence')
   local turn = redis.call('LINDEX', key('queue', ref), 0)
   if turn then
-    local effects = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at')
-    if (effects[1] or '0') == (effects[2] or '0') then redis.call('HINCRBY', key('run', ref, turn), 'counted', 1) end
+    local run = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at', 'attempts')
+    local began = redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. (run[3] or '')) == 1
+    if began and (run[1] or '0') == (run[2] or '0') then redis.call('HINCRBY', key('run', ref, turn), 'counted', 1) end
     make_ready(ref, wake)
     taken[#taken + 1] = ref
   end
