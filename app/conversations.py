@@ -54,8 +54,7 @@ class Conversations:
 
     async def delete(self, ref: Ref) -> None:
         """Take it away, with all that it held."""
-        ended = await self._store.delete(ref)
-        if ended:
+        for ended in await self._store.delete(ref):
             self._on_end(ended)
 
     async def steps(self, ref: Ref, first: int, limit: int) -> Page[dict[str, Any]]:

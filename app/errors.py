@@ -69,6 +69,12 @@ class UnknownAgentError(InvalidRequestError):
     code = "unknown_agent"
 
 
+class IdempotencyKeyReusedError(InvalidRequestError):
+    """This Idempotency-Key was sent with another request before; use a new key for a new request."""
+
+    code = "idempotency_key_reused"
+
+
 class NotFoundError(ServiceError):
     """There is no such thing, or it is not yours."""
 
@@ -103,6 +109,13 @@ class BusyError(ConflictError):
     """A turn of this conversation is running; wait for its end, then send the next."""
 
     code = "busy"
+
+
+class TooManyTurnsError(ServiceError):
+    """As many turns wait in this conversation as may; try again when one of them is over."""
+
+    code = "too_many_turns"
+    retry_after_s = 2
 
 
 class OtherAgentError(ConflictError):

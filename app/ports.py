@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         AgentName,
         AgentVersion,
         Conversation,
+        OnBusy,
+        Once,
         Outcome,
         Owner,
         PackedStep,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 
-StopReason = Literal["cancelled", "deadline", "lost", "drained"]
+StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "drained"]
 
 
 class LogReader(Protocol):
@@ -60,13 +62,27 @@ class Turns(Protocol):
         create: dict[str, Any] | None,
         asked: bool,
         version_of: Callable[[AgentName], AgentVersion],
-    ) -> Turn:
+        on_busy: OnBusy = "reject",
+        once: Once | None = None,
+    ) -> tuple[Turn, bool]:
         """Accept a turn in one atomic step and give it back with its number and its conversation's agent.
+
+        It goes behind those that run or wait, whose first is stopped where `on_busy` says so. With `once` the turn that
+        the same request made before is given back (False): no other one is made. Then a conversation that is to be made
+        gets an id that follows from owner and key.
 
         `create` holds the metadata of a conversation to be made where there is none; `asked` says that the caller named
         the agent, so that another one is an error; `version_of` describes
         the agent that it turns out to be. Raises `ConversationNotFoundError`, `OtherAgentError`,
-        `AgentUnavailableError`, `BusyError`; then nothing was written.
+        `AgentUnavailableError`, `BusyError`, `TooManyTurnsError`, and what `recall` raises; then nothing was written.
+        """
+        ...
+
+    async def recall(self, owner: Owner, once: Once) -> Turn | None:
+        """Give the turn that this request made before, if it did.
+
+        Raises `IdempotencyKeyReusedError` where its key came with another request, and `ConversationNotFoundError`
+        where the turn's conversation was deleted.
         """
         ...
 
@@ -113,8 +129,8 @@ class Conversations(Protocol):
         """Apply `change` to the metadata, again where another writer came between."""
         ...
 
-    async def delete(self, ref: Ref) -> Turn | None:
-        """End a running turn as cancelled (it is given back), then take the conversation away."""
+    async def delete(self, ref: Ref) -> Sequence[Turn]:
+        """End the turns that run or wait as cancelled (they are given back), then take the conversation away."""
         ...
 
     async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
@@ -158,11 +174,11 @@ class Lease(Protocol):
 
     @property
     def stopped(self) -> asyncio.Future[StopReason]:
-        """Done when the turn is to stop: somebody cancelled it, or another one holds the conversation."""
+        """Done when the turn is to stop: somebody wants it, or another one holds the conversation. The first reason."""
         ...
 
-    def cancel(self) -> None:
-        """Somebody wants the turn to stop."""
+    def cancel(self, why: bytes) -> None:
+        """Somebody wants the turn to stop; `why` is the store's own flag, the strongest one counts in `commit`."""
         ...
 
     def lose(self) -> None:
@@ -215,6 +231,11 @@ class Lease(Protocol):
         """How many writes the store has not answered yet."""
         ...
 
+    @property
+    def waiting_s(self) -> float:
+        """For how long the oldest of them has been waiting. For any thread."""
+        ...
+
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
     ) -> None:
@@ -231,6 +252,8 @@ class Lease(Protocol):
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn: the steps emitted so far stay, the final event is shown, the lease goes back.
 
+        A turn that another one interrupted says so in what is given back; one that is rolled back is cancelled whatever
+        its outcome, and the conversation is left as the turn found it.
         Repeated until the store answers. Raises `LeaseLostError` where another one holds the conversation now, and
         `SealBrokenError` where stored steps are missing; then a second commit ends the turn and leaves the steps.
         """
@@ -289,6 +312,11 @@ class Stage(Protocol):
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         """Hand on an event, and a finished step or an effect (key and result) to be kept with it. Returns at once."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """What was told has been waiting for the store for longer than it should."""
         ...
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:

@@ -10,6 +10,7 @@ T = TypeVar("T")
 Owner = NewType("Owner", str)
 AgentName = NewType("AgentName", str)
 TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
+OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action"]
 
@@ -165,6 +166,14 @@ class TurnInput:
 
     images: tuple[bytes, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A request that its caller may send again: the key that names it, and all that it asks for, as bytes."""
+
+    key: str
+    request: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
 LOOK_S = 0.1
+LATE_S = 0.05
 MOST_WAITING = 64  # events that an agent's thread may be ahead: while it waits, the loop has the interpreter for itself
 MOST_PIECES = 4096  # pieces of messages that wait to be joined
 MOST_AT_ONCE = 64  # events that are written in one round of the loop
@@ -75,6 +76,10 @@ class LoopStage:
             self._room.clear()
             if len(self._told) > MOST_WAITING:
                 self._room.wait(LOOK_S)
+
+    @property
+    def is_late(self) -> bool:
+        return self._lease.waiting_s > LATE_S
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:
         if effect:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
 from app.events import TurnEnded
 from app.metadata import bounded
-from app.records import AgentName, AgentVersion, Ref, Timing, Turn, TurnInput, TurnOptions
+from app.records import AgentName, AgentVersion, Once, Ref, Timing, Turn, TurnInput, TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from app.events import Logged
     from app.ports import Agents, LogReader, Turns
-    from app.records import Owner, Page
+    from app.records import OnBusy, Owner, Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class NewTurn:
     options: TurnOptions = field(default_factory=TurnOptions)
     given: TurnInput = field(default_factory=TurnInput)
     metadata: dict[str, Any] = field(default_factory=dict)
+    on_busy: OnBusy = "reject"
+    idempotency_key: str | None = None
 
 
 class TurnDesk:
@@ -53,6 +57,9 @@ class TurnDesk:
         return await self._submit(owner, new)
 
     async def _submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> Watch:
+        once = await _once(new)
+        if once and (known := await self._store.recall(owner, once)):
+            return self._watch(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
@@ -60,17 +67,22 @@ class TurnDesk:
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()))
         watch = self._watch(turn, looks=False, for_end=for_end)
         try:
-            watch.turn = await self._store.submit(
+            watch.turn, is_new = await self._store.submit(
                 turn,
                 new.given,
                 create=None if new.conversation_id else bounded(new.metadata),
                 asked=new.agent is not None,
                 version_of=self._version_of,
+                on_busy=new.on_busy,
+                once=once,
             )
         except BaseException:
             watch.close()
             raise
-        return watch
+        if is_new and watch.turn.ref == ref:
+            return watch
+        watch.close()  # it looks elsewhere, or has missed the beginning
+        return self._watch(watch.turn, for_end=for_end)
 
     async def play(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
@@ -141,6 +153,8 @@ class TurnDesk:
 
     async def _end_of(self, watch: Watch, wait_s: float) -> Turn:
         turn = watch.turn
+        if turn.outcome:
+            return turn
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 if ended := await watch.end():
@@ -149,6 +163,29 @@ class TurnDesk:
             return await self._store.turn(turn.ref, turn.number)
         except StoreUnavailableError:
             return turn  # accepted it was, which is what the caller must know
+
+
+async def _once(new: NewTurn) -> Once | None:
+    """Say what makes two requests the same one; how the answer is wanted does not."""
+    if new.idempotency_key is None:
+        return None
+    images = [await asyncio.to_thread(_digest, image) for image in new.given.images]
+    asked = asdict(new.options) | {
+        "conversation_id": new.conversation_id,
+        "agent": new.agent,
+        "message": new.message,
+        "images": images,
+        "additional_args": new.given.additional_args,
+        "on_busy": None if new.on_busy == "reject" else new.on_busy,
+        "metadata": new.metadata,
+    }
+    # What is left out means the same in a release that knows more of them.
+    told = {name: value for name, value in asked.items() if value}
+    return Once(new.idempotency_key, json.dumps(told, sort_keys=True).encode())
+
+
+def _digest(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest()
 
 
 class Watch:

@@ -97,6 +97,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
                 sealer,
                 lease_s=settings.lease_s,
                 log_ttl_s=settings.log_ttl_s,
+                max_waiting=settings.max_waiting_turns,
                 on_loss=metrics.store_lost,
                 patience_s=settings.drain_s,
                 ours_alone=settings.redis_url is None,

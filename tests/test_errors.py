@@ -150,6 +150,8 @@ STATUSES = {
     "unsupported_media_type": 415,
     "invalid_request": 422,
     "unknown_agent": 422,
+    "idempotency_key_reused": 422,
+    "too_many_turns": 429,
     "store_unavailable": 503,
     "shutting_down": 503,
 }
@@ -467,7 +469,11 @@ def test_every_error_has_a_status_and_a_code_of_its_own() -> None:
 
 
 def test_errors_that_pass_are_those_that_say_when_to_come_back() -> None:
-    assert {kind.code for kind in _errors() if kind.retry_after_s} == {"store_unavailable", "shutting_down"}
+    assert {kind.code for kind in _errors() if kind.retry_after_s} == {
+        "store_unavailable",
+        "shutting_down",
+        "too_many_turns",
+    }
 
 
 def test_a_model_that_fails_is_a_failed_turn_that_keeps_its_words_to_itself(service: Service) -> None:

@@ -24,6 +24,7 @@ from app.errors import (
     LeaseLostError,
     OtherAgentError,
     SealBrokenError,
+    StoreUnavailableError,
 )
 from app.events import TurnEnded, TurnStarted
 from app.records import AgentName, AgentVersion, Outcome, Owner, PackedStep, Ref, Timing, Turn, TurnInput, TurnOptions
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
+    from app.records import OnBusy
     from app.stores.lease import HeldLease
 
 T = TypeVar("T")
@@ -82,7 +84,7 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 @asynccontextmanager
 async def opened(socket_path: Path, sealer: Sealer) -> AsyncIterator[Store]:
     async with open_store(
-        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, on_loss=lambda: None
+        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=2, on_loss=lambda: None
     ) as store:
         yield store
 
@@ -100,10 +102,18 @@ def version(agent: AgentName) -> AgentVersion:
 
 
 async def submit(
-    store: Store, conversation: str, agent: AgentName = AGENT, *, asked: bool = True, new: bool = True
+    store: Store,
+    conversation: str,
+    agent: AgentName = AGENT,
+    *,
+    asked: bool = True,
+    new: bool = True,
+    on_busy: OnBusy = "reject",
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version(agent), "hello", TurnOptions(), Timing(time.time()))
-    accepted = await store.turns.submit(turn, TurnInput(), create={} if new else None, asked=asked, version_of=version)
+    accepted, _ = await store.turns.submit(
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version, on_busy=on_busy
+    )
     return accepted.number
 
 
@@ -437,7 +447,39 @@ async def test_a_submission_that_is_asked_twice_is_one_turn(stores: tuple[Store,
         assert await claim(one) == []
 
 
-def submit_raw(raw: Raw, turn: int, record: str) -> Any:
+async def test_a_submission_that_is_asked_twice_is_one_turn_behind_others_too(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    for number in (1, 2, 3):
+        assert submit_raw(raw, number, "sealed once", "enqueue") == ["ok", 1]
+    before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
+    for number in (2, 1, 3):
+        assert submit_raw(raw, number, "sealed once", "rollback") == ["ok", 1]
+    assert submit_raw(raw, 3, "sealed again", "enqueue") == ["full", "2"]
+    assert submit_raw(raw, 3, "sealed again") == ["busy", "1"]
+    assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
+    assert [lease.turn.number for lease in await stores[0].scheduler.claim({AGENT: KIND}, 9)] == [1]
+
+
+async def test_a_turn_that_is_over_before_its_acceptance_is_known_is_not_made_again(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    for rounds in range(8):
+        accepting = asyncio.create_task(submit(one, f"lost {rounds}"))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        raw.client_kill_filter(_type="normal", skipme=True)
+        leases: list[HeldLease] = []
+        while not leases:
+            with suppress(StoreUnavailableError):
+                leases = await claim(other)
+        await leases[0].commit(DONE)
+        assert await accepting == 1
+        assert raw.llen(key("turns", f"lost {rounds}")) == 1
+
+
+def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> Any:
     """Run submit.lua as it is."""
     named: dict[str, str | bytes | int] = {
         "owner": "local",
@@ -450,6 +492,10 @@ def submit_raw(raw: Raw, turn: int, record: str) -> Any:
         "event": "sealed",
         "me": "nobody",
         "wake": "",
+        "on_busy": on_busy,
+        "most_waiting": 2,
+        "idem": "",
+        "digest": "",
     }
     return raw.execute_command(*script("submit").command(PARTITION, (), named))
 
@@ -490,6 +536,120 @@ async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
     with pytest.raises(LeaseLostError):
         await lease.commit(DONE)
     await again.commit(DONE)
+
+
+async def second_turn(stores: tuple[Store, Store], raw: Raw) -> HeldLease:
+    """Give the lease of a second turn with a finished step, behind a first one that is over."""
+    await submit(stores[0], "c")
+    first = await claim_one(stores[0])
+    await emit(raw, first, "step:1", replace(a_step("first"), variables={"x": b"1"}))
+    await first.commit(DONE)
+    await submit(stores[0], "c")
+    second = await claim_one(stores[0])
+    await emit(raw, second, "step:1", replace(a_step("second", 2), variables={"x": None, "y": b"2"}))
+    return second
+
+
+def code_of(turn: Turn) -> str | None:
+    assert turn.outcome
+    return turn.outcome.error.code if turn.outcome.error else None
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
+    stores: tuple[Store, Store], raw: Raw, heard: bool
+) -> None:
+    one, other = stores
+    lease = await second_turn(stores, raw)
+    if not heard:
+        raw.client_kill_filter(_type="pubsub")  # it listens again after a while
+    assert await submit(other, "c", on_busy="rollback") == 3
+    if heard:
+        assert await lease.stopped == "rolled_back"
+    assert lease.stopped.done() == heard
+    ended = await lease.commit(replace(DONE, steps=1, output="x", state="success", dropped_variables=("z",)))
+    assert (await lease.commit(DONE)).outcome == ended.outcome  # asked twice it is done once
+    assert (ended.status, code_of(ended)) == ("cancelled", "rolled_back")
+    assert replace(ended.outcome or DONE, error=None) == Outcome("cancelled")
+    assert await texts_of(other, "c") == ["first"]
+    assert log_of(raw, "c", 2) == ["turn.queued", "turn.started", "turn.cancelled"]
+    third = await claim_one(one)
+    third.check()
+    assert (third.turn.number, await third.variables()) == (3, {"x": b"1"})
+    assert raw.keys("*fresh*") == []
+    await third.commit(DONE)
+
+
+async def test_a_turn_that_is_rolled_back_leaves_nothing_of_an_earlier_attempt(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await second_turn(stores, raw)
+    expire(raw, "c")
+    await other.scheduler.sweep()
+    assert await submit(one, "c", on_busy="rollback") == 3
+    again = await claim_one(other)
+    assert await again.stopped == "rolled_back"
+    assert (again.attempt, len((await again.past()).steps)) == (2, 1)
+    assert code_of(await again.commit(DONE)) == "rolled_back"
+    assert await texts_of(one, "c") == ["first"]
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", None), ("failed", None), ("cancelled", "interrupted")])
+async def test_a_turn_that_ends_by_itself_while_it_is_interrupted_ends_so(
+    stores: tuple[Store, Store], raw: Raw, status: Any, code: str | None
+) -> None:
+    one, other = stores
+    lease = await second_turn(stores, raw)
+    assert await submit(other, "c", on_busy="interrupt") == 3
+    assert await lease.stopped == "interrupted"
+    ended = await lease.commit(replace(DONE, status=status))
+    assert (ended.status, code_of(ended)) == (status, code)
+    assert await texts_of(other, "c") == ["first", "second"]
+    assert (await claim_one(one)).turn.number == 3
+
+
+async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    lease = await second_turn(stores, raw)
+    one.scheduler.hear_stop(b"", b"local/c\n2")  # an older release's words
+    assert await lease.stopped == "cancelled"
+    raw.client_kill_filter(_type="pubsub")
+    await submit(other, "c", on_busy="interrupt")
+    await one.scheduler.renew([lease])
+    assert code_of(await lease.commit(replace(DONE, status="cancelled"))) == "interrupted"
+
+
+async def test_what_cannot_be_read_is_not_rolled_back_but_told(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await second_turn(stores, raw)
+    raw.hset(key("conversation", "c"), "head", "x" * 60)
+    expire(raw, "c")
+    await other.scheduler.sweep()
+    await submit(one, "c", on_busy="rollback")
+    broken = await claim_one(other)
+    with pytest.raises(SealBrokenError):
+        broken.check()
+    assert (await broken.commit(replace(DONE, status="failed"))).status == "failed"
+    assert steps_of(raw, "c") == 2
+    assert (await claim_one(one)).turn.number == 3
+
+
+async def test_a_turn_that_waits_does_not_make_a_conversation_ready_that_is_leased(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    assert [await submit(other, "c", on_busy=on_busy) for on_busy in ("enqueue", "interrupt")] == [2, 3]
+    assert await claim(other) == []
+    assert await claim(one) == []
+    for number in (2, 3):
+        await lease.commit(DONE)
+        lease = await claim_one(other)
+        assert lease.turn.number == number
+    await lease.commit(DONE)
+    assert (await claim(one), raw.exists(key("queue", "c"))) == ([], 0)
 
 
 async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(stores: tuple[Store, Store], raw: Raw) -> None:

@@ -48,7 +48,7 @@ def messages() -> Iterator[str]:
 class Heard:
     """A stage that keeps what it is told."""
 
-    halted = pausing = False
+    halted = pausing = is_late = False
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from app.agents.crossing import CannotCrossError
 from app.agents.effects import Effect, error_of, raised
 from app.agents.halt import Halt
 from app.agents.journal import digest_of
@@ -57,17 +56,20 @@ class CallInProgress:
         if known and not known.is_opaque:
             self._known = known
             self._call = replace(self._call, repeated=known.repeated)
-        else:
-            self._call = replace(self._call, repeated=known is not None or journal.was_begun(self._key))
+        elif known or journal.was_begun(self._key):
+            self._call = replace(self._call, repeated=True)
         return self._known
 
     def is_of_unknown_outcome(self) -> None:
         """An earlier attempt made it, nobody knows how it ended, and it is not made again."""
         self._call = replace(self._call, repeated=False)
 
-    def begin(self) -> None:
-        """Wait until all that was before is written, and that this call is made."""
-        self._recorder.journal.begin(self._key)
+    def begin(self, *, does_nothing_itself: bool = False) -> None:
+        """Write that this call is made; wait for that, and for all that was before, unless it is nothing by itself."""
+        if does_nothing_itself:
+            self._recorder.journal.note(self._key)
+        else:
+            self._recorder.journal.begin(self._key)
         self._recorder.check()
         self._since = time.perf_counter()
 
@@ -115,11 +117,7 @@ class CallInProgress:
 
     def _written(self, duration_ms: float) -> bytes:
         assert self.effect, "there is something to write"
-        effect = replace(self.effect, duration_ms=duration_ms, repeated=self._call.repeated)
-        try:
-            return effect.to_bytes()
-        except CannotCrossError:  # too large
-            return replace(effect, returned=None, raised=None, text=None, kept={}).to_bytes()
+        return replace(self.effect, duration_ms=duration_ms, repeated=self._call.repeated).to_bytes()
 
 
 def _words(error: BaseException) -> str:

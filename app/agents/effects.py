@@ -6,9 +6,10 @@ A value is used only as it comes out of its bytes again, in a first run too, so 
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
 
 from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_BYTES = 64 * 1024 * 1024
-_IMMUTABLE = frozenset({str, int, float, bool, type(None)})
+_SCALARS = frozenset({int, bool, type(None)})
 _AS: dict[str, Any] = {kind.__name__: kind for kind in (AgentImage, AgentText)}
 
 
@@ -42,11 +43,13 @@ def without_text(value: Any) -> Any:
 class Effect:
     """How one call went. Neither `returned` nor `raised` is an opaque one: what it gave cannot be carried.
 
-    `kind` names smolagents' class around the value, `text` stands for one that reads otherwise when it comes back;
-    `raised` is class name, built-in base and text; `kept` what the call changed that lasts, by the names of its pieces.
+    `form` says what `returned` is: `text`, `json`, or a value that `crossed`. `kind` names smolagents' class around the
+    value, `text` is for one that reads otherwise when it comes back. `raised` is class name, built-in base and text.
+    `kept` is what the call changed that lasts, by the names of its pieces.
     """
 
     returned: bytes | None = None
+    form: str = "crossed"
     kind: str = ""
     text: str | None = None
     raised: tuple[str, str, str] | None = None
@@ -59,30 +62,43 @@ class Effect:
         return self.returned is None and self.raised is None
 
     def to_bytes(self) -> bytes:
-        fields: dict[str, Any] = {"duration_ms": self.duration_ms}
-        if self.returned is not None:
-            fields["returned"] = self.returned
+        """Give a line of JSON, and what was returned behind it."""
+        head: dict[str, Any] = {"duration_ms": self.duration_ms}
         if self.raised:
-            fields["raised"] = list(self.raised)
-        fields |= {name: value for name in ("kind", "text", "repeated", "kept") if (value := getattr(self, name))}
-        return dumps(fields, max_bytes=2 * MAX_BYTES)
+            head["raised"] = self.raised
+        if self.returned is not None:
+            head["form"] = self.form
+        if self.kept:
+            head["kept"] = {name: data.hex() for name, data in self.kept.items()}
+        for name in ("kind", "text", "repeated"):
+            if value := getattr(self, name):
+                head[name] = value
+        return to_json(head) + b"\n" + (self.returned or b"")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Effect:
-        fields = loads(data, max_bytes=2 * MAX_BYTES)
-        if "raised" in fields:
-            fields["raised"] = tuple(fields["raised"])
-        return cls(**fields)
+        line, _, returned = data.partition(b"\n")
+        head = from_json(line)
+        if "raised" in head:
+            head["raised"] = tuple(head["raised"])
+        if "kept" in head:
+            head["kept"] = {name: bytes.fromhex(data) for name, data in head["kept"].items()}
+        return cls(returned if "form" in head else None, **head)
 
     def outcome(self, carries: Collection[type]) -> Any:
         """Give the value, or raise the error."""
         if self.raised:
             raise error_of(*self.raised)
-        assert self.returned is not None, "an opaque effect has no outcome"
-        value = loads(self.returned, carries, max_bytes=MAX_BYTES)
+        value = self._value(carries)
         if self.kind:
             value = _AS[self.kind](value)
         return value if self.text is None else Shown(value, self.text)
+
+    def _value(self, carries: Collection[type]) -> Any:
+        assert self.returned is not None, "an opaque effect has no outcome"
+        if self.form == "text":
+            return self.returned.decode()
+        return from_json(self.returned) if self.form == "json" else loads(self.returned, carries, max_bytes=MAX_BYTES)
 
 
 def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[Effect, Any]:
@@ -92,24 +108,30 @@ def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[
     """
     kind = type(value).__name__ if type(value) in _AS.values() else ""
     bare = without_kind(value)
+    if type(bare) is str and (data := _utf8(bare)) is not None:
+        return Effect(data, "text", kind), value
+    if type(bare) in _SCALARS:
+        return Effect(to_json(bare), "json"), value
     try:
-        if as_plain:
-            data = dumps_plain(bare, carries, max_bytes=MAX_BYTES)
-            return Effect(data), loads(data, carries, max_bytes=MAX_BYTES)
-        data = dumps(bare, carries, max_bytes=MAX_BYTES)
-        if type(bare) in _IMMUTABLE:
-            return Effect(data, kind), value
-        effect = Effect(data, kind)
+        data = (dumps_plain if as_plain else dumps)(bare, carries, max_bytes=MAX_BYTES)
+        effect = Effect(data, kind=kind)
         again = effect.outcome(carries)
     except CannotCrossError:
         return Effect(), value
-    if type(again) is type(value):
+    if as_plain or type(again) is type(value):
         return effect, again
     try:
         text = text_of(str(value))
     except Exception:  # noqa: BLE001 - a foreign class's text may be code that fails
         return Effect(), value
-    return Effect(data, text=text), Shown(again, text)
+    return replace(effect, text=text), Shown(again, text)
+
+
+def _utf8(text: str) -> bytes | None:
+    try:
+        return text.encode() if len(text) <= MAX_BYTES // 4 else None
+    except UnicodeEncodeError:  # half a character
+        return None
 
 
 def raised(error: Exception) -> Effect:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 from typing import TYPE_CHECKING, Any
 
 from app.agents.crossing import CannotCrossError, canonical
-from app.agents.effects import Effect
 from app.agents.halt import DivergedError
 from app.agents.plain import plain
 
@@ -55,9 +55,18 @@ class Journal:
         """Tell whether an earlier attempt made this call, as far as is known, and did not see its end."""
         return BEGUN + key in self._begun
 
-    def begin(self, key: str | None = None) -> None:
-        """Wait until all that happened before is written; `key` notes that a call is made that cannot be undone."""
-        self._stage.settle((BEGUN + key, b"") if key else None)
+    def begin(self, key: str) -> None:
+        """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""
+        self._stage.settle((BEGUN + key, b""))
+
+    def note(self, key: str) -> None:
+        """Note that a call is made, which does nothing outside by itself: it need not wait."""
+        self._stage.tell(None, None, (BEGUN + key, b""))
+
+    def keep_up(self) -> None:
+        """Wait only where the store is late: a model call may go out while what was before is on its way there."""
+        if self._stage.is_late:
+            self._stage.settle()
 
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Give what this service chose when it first came here in this turn."""
@@ -73,16 +82,19 @@ class Journal:
 def digest_of(name: str, arguments: Any) -> str:
     """Tell what was asked apart: the same for the same arguments, in whatever order they are named."""
     try:
-        asked = canonical([name, arguments], max_bytes=MAX_KEY_BYTES)
-    except CannotCrossError:
-        asked = _ADDRESS.sub(b"", canonical([name, plain(arguments)]))
+        asked = json.dumps([name, arguments], sort_keys=True).encode()
+    except (TypeError, ValueError):
+        asked = _canonical([name, arguments])
     return hashlib.sha256(asked).hexdigest()[:16]
+
+
+def _canonical(asked: Any) -> bytes:
+    try:
+        return canonical(asked, max_bytes=MAX_KEY_BYTES)
+    except CannotCrossError:
+        return _ADDRESS.sub(b"", canonical(plain(asked)))
 
 
 def call_of(key: str) -> str:
     """Give the id of the call that a key is of."""
     return key.split(":", 2)[1]
-
-
-def effect_in(data: bytes | None) -> Effect | None:
-    return Effect.from_bytes(data) if data is not None else None

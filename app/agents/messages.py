@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import from_json, to_json
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
-from app.agents.crossing import CannotCrossError, dumps, loads
+from app.agents.crossing import CannotCrossError, dumps
 from app.agents.effects import Effect, error_of, raised
 from app.agents.failures import marks_of
 
@@ -26,6 +27,13 @@ def of_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         "calls": calls,
         "usage": [usage.input_tokens, usage.output_tokens] if usage else None,
     }
+    try:
+        data = to_json(fields)
+        if from_json(data) == fields:  # so it is the same as if it were made again
+            message.raw = None
+            return Effect(data, "json"), message
+    except ValueError:  # half a character, or what is no JSON
+        pass
     try:
         effect = Effect(dumps(fields))
     except CannotCrossError:
@@ -46,7 +54,10 @@ def message_in(effect: Effect) -> ChatMessage:
         for name, value in effect.kept.items():
             setattr(error, name, value.decode())
         raise error
-    fields = loads(effect.returned or b"")
+    return _message(effect.outcome(()))
+
+
+def _message(fields: dict[str, Any]) -> ChatMessage:
     usage = TokenUsage(*fields["usage"]) if fields["usage"] else None
     calls = [_call(*parts) for parts in fields["calls"]] if fields["calls"] is not None else None
     return ChatMessage(MessageRole(fields["role"]), fields["content"], calls, token_usage=usage)

@@ -98,7 +98,7 @@ class ModelProxy(Proxy):
             telling.whole(message)
             return message
         telling.restart()
-        recorder.journal.begin()
+        recorder.journal.keep_up()
         recorder.check()
         try:
             message = ask()

@@ -173,7 +173,7 @@ class Track:
         written = journal.take(key, lambda _: True)
         if written is not None:
             return bool(Effect.from_bytes(written).outcome(()))
-        journal.begin()
+        journal.begin(key)
         self.recorder.check()
         try:
             effect = Effect(dumps(check()))

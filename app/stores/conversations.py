@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from app.records import Owner, Ref, StoredStep, Turn
     from app.stores.desk import Desk
+    from app.stores.script import Argument
     from app.stores.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -78,27 +79,26 @@ class Conversations:
                 return self._conversation(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
-    async def delete(self, ref: Ref) -> Turn | None:
-        """End what runs, then take everything away."""
+    async def delete(self, ref: Ref) -> list[Turn]:
+        """End what runs and what waits, then take everything away."""
         for _ in range(MOST_TRIES):
-            running = await self._open_turn(ref)
-            ended = _cancelled(running) if running else None
-            number = ended.number if ended else 0
-            record = self._seal(codec.turn_to_bytes(ended), ref, "turn", number) if ended else b""
+            ended = [_cancelled(turn) for turn in await self._turns.open_turns(ref)]
+            given: list[Argument] = []
+            for turn in ended:
+                given += [turn.number, self._seal(codec.turn_to_bytes(turn), ref, "turn", turn.number)]
             state, *rest = await self._desk.scripts.call(
                 "delete",
+                *given,
                 owner=ref.owner,
                 ref=str(ref),
-                turn=number or "",
-                record=record,
                 me=self._desk.channel,
                 log_ttl_s=self._desk.log_ttl_s,
             )
             if state == b"unknown":
                 raise ConversationNotFoundError
             if state == b"ok":
-                if ended:
-                    self._desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+                for turn, seq in zip(ended, rest[0], strict=True):
+                    self._desk.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
                 return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
@@ -138,10 +138,6 @@ class Conversations:
             raise ConversationNotFoundError
         return row
 
-    async def _open_turn(self, ref: Ref) -> Turn | None:
-        _, fields, _, queued = await self._row(ref)
-        return await self._turns.turn(ref, int(fields[6])) if queued else None
-
     def _conversation(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
         agent, record, head, generation, created, updated, turns = fields
         ref = codec.ref_of(scope.decode())
@@ -166,6 +162,7 @@ class Conversations:
 
 
 def _cancelled(turn: Turn) -> Turn:
-    failure = Failure("conversation_deleted", "The conversation was deleted while this turn ran.")
+    did = "waited" if turn.status == "queued" else "ran"
+    failure = Failure("conversation_deleted", f"The conversation was deleted while this turn {did}.")
     timing = replace(turn.timing, finished_at=time.time())
     return replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure))

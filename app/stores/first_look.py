@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +25,19 @@ log = logging.getLogger(__name__)
 OLDEST_MAJOR = 7
 SCHEMA, PARTITIONS = b"1", b"1"
 CANARY = b"smolsessions"
+PEPPER_BYTES = 32
 
 
-async def look_at(client: Redis, sealer: Sealer, partition: str, channels: Sequence[str]) -> str:
-    """Say which server it is, or raise `StartError` with the mend."""
+async def look_at(client: Redis, sealer: Sealer, partition: str, channels: Sequence[str]) -> tuple[str, bytes]:
+    """Say which server it is and give the store's pepper, or raise `StartError` with the mend."""
     with _refusals():
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             name = await _server(client)
             async with client.pubsub() as pubsub:
                 await pubsub.ssubscribe(*channels)
                 await pubsub.get_message(timeout=ANSWER_TIMEOUT_S)
-            await _data(client, sealer, f"{partition}:about")
-    return name
+            pepper = await _data(client, sealer, f"{partition}:about")
+    return name, pepper
 
 
 async def _server(client: Redis) -> str:
@@ -52,9 +54,13 @@ async def _server(client: Redis) -> str:
     return f"{name} {version}"
 
 
-async def _data(client: Redis, sealer: Sealer, key: str) -> None:
-    """See that the store holds nothing, or what this release can read with these keys."""
+async def _data(client: Redis, sealer: Sealer, key: str) -> bytes:
+    """See that the store holds nothing, or what this release can read with these keys.
+
+    The pepper is a secret that all processes on this store share, whichever keys seal: made once, by whoever is first.
+    """
     canary: Any
+    secret: Any
     sealed = sealer.seal(CANARY, "", "about")
     for field, value in (("schema", SCHEMA), ("partitions", PARTITIONS), ("canary", sealed)):
         await client.hsetnx(key, field, value)
@@ -66,12 +72,17 @@ async def _data(client: Redis, sealer: Sealer, key: str) -> None:
         )
     try:
         sealer.open(canary, "", "about")
+        await client.hsetnx(key, "pepper", sealer.seal(os.urandom(PEPPER_BYTES), "", "pepper"))
+        secret = await client.hget(key, "pepper")
+        pepper = sealer.open(secret, "", "pepper")
     except SealBrokenError as error:
         raise StartError(
             "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS (or put the seal.key file back) "
             "to the key that it was written with, or use another store or data folder"
         ) from error
-    await client.hset(key, "canary", sealed)  # so that an old key, once nothing else needs it, can be taken away
+    # Sealed anew, so that an old key, once nothing else needs it, can be taken away.
+    await client.hset(key, mapping={"canary": sealed, "pepper": sealer.seal(pepper, "", "pepper")})
+    return pepper
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from app.stores.head import (
     open_head,
     open_pieces,
 )
+from app.stores.stops import CANCEL, as_stopped, rolled_back, stop_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from app.stores.connection import Answer
     from app.stores.desk import Desk
     from app.stores.script import Argument
+    from app.stores.stops import Stop
 
 T = TypeVar("T")
 
@@ -50,9 +52,14 @@ class _Entry:
     """One write, numbered from 1 on."""
 
     serial: int
+    at: float
     arguments: list[Argument]
     events: list[Event]
     is_effect: bool
+
+
+class _RolledBackError(Exception):
+    """The commit does not know that the turn is to be rolled back."""
 
 
 class HeldLease:
@@ -105,6 +112,7 @@ class HeldLease:
         self._told_count = self._told_bytes = 0
         self._held = 0
         self._last_seen = logged
+        self._wish: Stop | None = None
         self.stopped: asyncio.Future[StopReason] = self._loop.create_future()
 
     @property
@@ -131,6 +139,11 @@ class HeldLease:
         return len(self._backlog)
 
     @property
+    def waiting_s(self) -> float:
+        oldest = next(iter(self._backlog.copy()), None)
+        return time.monotonic() - oldest.at if oldest else 0.0
+
+    @property
     def lost(self) -> bool:
         """The store has said that another one holds the conversation."""
         return self._lost
@@ -141,9 +154,12 @@ class HeldLease:
         self._stop("lost")
         self._give_up()
 
-    def cancel(self) -> None:
+    def cancel(self, why: bytes = CANCEL) -> None:
         """Somebody wants the turn to stop."""
-        self._stop("cancelled")
+        wish = stop_of(why)
+        if wish.replaces(self._wish):
+            self._wish = wish
+        self._stop(wish.reason)
 
     def _stop(self, reason: StopReason) -> None:
         if not self.stopped.done():
@@ -237,21 +253,29 @@ class HeldLease:
             self._remember(event.type, data)
             arguments += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._emitted += 1
-        self._backlog.append(_Entry(self._emitted, arguments, told, is_effect=bool(result)))
+        self._backlog.append(_Entry(self._emitted, time.monotonic(), arguments, told, is_effect=bool(result)))
         self._unsent += 1
         if self._unsent == 1:
             self._loop.call_soon(self._send)
 
     async def commit(self, outcome: Outcome) -> Turn:
-        """End the turn."""
+        """End the turn, as whoever wanted it stopped wants it."""
+        try:
+            return await self._commit_as(outcome, self._wish)
+        except _RolledBackError:
+            return await self._commit_as(outcome, self._wish)
+
+    async def _commit_as(self, outcome: Outcome, wish: Stop | None) -> Turn:
+        outcome = outcome if self._defect else as_stopped(outcome, wish)
+        by = rolled_back(wish)
         timing = replace(self.turn.timing, finished_at=time.time())
         last_seq = (self._last_seen if self._defect else self._logged + self._told_count) + 1
         turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
-        variables, head = self._sealed_head()
+        variables, head = (b"", b"") if by else self._sealed_head()
         packed = self._packed()
-        await self._patiently(lambda: self._commit(turn, record, variables, head, packed))
+        await self._patiently(lambda: self._commit(turn, record, variables, head, packed, by=by))
         return turn
 
     def _remember(self, name: str, data: bytes) -> None:
@@ -291,9 +315,12 @@ class HeldLease:
             self._unsent = len(self._backlog)
             await asyncio.sleep(RETRY_S)
 
-    async def _commit(self, turn: Turn, record: bytes, variables: bytes, head: bytes, packed: bytes) -> None:
+    async def _commit(
+        self, turn: Turn, record: bytes, variables: bytes, head: bytes, packed: bytes, *, by: int
+    ) -> None:
         assert turn.outcome
         self._send()
+        kept = self._head_before.count if by else self._head.count
         event = FINAL[turn.outcome.status]
         state, *rest = await self._desk.scripts.call(
             "commit",
@@ -301,7 +328,7 @@ class HeldLease:
             turn=turn.number,
             fence=self.fence,
             generation=self._head.generation,
-            count=self._head.count,
+            count="" if self._defect else kept,
             head=head,
             variables=variables,
             record=record,
@@ -309,12 +336,16 @@ class HeldLease:
             packed=packed,
             logged="" if self._defect else self._logged + self._told_count - self._held,
             last_seq=turn.last_seq or 0,
+            rollback=by or "",
             me=self._desk.channel,
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
         )
         if state == b"lost":
             raise LeaseLostError
+        if state == b"rollback":
+            self.cancel(b"rollback:" + rest[0])
+            raise _RolledBackError
         if state == b"gap":
             if self._backlog:  # not written yet, for the store refused it: no tampering
                 raise StoreUnavailableError
@@ -460,7 +491,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     head: bytes,
     stored: int,
     logged: int,
-    cancelled: bytes,
+    why: bytes,
     watchers: list[bytes],
     variables: bytes,
     counted: int,
@@ -499,6 +530,6 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         counted=counted,
         fingerprint=fingerprint.decode(),
     )
-    if cancelled:
-        lease.cancel()
+    if why:
+        lease.cancel(why)
     return lease

@@ -32,7 +32,7 @@ class Scheduler:
         self._work = asyncio.Event()
         self._waiting = False
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
-        self._unheard: set[tuple[str, int]] = set()
+        self._unheard: dict[tuple[str, int], bytes] = {}
         self.lease_s = lease_s
         self._patience_s = patience_s
 
@@ -71,30 +71,30 @@ class Scheduler:
             name = (lease.scope, lease.turn.number)
             self._held[name] = lease
             if name in self._unheard:
-                lease.cancel()
+                lease.cancel(self._unheard[name])
         self._unheard.clear()
         return leases
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
         """A turn that this worker plays is to be stopped."""
-        scope, _, turn = payload.partition(b"\n")
+        scope, turn, why, *_ = *payload.split(b"\n"), b"", b""
         if not turn.isdigit():
             return
         name = (scope.decode(errors="replace"), int(turn))
         if lease := self._held.get(name):
-            lease.cancel()
+            lease.cancel(why)
         elif len(self._unheard) < MOST_UNHEARD:
-            self._unheard.add(name)  # a claim of ours may be on its way back
+            self._unheard[name] = why  # a claim of ours may be on its way back
 
     async def renew(self, leases: Sequence[Lease]) -> None:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence, lease.turn.number]
-        lost, cancelled = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        lost, stopped = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
         for place in lost:
             leases[place].lose()
-        for place in cancelled:
-            leases[place].cancel()
+        for place, why in stopped:
+            leases[place].cancel(why)
 
     async def sweep(self, *, all_are_over: bool = False) -> int:
         """Also give up all leases, where no other process can hold one."""

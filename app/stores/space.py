@@ -13,6 +13,7 @@ from app.stores.connection import Listener, Pipeline, connect
 from app.stores.conversations import Conversations
 from app.stores.desk import Desk
 from app.stores.first_look import look_at
+from app.stores.idempotency import Pepper
 from app.stores.log import Log
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands
@@ -47,6 +48,7 @@ async def open_store(
     *,
     lease_s: float,
     log_ttl_s: int,
+    max_waiting: int,
     on_loss: Callable[[], None],
     patience_s: float = 0.0,
     ours_alone: bool = False,
@@ -59,13 +61,13 @@ async def open_store(
     me = secrets.token_hex(8)
     channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
     try:
-        server = await look_at(client, sealer, PARTITION, (channel, stop, wake))
+        server, pepper = await look_at(client, sealer, PARTITION, (channel, stop, wake))
         pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s, patience_s=patience_s)
-        turns = Turns(desk, scheduler)
+        turns = Turns(desk, scheduler, Pepper(pepper), max_waiting=max_waiting)
         heard = {
             wake.encode(): lambda *_: scheduler.nudge(),
             channel.encode(): turn_log.hear,

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from app.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
+    IdempotencyKeyReusedError,
+    NotFoundError,
     OtherAgentError,
+    SealBrokenError,
     StoreUnavailableError,
+    TooManyTurnsError,
     TurnNotFoundError,
 )
 from app.events import Logged, TurnEnded, TurnQueued
@@ -25,14 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from app.records import AgentVersion, Ref, Turn, TurnInput
+    from app.records import AgentVersion, OnBusy, Once, Owner, Ref, Turn, TurnInput
     from app.stores.desk import Desk
+    from app.stores.idempotency import Pepper
     from app.stores.log import Reader
     from app.stores.scheduler import Scheduler
     from app.stores.script import Argument
 
 MOST_GUESSES = 10_000
-MOST_TRIES = 20
+MOVING_PATIENCE_S = 10.0  # how long to try for a number while others take each one; somebody gets on all the while
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
 LAST_SEQ_UNBEGUN = 2  # after `turn.queued`
@@ -42,10 +49,16 @@ LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
 class Turns:
     """The store's side of turns that are submitted and looked at."""
 
-    def __init__(self, desk: Desk, scheduler: Scheduler) -> None:
-        """`scheduler` is asked whether this process's own worker waits, and told at once that there is work."""
+    def __init__(self, desk: Desk, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int) -> None:
+        """`scheduler` is asked whether this process's own worker waits, and told at once that there is work.
+
+        `max_waiting` is how many turns may wait behind a conversation's first.
+        """
         self._desk = desk
         self._scheduler = scheduler
+        self._pepper = pepper
+        self._max_waiting = max_waiting
+        self._moving: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
     async def submit(
@@ -56,23 +69,29 @@ class Turns:
         create: dict[str, Any] | None,
         asked: bool,
         version_of: Callable[[AgentName], AgentVersion],
-    ) -> Turn:
-        """Seal for the number that should come next, and again where the store says that it is another."""
-        number, agent = await self._expect(turn, new=create is not None, asked=asked)
-        for _ in range(MOST_TRIES):
-            if asked and agent != turn.agent.name:
-                raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-            turn = replace(turn, number=number, agent=version_of(agent))
-            state, *rest = await self._submit(turn, given, create)
-            if state == b"ok":
-                self._remember(turn.ref, number + 1, agent)
-                self._desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-                self._scheduler.nudge()
-                return turn
-            if state != b"moved":
-                raise _refusal(state, rest)
-            number, agent = await self._peek(turn.ref)
-        raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
+        on_busy: OnBusy = "reject",
+        once: Once | None = None,
+    ) -> tuple[Turn, bool]:
+        """Hand a turn in; one that begins a conversation with a key takes the first id of that key that is free."""
+        wanted = _Wanted(given, create, asked, version_of, on_busy, once)
+        if once is None or create is None:
+            return await self._submit_to(turn, wanted)
+        nth = 0
+        while True:
+            ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
+            with suppress(ConversationExistsError):
+                return await self._submit_to(replace(turn, ref=ref), wanted)
+            nth += 1
+
+    async def recall(self, owner: Owner, once: Once) -> Turn | None:
+        state, *rest = await self._desk.scripts.call(
+            "recall", idem=self._pepper.name(owner, once), digest=self._pepper.digest(owner, once)
+        )
+        if state == b"attached":
+            return await self._attached(owner, *rest)
+        if state != b"new":
+            raise _refusal(state, rest)
+        return None
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[Reader]:
         return self._desk.log.reader(ref, looks=looks, wants_all=wants_all)
@@ -103,6 +122,15 @@ class Turns:
             return ended, True
         return (await self.turn(ref, number) if state == b"over" else turn), False
 
+    async def open_turns(self, ref: Ref) -> list[Turn]:
+        """Read the turns that run or wait, in their order."""
+        _, found = await self._read(ref, 1, 1)
+        if not found:
+            return []
+        numbers = sorted(found)
+        records, found = await self._read(ref, numbers[0], numbers[-1])
+        return [self._opened(ref, n, record, found) for n, record in enumerate(records, numbers[0]) if n in numbers]
+
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Read one turn."""
         page = await self.turns(ref, number, 1)
@@ -112,25 +140,70 @@ class Turns:
 
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
         """Read turns from number `first` on."""
-        scope = str(ref)
-        found = await self._desk.scripts.call("turns", ref=scope, first=first, last=first + limit)
-        if not found:
-            raise ConversationNotFoundError
-        records, running = found
-        known = {int(number): (int(at), int(attempts)) for number, at, attempts in running if at}
-        items = []
-        for number, record in enumerate(records[:limit], first):
-            turn = codec.turn_from_bytes(self._desk.sealer.open(record, scope, "turn", number), ref, number)
-            if number in known and not turn.outcome:
-                turn = codec.started(turn, known[number][0] / 1_000_000, known[number][1])
-            items.append(turn)
+        records, known = await self._read(ref, first, first + limit)
+        items = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
-    async def _expect(self, turn: Turn, *, new: bool, asked: bool) -> tuple[int, AgentName]:
-        if new:
-            return 1, turn.agent.name
+    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], dict[int, tuple[bytes, bytes]]]:
+        """Give records, and of those turns that are not over when they started (if they did) and their attempts."""
+        found = await self._desk.scripts.call("turns", ref=str(ref), first=first, last=last)
+        if not found:
+            raise ConversationNotFoundError
+        records, known = found
+        return records, {int(number): (at, attempts) for number, at, attempts in known}
+
+    def _opened(self, ref: Ref, number: int, record: bytes, known: dict[int, tuple[bytes, bytes]]) -> Turn:
+        turn = codec.turn_from_bytes(self._desk.sealer.open(record, str(ref), "turn", number), ref, number)
+        at, attempts = known.get(number, (b"", b""))
+        return codec.started(turn, int(at) / 1_000_000, int(attempts)) if at and not turn.outcome else turn
+
+    async def _submit_to(self, turn: Turn, wanted: _Wanted) -> tuple[Turn, bool]:
+        """Seal for the number that should come next, and again where the store says that it is another.
+
+        Those of this process that met another number go one by one, so that they do not meet each other again.
+        """
+        moving = self._moving.get(turn.ref)
+        if moving is None or not moving.locked():
+            first = (1, turn.agent.name) if wanted.create is not None else await self._expected(turn, wanted)
+            if accepted := await self._try(turn, wanted, *first):
+                return accepted
+        moving = self._moving.setdefault(turn.ref, asyncio.Lock())
+        async with moving:
+            give_up_at = time.monotonic() + MOVING_PATIENCE_S
+            while time.monotonic() < give_up_at:
+                if accepted := await self._try(turn, wanted, *await self._expected(turn, wanted)):
+                    return accepted
+        raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
+
+    async def _try(self, turn: Turn, wanted: _Wanted, number: int, agent: AgentName) -> tuple[Turn, bool] | None:
+        """Submit as turn `number`; nothing where another one has it, and then the next one is known."""
+        if wanted.asked and agent != turn.agent.name:
+            raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
+        turn = replace(turn, number=number, agent=wanted.version_of(agent))
+        state, *rest = await self._submit(turn, wanted)
+        if state == b"ok":
+            self._remember(turn.ref, number + 1, agent)
+            self._desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
+            self._scheduler.nudge()
+            return turn, True
+        if state == b"attached":
+            return await self._attached(turn.ref.owner, *rest), False
+        if state != b"moved":
+            raise _refusal(state, rest)
+        self._next.pop(turn.ref, None)
+        if rest[0].decode() == agent:
+            self._remember(turn.ref, rest[1], agent)
+        return None
+
+    async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
+        ref = codec.ref_of(scope.decode())
+        if ref.owner != owner:
+            raise SealBrokenError
+        return await self.turn(ref, int(number))
+
+    async def _expected(self, turn: Turn, wanted: _Wanted) -> tuple[int, AgentName]:
         known = self._next.get(turn.ref)
-        if known and not (asked and known[1] != turn.agent.name):
+        if known and not (wanted.asked and known[1] != turn.agent.name):
             return known
         return await self._peek(turn.ref)
 
@@ -141,12 +214,12 @@ class Turns:
         opened = self._desk.sealer.open(record or b"", str(ref), "conversation")
         return int(turns) + 1, codec.agent_of(opened, agent)
 
-    async def _submit(self, turn: Turn, given: TurnInput, create: dict[str, Any] | None) -> Any:
+    async def _submit(self, turn: Turn, wanted: _Wanted) -> Any:
         scope, seal = str(turn.ref), self._desk.sealer.seal
-        conversation = b""
-        if create is not None:
-            conversation = seal(codec.conversation_to_bytes(turn.agent.name, create), scope, "conversation")
-        data = codec.input_to_bytes(given)
+        conversation, once = b"", wanted.once
+        if wanted.create is not None:
+            conversation = seal(codec.conversation_to_bytes(turn.agent.name, wanted.create), scope, "conversation")
+        data = codec.input_to_bytes(wanted.given)
         seal_input = partial(seal, data, scope, "input", turn.number)
         arguments: dict[str, Argument] = {
             "owner": turn.ref.owner,
@@ -159,15 +232,30 @@ class Turns:
             "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
             "me": self._desk.channel,
             "wake": "" if self._scheduler.waiting else self._desk.wake,
+            "on_busy": wanted.on_busy,
+            "most_waiting": self._max_waiting,
+            "idem": self._pepper.name(turn.ref.owner, once) if once else "",
+            "digest": self._pepper.digest(turn.ref.owner, once) if once else "",
         }
-        give_up_at = time.monotonic() + SUBMIT_PATIENCE_S
+        give_up_at, lost = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:  # the same sealed record again is the same turn, so asking twice makes one
             try:
-                return await self._desk.scripts.call("submit", **arguments)
+                answer = await self._desk.scripts.call("submit", **arguments)
+                break
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
                     raise
+            lost = True
             await asyncio.sleep(RETRY_S)
+        if lost and answer[0] != b"ok" and await self._is_there(turn):
+            return [b"ok", 1]  # an answer was lost, and the turn has gone on since
+        return answer
+
+    async def _is_there(self, turn: Turn) -> bool:
+        with suppress(NotFoundError):
+            there = await self.turn(turn.ref, turn.number)
+            return (there.message, there.timing.submitted_at) == (turn.message, turn.timing.submitted_at)
+        return False
 
     def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:
         self._next[ref] = (number, agent)
@@ -176,11 +264,37 @@ class Turns:
             self._next.popitem(last=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked of a submission, whichever number it gets."""
+
+    given: TurnInput
+    create: dict[str, Any] | None
+    asked: bool
+    version_of: Callable[[AgentName], AgentVersion]
+    on_busy: OnBusy
+    once: Once | None
+
+
 def _refusal(state: bytes, rest: list[bytes]) -> Exception:
-    if state == b"busy":
-        running = int(rest[0])
-        return BusyError(
-            f"Turn {running} of this conversation is running; wait for its end, then send the next.",
-            running_turn=running,
-        )
-    return {b"unknown": ConversationNotFoundError, b"deleted": ConversationExistsError}[state]()
+    match state:
+        case b"busy":
+            running = int(rest[0])
+            return BusyError(
+                f"Turn {running} of this conversation is running; wait for its end, then send the next, or say with "
+                "on_busy what is to become of the two.",
+                running_turn=running,
+            )
+        case b"full":
+            return TooManyTurnsError(
+                f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_WAITING_TURNS); try "
+                "again when one of them is over."
+            )
+        case b"reused":
+            place = {"pointer": "header:Idempotency-Key", "message": "was sent with another request before"}
+            return IdempotencyKeyReusedError(errors=[place])
+        case b"gone":
+            return ConversationNotFoundError(
+                "The conversation of the turn that this Idempotency-Key made was deleted; use a new key for a new turn."
+            )
+    return {b"unknown": ConversationNotFoundError, b"taken": ConversationExistsError}[state]()

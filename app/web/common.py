@@ -33,10 +33,11 @@ _MEANINGS = {
     401: "An API key is needed.",
     403: "The host is not this machine's, or a page of another site asks.",
     404: "There is no such thing, or it is not yours.",
-    409: "It does not fit the state: a turn runs, the id is taken, the agent is another one.",
+    409: "It does not fit the state: a turn runs (see `on_busy`), the id is taken, the agent is another one.",
     413: "The request is too large.",
     415: "The body is not `application/json`.",
     422: "A field does not hold what it should; `errors` names it.",
+    429: "Too many turns wait in this conversation; `Retry-After` says when to try again.",
     500: "The service made a mistake.",
     503: "The store does not answer, or this process is shutting down; `Retry-After` says when to try again.",
 }

@@ -69,7 +69,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
 
     @router.delete("/conversations/{conversation_id}", status_code=204, responses=problems(404, 422))
     async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
-        """Delete a conversation for good; a turn that runs is cancelled first."""
+        """Delete a conversation for good; turns that run or wait are cancelled first."""
         await conversations.delete(Ref(owner, conversation_id))
         return Response(status_code=204)
 

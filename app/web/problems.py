@@ -34,6 +34,7 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.MediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.TooManyTurnsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
 }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import from_json, to_json
 
+from app.records import OnBusy  # noqa: TC001 - pydantic reads the annotations at run time
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -67,6 +69,11 @@ class TurnRequest(Body):
         None, gt=0, description="Longest time for this turn from its start, in seconds, instead of the service's own."
     )
     reset: bool = Field(False, description="Hide all earlier steps from the model, from here on.")
+    on_busy: OnBusy = Field(
+        "reject",
+        description="Where a turn of the conversation runs: `reject` (409), `enqueue` (wait), or stop it and wait: "
+        "`interrupt` keeps its finished steps, `rollback` drops them.",
+    )
     include_internal_tools: bool = Field(False, description="Name python_interpreter and final_answer too.")
     metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
 

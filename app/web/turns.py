@@ -36,6 +36,15 @@ if TYPE_CHECKING:
     from app.web.sse import Frames
 
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[!-~]{1,255}$",
+        description="A name for this request, new for each. Sent again with it the same request is answered with the "
+        "turn that it made, for 24 hours.",
+    ),
+]
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "model": TurnView,
@@ -48,11 +57,12 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """How a caller wants the answer to a turn."""
+    """How a caller wants the answer to a turn, and the key that makes it safe to ask again."""
 
     accept: str | None
     prefer: str | None
     on_disconnect: str | None
+    idempotency_key: str | None
 
 
 def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
@@ -64,7 +74,7 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     ) -> Response:
         if request.app.state.draining:
             raise ShuttingDownError
-        new = await _new_turn(body, conversation_id, limits)
+        new = await _new_turn(body, conversation_id, asked.idempotency_key, limits)
         internal = body.include_internal_tools
         if wants_stream(asked.accept):
             watch = await turns.submit(owner, new)
@@ -79,7 +89,7 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
         wait_s, applied = wait_of(asked.prefer, limits.wait_s)
         return turn_answer(await turns.play(owner, new, wait_s), applied, internal=internal)
 
-    @router.post("/turn", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)})
+    @router.post("/turn", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422, 429)})
     async def post_turn(  # noqa: PLR0917 - FastAPI gives them by name
         request: Request,
         owner: CallerOwner,
@@ -87,12 +97,15 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
         accept: Accept = None,
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Say something to an agent and wait for its answer, or watch it come."""
-        return await hand_in(request, owner, body.conversation_id, body, Asked(accept, prefer, on_disconnect))
+        return await hand_in(
+            request, owner, body.conversation_id, body, Asked(accept, prefer, on_disconnect, idempotency_key)
+        )
 
     @router.post(
-        "/conversations/{conversation_id}/turns", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422)}
+        "/conversations/{conversation_id}/turns", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422, 429)}
     )
     async def post_turn_to(  # noqa: PLR0917 - see above
         request: Request,
@@ -102,11 +115,14 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
         accept: Accept = None,
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Say something in this conversation and wait for the answer, or watch it come."""
         if body.conversation_id not in {None, conversation_id}:
             raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
-        return await hand_in(request, owner, conversation_id, body, Asked(accept, prefer, on_disconnect))
+        return await hand_in(
+            request, owner, conversation_id, body, Asked(accept, prefer, on_disconnect, idempotency_key)
+        )
 
     @router.get("/conversations/{conversation_id}/turns", responses={200: {"model": TurnPage}, **problems(404, 422)})
     async def list_turns(
@@ -136,7 +152,7 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     return router
 
 
-async def _new_turn(body: TurnRequest, conversation_id: str | None, limits: Limits) -> NewTurn:
+async def _new_turn(body: TurnRequest, conversation_id: str | None, key: str | None, limits: Limits) -> NewTurn:
     _check(body, limits)
     return NewTurn(
         message=body.message,
@@ -145,6 +161,8 @@ async def _new_turn(body: TurnRequest, conversation_id: str | None, limits: Limi
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
         given=TurnInput(await _images(body, limits), body.additional_args),
         metadata=body.metadata,
+        on_busy=body.on_busy,
+        idempotency_key=key,
     )
 
 

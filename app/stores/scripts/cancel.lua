@@ -4,9 +4,7 @@
 local conversation, run = key('conversation', ref), key('run', ref, turn)
 if redis.call('EXISTS', run) == 0 then return {'over'} end
 if redis.call('HEXISTS', run, 'started') == 1 then
-  redis.call('HSET', run, 'cancel', 1)
-  local worker = string.match(redis.call('HGET', conversation, 'fence') or '', ':(.*):')
-  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn) end
+  stop(ref, turn, '1')
   return {'told'}
 end
 redis.call('LSET', key('turns', ref), turn - 1, record)

@@ -2,19 +2,29 @@
 -- An empty `head` leaves steps and head as they are. `packed` (if there is one) is the whole log but for the final event, in one
 -- record: it takes the place of its `logged` entries (empty: who commits does not know how many there are), and the final
 -- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
+-- With `rollback` (the number of the turn that wants it) the conversation is left as the turn found it: its first `count`
+-- steps (empty: all that there are) and its variables. A commit that does not know of a rollback is told, and ends nothing.
 -- The variables that came with the tail become the conversation's too; `variables` is the sealed list of all, if it changed.
--- ARGV: ref turn fence generation count head variables record event packed logged last_seq me wake log_ttl_s
+-- ARGV: ref turn fence generation count head variables record event packed logged last_seq rollback me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
 if not holds(ref, fence) then
   if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
   return {'lost'}
 end
+local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
+if by and rollback == '' then return {'rollback', by} end
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
-if head ~= '' then
+if count ~= '' and (head ~= '' or rollback ~= '') then
   local stored = redis.call('LLEN', key('steps', ref, generation))
   if stored < tonumber(count) then return {'gap'} end
-  if stored > tonumber(count) then redis.call('LTRIM', key('steps', ref, generation), 0, count - 1) end
+  if count == '0' then
+    redis.call('DEL', key('steps', ref, generation))
+  elseif stored > tonumber(count) then
+    redis.call('LTRIM', key('steps', ref, generation), 0, count - 1)
+  end
+end
+if head ~= '' then
   redis.call('HSET', conversation, 'head', head)
   local fresh = redis.call('HGETALL', key('fresh', ref, generation))
   for i = 1, #fresh, 2 do

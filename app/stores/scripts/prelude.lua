@@ -53,6 +53,30 @@ local function close(ref, turn, log_ttl_s)
   redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
 end
 
+-- Ask a turn to stop, for `1` (nothing more), `interrupt:N` or `rollback:N` (turn N wants so): a stronger wish stays. Its
+-- worker is told the wish that counts, and finds it also when it renews its lease or claims the turn again.
+local function stop(ref, turn, why)
+  local strength, run = {interrupt = 1, rollback = 2}, key('run', ref, turn)
+  local wish = redis.call('HGET', run, 'cancel')
+  if not wish or (strength[string.match(why, '^%a+') or ''] or 0) > (strength[string.match(wish, '^%a+') or ''] or 0) then
+    redis.call('HSET', run, 'cancel', why)
+    wish = why
+  end
+  local worker = string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(.*):')
+  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. wish) end
+end
+
+-- What became of the request that was first sent with an Idempotency-Key (nothing: it is new). `idem` stands for owner and
+-- key, `digest` for all that was asked.
+local function recall(idem, digest)
+  local known = idem ~= '' and redis.call('GET', key('idem', idem))
+  if not known then return nil end
+  local ref, turn, created, asked = string.match(known, '^(.-)\n(.-)\n(.-)\n(.*)$')
+  if asked ~= digest then return {'reused'} end
+  if redis.call('HGET', key('conversation', ref), 'created') ~= created then return {'gone'} end
+  return {'attached', ref, turn}
+end
+
 -- What lists and pages show of a conversation.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',

@@ -1,14 +1,15 @@
 -- Extend leases, also an expired one that nobody swept; gives back the places (from 0) of those that are lost, and of
--- those whose turn is to be stopped (telling their worker may have been missed).
+-- those whose turn is to be stopped, each with why (telling their worker may have been missed).
 -- ARGV: lease_us ...held
-local lost, cancelled, until_us = {}, {}, now() + lease_us
+local lost, stopped, until_us = {}, {}, now() + lease_us
 for i = 1, #held, 3 do
   local ref, turn, place = held[i], held[i + 2], (i - 1) / 3
   if holds(ref, held[i + 1]) then
     redis.call('ZADD', leases, until_us, ref)
-    if redis.call('HEXISTS', key('run', ref, turn), 'cancel') == 1 then cancelled[#cancelled + 1] = place end
+    local why = redis.call('HGET', key('run', ref, turn), 'cancel')
+    if why then stopped[#stopped + 1] = {place, why} end
   else
     lost[#lost + 1] = place
   end
 end
-return {lost, cancelled}
+return {lost, stopped}
