@@ -38,7 +38,7 @@ class Said:
 
     place: str
     planned: Planned
-    agent: str
+    plan: Plan
     seen: list[tuple[float, Event]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     answer: Event | None = None
@@ -52,7 +52,12 @@ class Said:
 
     @property
     def body(self) -> Event:
-        return {"message": self.planned.message} | self.planned.body
+        enqueued = {"on_busy": "enqueue"} if self.plan.eager else {}
+        return {"message": self.planned.message} | self.planned.body | enqueued
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Idempotency-Key": self.place} if self.plan.keyed else {}
 
     @property
     def last_seq(self) -> int:
@@ -91,12 +96,16 @@ class Clients:
         """Hold a conversation, one turn after the other."""
         try:
             await self._make(talk)
-            for planned in talk.plan.turns:
-                async with asyncio.timeout(TURN_S):
+            if talk.plan.eager:
+                for planned in talk.plan.turns:
                     await self._hand_in(talk, planned)
-                    await self._follow(talk.said[-1])
+                for said in talk.said:
+                    await self._follow(said)
+            for planned in talk.plan.turns[len(talk.said) :]:
+                await self._hand_in(talk, planned)
+                await self._follow(talk.said[-1])
         except TimeoutError:
-            talk.complaints.append(f"{talk.name}: turn {len(talk.said)} did not end within {TURN_S} s")
+            talk.complaints.append(f"{talk.name}: a turn did not end within {TURN_S} s")
 
     async def survey(self, talk: Talk) -> None:
         """Read all that is kept of a conversation."""
@@ -130,17 +139,18 @@ class Clients:
 
     async def _hand_in(self, talk: Talk, planned: Planned) -> None:
         """Post a turn until it is accepted; where nobody knows whether it was, it is looked for first."""
-        said = Said(f"{talk.place}/turns/{planned.number}", planned, talk.plan.agent)
+        said = Said(f"{talk.place}/turns/{planned.number}", planned, talk.plan)
         (way,) = self.draw.choices([*WAYS], [*WAYS.values()])
-        while not await (self._post_and_read(talk, said) if way == "stream" else self._post(talk, said, way)):
-            self.counts["posted again"] += 1
-            if await self._is_there(talk, planned.number):
-                break
+        async with asyncio.timeout(TURN_S):
+            while not await (self._post_and_read(talk, said) if way == "stream" else self._post(talk, said, way)):
+                self.counts["posted again"] += 1
+                if not talk.plan.keyed and await self._is_there(talk, planned.number):
+                    break
         talk.said.append(said)
 
     async def _post(self, talk: Talk, said: Said, prefer: str) -> bool:
         """Tell whether a turn is known to be accepted; whoever waits for its end may get it at once."""
-        response = await self._ask("POST", f"{talk.place}/turns", said.body, prefer)
+        response = await self._ask("POST", f"{talk.place}/turns", said.body, {"Prefer": prefer} | said.headers)
         if response is None:
             return False
         if response.status_code == 200:
@@ -152,7 +162,7 @@ class Clients:
         is_accepted = False
         with suppress(httpx2.TransportError):
             async with self.http.stream(
-                "POST", f"{self._url()}{talk.place}/turns", json=said.body, headers=STREAM
+                "POST", f"{self._url()}{talk.place}/turns", json=said.body, headers=STREAM | said.headers
             ) as response:
                 is_accepted = self._is_accepted(said, response)
                 if is_accepted:
@@ -182,6 +192,10 @@ class Clients:
 
     async def _follow(self, said: Said) -> None:
         """Read a turn's events to the final one, from one process after the other."""
+        async with asyncio.timeout(TURN_S):
+            await self._follow_patiently(said)
+
+    async def _follow_patiently(self, said: Said) -> None:
         while not said.over:
             headers = STREAM | ({"Last-Event-ID": str(said.last_seq)} if said.seen else {})
             timeout = httpx2.Timeout(ANSWER_S, read=SILENCE_S)
@@ -211,11 +225,11 @@ class Clients:
         return response.json()
 
     async def _ask(
-        self, method: str, path: str, body: Event | None = None, prefer: str = "respond-async"
+        self, method: str, path: str, body: Event | None = None, headers: dict[str, str] | None = None
     ) -> httpx2.Response | None:
         """Give the answer, or nothing where the process went away meanwhile."""
         with suppress(httpx2.TransportError):
-            return await self.http.request(method, f"{self._url()}{path}", json=body, headers={"Prefer": prefer})
+            return await self.http.request(method, f"{self._url()}{path}", json=body, headers=headers)
         await asyncio.sleep(PAUSE_S)
         return None
 

@@ -129,7 +129,10 @@ def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
         for key, lines in runs[said.key].items():
             if len(lines) == 1:
                 continue
-            if len(lines) > attempts(said):
+            most = attempts(said)
+            if lines[0].kind == "model":  # it may go out before its attempt is known to have begun
+                most = max(most, len({line.pid for line in lines}))
+            if len(lines) > most:
                 yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
             if lines[0].kind == "tool" and records[key] and not any(record.get("repeated") for record in records[key]):
                 yield f"{said.place}: {key} ran {len(lines)} times and is not marked as repeated"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TURNS_EACH = 4
+EAGER, KEYED = 0.25, 0.5
 CITIES = ["Oslo", "Rome", "Bern", "Lima", "Baku"]
 # Agents and how often they are talked to.
 SHARES = {
@@ -39,11 +40,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """One conversation."""
+    """One conversation. An eager one is handed in at once; a keyed one is posted again without a look."""
 
     name: str
     agent: str
     turns: tuple[Planned, ...]
+    eager: bool
+    keyed: bool
 
 
 def draw_plans(turns: int, seed: int) -> list[Plan]:
@@ -56,7 +59,8 @@ def draw_plans(turns: int, seed: int) -> list[Plan]:
 
 
 def _plan(draw: random.Random, name: str, agent: str, length: int) -> Plan:
-    return Plan(name, agent, tuple(_turn(draw, f"{name}.{number}", agent, number) for number in range(1, length + 1)))
+    turns = tuple(_turn(draw, f"{name}.{number}", agent, number) for number in range(1, length + 1))
+    return Plan(name, agent, turns, eager=draw.random() < EAGER, keyed=draw.random() < KEYED)
 
 
 def _turn(draw: random.Random, key: str, agent: str, number: int) -> Planned:
