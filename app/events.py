@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from app.records import StepImage, Turn, Usage  # noqa: TC001 - pydantic reads the annotations at run time
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from app.frozen import dataclass
 
 Channel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 
-StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "drained"]
+StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
 
 
 class LogReader(Protocol):
@@ -185,6 +185,10 @@ class Lease(Protocol):
         """Another one holds the conversation now."""
         ...
 
+    def confirm(self, at: float) -> None:
+        """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
+        ...
+
     def check(self) -> None:
         """Raise `SealBrokenError` where what was claimed cannot be read; the turn can be ended all the same."""
         ...
@@ -232,8 +236,13 @@ class Lease(Protocol):
         ...
 
     @property
-    def waiting_s(self) -> float:
-        """For how long the oldest of them has been waiting. For any thread."""
+    def is_late(self) -> bool:
+        """Writes wait for long, or it is not certain that the lease is still held. For any thread."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing can be written any more: another one holds the conversation, or the store was tampered with."""
         ...
 
     def emit(
@@ -316,7 +325,7 @@ class Stage(Protocol):
 
     @property
     def is_late(self) -> bool:
-        """What was told has been waiting for the store for longer than it should."""
+        """What was told waits for the store longer than it should, or the lease may be lost."""
         ...
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:

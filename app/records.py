@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NewType, TypeVar
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from app.frozen import dataclass
 
 T = TypeVar("T")
 

@@ -121,8 +121,13 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
 
 
 def _bind(place: tuple[str | int, ...]) -> bytes:
-    parts = [str(part).encode() for part in place]
-    return b"".join(struct.pack(">I", len(part)) + part for part in parts)
+    return b"".join(map(_bound, place))
+
+
+@lru_cache(maxsize=4096)
+def _bound(part: str | int) -> bytes:
+    encoded = str(part).encode()
+    return struct.pack(">I", len(encoded)) + encoded
 
 
 @cache
@@ -133,11 +138,11 @@ def _dictionary() -> zstandard.ZstdCompressionDict:
 
 
 def _compressor() -> zstandard.ZstdCompressor:
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(
+    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstandard.ZstdCompressor(
             level=3, dict_data=_dictionary(), write_checksum=False, write_dict_id=False
         )
-    compressor: zstandard.ZstdCompressor = _local.compressor
     return compressor
 
 

@@ -81,7 +81,11 @@ class Settings(BaseSettings):
     max_waiting_turns: int = Field(
         16, ge=1, description="Turns that may wait behind a conversation's running one (`on_busy`); then it is a 429."
     )
-    drain_s: float = Field(20, ge=0, description="How long running turns may go on after SIGTERM or Ctrl-C.")
+    drain_s: float = Field(
+        20,
+        ge=0,
+        description="How long a running step may take to finish after SIGTERM or Ctrl-C; its turn goes on elsewhere.",
+    )
     log_ttl_s: int = Field(
         3600,
         ge=1,

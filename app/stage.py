@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
 LOOK_S = 0.1
-LATE_S = 0.05
 MOST_WAITING = 64  # events that an agent's thread may be ahead: while it waits, the loop has the interpreter for itself
 MOST_PIECES = 4096  # pieces of messages that wait to be joined
 MOST_AT_ONCE = 64  # events that are written in one round of the loop
@@ -50,7 +49,8 @@ class LoopStage:
 
     @property
     def halted(self) -> bool:
-        return self.reason is not None
+        # The lease knows first: who waited for a write is let go in the same moment.
+        return self.reason is not None or self._lease.is_over
 
     @property
     def hands_over(self) -> bool:
@@ -79,7 +79,7 @@ class LoopStage:
 
     @property
     def is_late(self) -> bool:
-        return self._lease.waiting_s > LATE_S
+        return self._lease.is_late
 
     def settle(self, effect: tuple[str, bytes] | None = None) -> None:
         if effect:
@@ -116,6 +116,8 @@ class LoopStage:
             self._take(len(self._told))
             if self._lease.watched:
                 self._emit()
+            if self._lease.is_late:
+                self._lease.emit("")  # nothing, but only who holds the lease can write it
         self._lease.when_written(written.release)
 
     def _wait(self) -> None:

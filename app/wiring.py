@@ -99,7 +99,7 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
                 log_ttl_s=settings.log_ttl_s,
                 max_waiting=settings.max_waiting_turns,
                 on_loss=metrics.store_lost,
-                patience_s=settings.drain_s,
+                patience_s=settings.drain_s if settings.redis_url else 0,
                 ours_alone=settings.redis_url is None,
             )
         )

@@ -202,6 +202,8 @@ class Worker:
             outcome = Outcome("cancelled")
             if session and not stage.halted:
                 session, outcome = await self._run(lease, session, stage, past)
+            if stage.reason == "broken":
+                lease.check()
             return session, _with_past(_as_halted(outcome, stage.reason, deadline_s), past)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it

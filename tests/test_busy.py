@@ -359,11 +359,11 @@ def test_a_reset_that_waits_hides_what_is_there_when_it_starts(service: Service,
 
 
 def test_a_conversation_with_many_turns_lets_others_have_theirs(narrow: Service, tmp_path: Path) -> None:
-    with held(narrow, tmp_path / "gate") as first:
+    ids = [narrow.post("/conversations", id=name, agent="scripted").json()["id"] for name in ("a", "b", "z")]
+    with held(narrow, tmp_path / "gate", conversation_id=ids[1]) as first:
         waiting = [follow(narrow, first, DONE) for _ in range(2)]
-        others = [begin(narrow, DONE) for _ in range(2)]
-    turns = [over(narrow, turn) for turn in (*others, *waiting)]
-    assert in_order(turns)
+        others = [begin(narrow, DONE, conversation_id=name) for name in (ids[2], ids[0])]
+    assert in_order([over(narrow, turn) for turn in (*others, *waiting)])
 
 
 def test_turns_that_many_processes_enqueue_at_once_are_numbered_without_a_gap_and_played_in_order(

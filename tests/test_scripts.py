@@ -84,7 +84,7 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 @asynccontextmanager
 async def opened(socket_path: Path, sealer: Sealer) -> AsyncIterator[Store]:
     async with open_store(
-        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=2, on_loss=lambda: None
+        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=100, on_loss=lambda: None
     ) as store:
         yield store
 
@@ -590,7 +590,8 @@ async def test_a_turn_that_is_rolled_back_leaves_nothing_of_an_earlier_attempt(
     assert await submit(one, "c", on_busy="rollback") == 3
     again = await claim_one(other)
     assert await again.stopped == "rolled_back"
-    assert (again.attempt, len((await again.past()).steps)) == (2, 1)
+    past = await again.past()
+    assert (again.attempt, past.steps) == (2, (b"second",))
     assert code_of(await again.commit(DONE)) == "rolled_back"
     assert await texts_of(one, "c") == ["first"]
 
@@ -607,6 +608,40 @@ async def test_a_turn_that_ends_by_itself_while_it_is_interrupted_ends_so(
     assert (ended.status, code_of(ended)) == (status, code)
     assert await texts_of(other, "c") == ["first", "second"]
     assert (await claim_one(one)).turn.number == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "by"),
+    [
+        (("interrupt", "interrupt"), "interrupted", 2),
+        (("interrupt", "rollback"), "rolled_back", 3),
+        (("rollback", "interrupt"), "rolled_back", 2),
+        (("rollback", "rollback"), "rolled_back", 2),
+    ],
+)
+async def test_a_claim_brings_what_leaves_least(
+    stores: tuple[Store, Store], asked: tuple[OnBusy, OnBusy], code: str, by: int
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    for on_busy in asked:
+        await submit(other, "c", on_busy=on_busy)
+    lease = await claim_one(one)
+    assert await lease.stopped == code
+    ended = await lease.commit(replace(DONE, status="cancelled"))
+    assert code_of(ended) == code
+    assert ended.outcome
+    assert ended.outcome.error
+    assert f"Turn {by} " in ended.outcome.error.message
+
+
+async def test_turns_that_are_enqueued_at_once_do_not_hinder_each_other(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    raw.config_resetstat()
+    tries = [submit(store, "c", new=False, on_busy="enqueue") for _ in range(25) for store in (one, other)]
+    assert sorted(await asyncio.gather(*tries)) == [*range(2, 52)]
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 4 * len(tries)
 
 
 async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, Store], raw: Raw) -> None:

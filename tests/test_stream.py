@@ -376,28 +376,39 @@ def test_streams_end_at_shutdown_and_their_readers_go_on_with_a_restarted_server
                 poster.rest()
                 reader.rest()
         assert service.stop() == 0
+    assert FINAL.isdisjoint([*kinds(poster.seen), *kinds(reader.seen)])
     with service:
-        over(service, turn)
-        for stream in (poster, reader):
-            rest = [] if kinds(stream.seen)[-1] in FINAL else log_of(service, turn, stream.seen[-1].id)
-            check_numbers([*stream.seen, *rest])
+        with watching(service, turn, reader.seen[-1].id) as again:
+            again.until("message.restarted", call_id="2.m1")
+            again.until("message.delta", step=2)
+            service.post(place(turn, "/cancel"))
+            again.rest()
         whole = log_of(service, turn)
-        assert bytes_of(whole).startswith(bytes_of(reader.seen))
-        assert whole[-1].data["result"]["error"]["code"] == "worker_lost"
+        check_numbers(whole)
+        for stream in (poster, reader):
+            assert bytes_of(whole).startswith(bytes_of(stream.seen))
+        assert bytes_of(whole) == bytes_of([*reader.seen, *again.seen])
+        ended = whole[-1].data["result"]
+        assert (ended["status"], ended["steps"], ended["attempts"]) == ("cancelled", 1, 2)
         assert service.follow_up(turn | {"agent": {"name": "streamed"}}, DONE)["reply"] == "done"
 
 
-def test_a_turn_that_ends_within_the_drain_is_shown_to_its_end(tmp_path: Path) -> None:
+def test_a_step_that_ends_within_the_drain_is_shown_and_the_turn_goes_on_in_the_next_process(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with Service(tmp_path / "service") as service, posting(service, wait(gate), DONE) as stream:
-        stream.until("tool.call")
+    service = Service(tmp_path / "service")
+    with service, posting(service, wait(gate), DONE) as stream:
+        turn = stream.until("tool.call")
         service.process.send_signal(signal.SIGTERM)
         until(lambda: "stopping" in service.log())
         gate.touch()
-        frames = stream.rest()
-        assert frames[-1].data["result"]["reply"] == "done"
-        check_numbers(stream.seen)
+        assert kinds(stream.rest())[-1] == "step.finished"
         assert service.stop() == 0
+    with service, watching(service, turn, stream.seen[-1].id) as again:
+        ended = again.rest()[-1].data["result"]
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        assert [call["repeated"] for call in ended["tool_calls"]] == [False]
+        check_numbers([*stream.seen, *again.seen])
+        assert bytes_of(log_of(service, turn)) == bytes_of([*stream.seen, *again.seen])
 
 
 def test_a_page_of_an_allowed_origin_may_call(strict: Service) -> None:

@@ -23,7 +23,7 @@ from app.agents.fingerprint import fingerprint_of
 from app.agents.pictures import picture_file
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
-from app.agents.thrift import forget_torch
+from app.agents.thrift import forget_torch, keep_templates
 from app.errors import AgentUnavailableError, ServiceError, StartError
 from app.records import AgentInfo, AgentName, AgentVersion
 
@@ -62,6 +62,7 @@ class Catalog:
     ) -> None:
         """`hidden` files and folders are out of sight for model-written code."""
         forget_torch()
+        keep_templates()
         self._entries: dict[AgentName, _Entry] = {}
         for name, factory in factories:
             if not _NAME.fullmatch(name):

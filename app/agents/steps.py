@@ -151,8 +151,7 @@ def _sound(value: Any, carries: frozenset[type]) -> Any:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, carries: frozenset[type]) -> None:
         super().__init__(file, protocol=5)
-        # By identity: a foreign class may answer == and hash() with code of its own.
-        self._known = {id(thing) for thing in (*_CARRIED, *carries, *_MAKERS)}
+        self._known = _KNOWN.union(map(id, carries)) if carries else _KNOWN
         self.attachments: dict[str, bytes] = {}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -181,7 +180,9 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, attachments: dict[str, bytes], carries: Iterable[type]) -> None:
         super().__init__(file)
         self._attachments = attachments
-        self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
+        self._listed = _LISTED
+        if carries:
+            self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name == _image.__name__:
@@ -224,4 +225,6 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 
 _ERRORS = _subclasses(AgentError)
 _MAKERS: tuple[Any, ...] = (_value, _error, _image)
+# By identity: a foreign class may answer == and hash() with code of its own.
+_KNOWN = frozenset(map(id, (*_CARRIED, *_MAKERS)))
 _LISTED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, *_MAKERS)}

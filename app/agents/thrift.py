@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import smolagents.agents
+from jinja2 import Template
 from rich.console import Console
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, TaskStep
@@ -24,6 +27,11 @@ def forget_torch() -> None:
     """Where torch is not installed, let that be known: smolagents looks for it on the whole path at every answer."""
     if importlib.util.find_spec("torch") is None:
         sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def keep_templates() -> None:
+    """Compile each text of a template once: smolagents does it at every use, which is most of making an agent."""
+    smolagents.agents.Template = lru_cache(maxsize=MOST_PROMPTS)(Template)  # type: ignore[attr-defined, assignment]
 
 
 def make_thrifty(agent: MultiStepAgent) -> None:

@@ -46,23 +46,25 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
+_NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action")
 
 
 def turn_to_bytes(turn: Turn) -> bytes:
-    return _TURN.dump_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
 
 
 def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
     fields = from_json(data)
     fields["ref"] = ref
     fields["number"] = number
-    return _TURN.validate_python(fields)
+    turn: Turn = _TURN.validator.validate_python(fields)
+    return turn
 
 
 def event_to_bytes(event: Event) -> bytes:
     assert not isinstance(event, TurnEnded), "a final event is the turn's record"
-    return _EVENTS[event.type].dump_json(event, exclude_defaults=True)
+    return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
 
 
 def event_from_bytes(name: str, data: bytes) -> Event:
@@ -102,11 +104,15 @@ def head_from_bytes(data: bytes) -> Head:
 
 
 def input_to_bytes(given: TurnInput) -> bytes:
+    if not given.images and not given.additional_args:
+        return _NO_INPUT
     header = {"sizes": [len(image) for image in given.images], "args": given.additional_args}
     return json.dumps(header).encode() + b"\n" + b"".join(given.images)
 
 
 def input_from_bytes(data: bytes) -> TurnInput:
+    if data == _NO_INPUT:
+        return TurnInput()
     line, _, rest = data.partition(b"\n")
     header: dict[str, Any] = json.loads(line)
     images = []

@@ -21,3 +21,4 @@ class Desk:
     channel: str
     wake: str
     log_ttl_s: int
+    lease_s: float

@@ -53,7 +53,8 @@ async def load_images(desk: Desk, scope: str, steps: Iterable[StoredStep]) -> di
 def extended(head: Head, kind: StepType, blob: bytes) -> Head:
     """Take one more sealed step under the head."""
     counts = {**head.step_counts, kind: head.step_counts.get(kind, 0) + 1}
-    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
+    shown = (head.shown_from, head.shown_hash)
+    return Head(head.generation, head.count + 1, extend_hash(head.hash, blob), *shown, counts, head.variables)
 
 
 def extend_hash(running: bytes, blob: bytes) -> bytes:

@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 600.0  # how long a turn waits for a store that is away; its own deadline comes first while it plays
 RETRY_S = 0.25
+LATE_S = 0.05
+HELD_SHARE = 0.8  # of a lease, after which it is no longer taken for certain
+MOST_AT_ONCE = 200  # events of a log that are opened in one go
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
@@ -89,6 +92,7 @@ class HeldLease:
         self.counted = counted
         self.fingerprint = fingerprint
         self.grew = False
+        self._held_until = 0.0
         self.scope = scope
         self.fence = fence
         self.turn = turn
@@ -139,9 +143,17 @@ class HeldLease:
         return len(self._backlog)
 
     @property
-    def waiting_s(self) -> float:
-        oldest = next(iter(self._backlog.copy()), None)
-        return time.monotonic() - oldest.at if oldest else 0.0
+    def is_late(self) -> bool:
+        oldest, now = next(iter(self._backlog.copy()), None), time.monotonic()
+        return now > self._held_until or (oldest is not None and now - oldest.at > LATE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self._lost or self._defect is not None
+
+    def confirm(self, at: float) -> None:
+        """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._desk.lease_s)
 
     @property
     def lost(self) -> bool:
@@ -227,7 +239,7 @@ class HeldLease:
         return Past(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
-            events=tuple(self._open_event(entry) for entry in log),
+            events=await self._opened(log),
             steps=tuple(step.data for step in steps),
             attachments=await self._patiently(lambda: load_images(self._desk, self.scope, steps)),
         )
@@ -389,6 +401,7 @@ class HeldLease:
 
     def _found_gap(self) -> None:
         self._defect = SealBrokenError(COUNT_SENTENCE)
+        self._stop("broken")
         self._give_up()
 
     def _give_up(self) -> None:
@@ -449,6 +462,14 @@ class HeldLease:
 
     def _open_effect(self, key: str, blob: bytes) -> bytes:
         return self._desk.sealer.open(blob, self.scope, "effect", self.turn.number, key)
+
+    async def _opened(self, log: list[bytes]) -> tuple[Event, ...]:
+        events = []
+        for entry in log:
+            events.append(self._open_event(entry))
+            if len(events) % MOST_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others want the loop, too
+        return tuple(events)
 
     def _open_event(self, entry: bytes) -> Event:
         name, _, blob = entry.partition(b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -56,6 +57,7 @@ class Scheduler:
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
+        at = time.monotonic()
         found = await self._desk.scripts.call(
             "claim",
             *(part for agent in agents.items() for part in agent),
@@ -68,6 +70,7 @@ class Scheduler:
         )
         leases = [open_lease(self._desk, *fields) for fields in found]
         for lease in leases:
+            lease.confirm(at)
             name = (lease.scope, lease.turn.number)
             self._held[name] = lease
             if name in self._unheard:
@@ -90,7 +93,10 @@ class Scheduler:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence, lease.turn.number]
+        at = time.monotonic()
         lost, stopped = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        for lease in leases:
+            lease.confirm(at)
         for place in lost:
             leases[place].lose()
         for place, why in stopped:

@@ -50,7 +50,7 @@ class Script:
     def command(self, partition: str, rest: tuple[Argument, ...], named: dict[str, Argument]) -> Command:
         """Give the EVALSHA of this call; a missing or a surplus argument is a KeyError or an assertion here."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
-        return ("EVALSHA", self.sha, 1, partition, *(named[name] for name in self.names), *rest)
+        return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
 
 
 class Scripts:

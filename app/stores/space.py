@@ -65,7 +65,7 @@ async def open_store(
         pipeline = Pipeline(client, load_commands(), on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
-        desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s)
+        desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s, lease_s)
         scheduler = Scheduler(desk, worker=me, lease_s=lease_s, patience_s=patience_s)
         turns = Turns(desk, scheduler, Pepper(pepper), max_waiting=max_waiting)
         heard = {

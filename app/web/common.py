@@ -61,14 +61,14 @@ class Limits:
 _bearer = HTTPBearer(auto_error=False, description="An API key, where the service has a file of them.")
 
 
-async def _owner(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
+async def owner_of(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
     if "owner" in request.scope:
         return Owner(request.scope["owner"])
     callers: Callers = request.app.state.callers
     return callers.owner(request.headers.get("authorization"))
 
 
-CallerOwner = Annotated[Owner, Depends(_owner)]
+CallerOwner = Annotated[Owner, Depends(owner_of)]
 
 
 def location_of(turn: Turn) -> str:

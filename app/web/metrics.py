@@ -33,6 +33,11 @@ class Metrics:
         self._queued = Histogram(
             "smolsessions_turn_queued_seconds", "From submit to start.", buckets=_SECONDS, registry=self._registry
         )
+        self._taken_over = Counter(
+            "smolsessions_turns_taken_over",
+            "Attempts that went on where another process, or an earlier life of this one, had left a turn.",
+            registry=self._registry,
+        )
         self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
         self._gauge("threads_stuck", "Threads given up on: foreign code in them heeds no stop.", lambda: threads.stuck)
@@ -53,6 +58,7 @@ class Metrics:
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
         self._turns.labels(turn.agent.name, outcome.status, code).inc()
+        self._taken_over.inc(max(0, turn.attempts - 1))
         if timing.started_at is None or timing.finished_at is None:
             return
         self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))

@@ -23,8 +23,10 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
 
 def wants_stream(accept: str | None) -> bool:
     """Tell whether `text/event-stream` is named and not ranked below JSON."""
+    if not accept:
+        return False
     ranks: dict[str, float] = {}
-    for part in (accept or "").split(","):
+    for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))
         quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
         ranks[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0

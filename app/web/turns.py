@@ -27,6 +27,7 @@ from app.web.common import (
     problems,
 )
 from app.web.images import read_images
+from app.web.lean import LeanRoute
 from app.web.prefer import wait_of, wants_stream
 from app.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_view
 from app.web.sse import EVENT_STREAM, TurnStream
@@ -67,7 +68,7 @@ class Asked:
 
 def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["turns"])
+    router = APIRouter(tags=["turns"], route_class=LeanRoute)
 
     async def hand_in(
         request: Request, owner: Owner, conversation_id: str | None, body: TurnRequest, asked: Asked
