@@ -25,7 +25,7 @@ ANSWER_S = 30
 SILENCE_S = 1.5  # after which a reader looks for another process
 PAUSE_S = 0.05
 SETTLED_S = 1.0  # a turn that is not there so long after its process died will not come any more
-TURN_S = 90
+TURN_S = 150
 LOG_S = 5
 WAYS = {"respond-async": 6, "wait=10": 2, "stream": 2}  # how turns are handed in, and how often
 GOES_AWAY = 0.02  # how probable it is that a reader goes away after an event

@@ -88,7 +88,7 @@ class Conductor:
             await self.fleet.kill(place)
 
     async def _stop(self) -> None:
-        if (place := self._place("stop")) is not None:
+        if (place := self._place("stop", spare=False)) is not None:
             await self.fleet.stop(place, self.draw.uniform(*STOPPED_S))
 
     async def _term(self) -> None:
@@ -102,7 +102,7 @@ class Conductor:
         async with self._store_free, asyncio.TaskGroup() as tasks:
             self._did("blackout")
             for place in self.fleet.up:
-                tasks.create_task(self.fleet.kill(place))
+                tasks.create_task(self.fleet.kill(place, "blackout"))
             await self.store.end(signal.SIGKILL)
             await self.store.start()
 
@@ -150,9 +150,9 @@ class Conductor:
             await asyncio.sleep(1)
             self.proxy.flow()
 
-    def _place(self, kind: str) -> int | None:
+    def _place(self, kind: str, *, spare: bool = True) -> int | None:
         """Choose a process that serves; mostly none while several others start, since little is in flight then."""
-        few = len(self.fleet.up) < max(2, len(self.fleet.members) - 1)
+        few = spare and len(self.fleet.up) < max(2, len(self.fleet.members) - 1)
         if not self.fleet.up or (few and self.draw.random() > ALSO_OF_FEW):
             return None
         place = self.draw.choice(self.fleet.up)

@@ -28,7 +28,7 @@ UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # wh
 
 @dataclass(frozen=True)
 class Harm:
-    """What was done to a process: `kind` is kill, stop or term; `until` is when a stopped one went on."""
+    """What was done to a process: `kind` is kill, blackout, stop or term; `until` is when a stopped one went on."""
 
     at: float
     kind: str
@@ -110,9 +110,9 @@ class Fleet:
         """Start a process in every place that has none."""
         await asyncio.gather(*(self.start(place) for place, member in enumerate(self.members) if not member))
 
-    async def kill(self, place: int) -> None:
+    async def kill(self, place: int, kind: str = "kill") -> None:
         """End a process as a power cut does, and start another."""
-        member = self._take_out(place, "kill")
+        member = self._take_out(place, kind)
         member.process.kill()
         self._follow(self._bury(member))
         await self.start(place)
