@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.chaos import plans
 from tests.chaos.conductor import SHARES
 from tests.chaos.report import report
 from tests.chaos.run import Scale, run
@@ -22,9 +23,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--at-once", type=int, default=24, help="conversations at the same time")
     parser.add_argument("--harm", nargs="*", choices=SHARES, default=[*SHARES], help="what is done; nothing: no harm")
+    parser.add_argument("--agents", nargs="*", choices=plans.SHARES, default=[*plans.SHARES])
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs, ledger and data")
     options = parser.parse_args()
-    scale = Scale(options.turns, options.seed, options.processes, options.at_once, tuple(options.harm))
+    scale = Scale(
+        options.turns, options.seed, options.processes, options.at_once, tuple(options.agents), tuple(options.harm)
+    )
     title = f"chaos: {scale.turns} turns, {scale.processes} processes, seed {scale.seed}"
     sys.stdout.write(f"{title} …\n")
     sys.stdout.flush()

@@ -23,6 +23,7 @@ START_S = 30
 DRAIN_S = 20
 GONE_S = 10  # how long the children of a dead process may live
 LEASE_S = 1
+TRACEBACK = "Traceback (most recent call last)"
 UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # who is killed has nothing to tell
 
 
@@ -148,6 +149,15 @@ class Fleet:
             if member and member.url and not member.condemned and member.process.poll() is not None:
                 member.condemned, member.url = True, ""
                 self.complaints.append(f"process {member.pid} ended by itself: {_last_words(member)}")
+
+    def tracebacks(self) -> list[str]:
+        """Give what the processes' logs tell of defects."""
+        logs = [(folder.name, (folder / "service.log").read_text()) for folder in self.folder.glob("process-*")]
+        return [
+            f"{name} logs a traceback: {text[text.index(TRACEBACK) :][-300:]}"
+            for name, text in logs
+            if TRACEBACK in text
+        ]
 
     async def orphans(self) -> list[str]:
         """Give the children of dead processes that live on, after a while."""

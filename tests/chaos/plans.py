@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ SHARES = {
     "coder": 4,
     "fast-coder": 2,
     "boss": 2,
-    "careful": 1,
+    "careful": 2,
     "careful-coder": 1,
 }
 Entry = dict[str, Any]
@@ -49,10 +49,10 @@ class Plan:
     keyed: bool
 
 
-def draw_plans(turns: int, seed: int) -> list[Plan]:
+def draw_plans(turns: int, seed: int, agents: Collection[str] = SHARES) -> list[Plan]:
     """Draw conversations of so many turns together."""
     draw = random.Random(seed)
-    order = [agent for agent, share in SHARES.items() for _ in range(share)]
+    order = [agent for agent, share in SHARES.items() if agent in agents for _ in range(share)]
     draw.shuffle(order)
     lengths = [min(TURNS_EACH, turns - first) for first in range(0, turns, TURNS_EACH)]
     return [_plan(draw, f"t{place:03}", order[place % len(order)], length) for place, length in enumerate(lengths)]
@@ -93,7 +93,7 @@ def _call(draw: random.Random, name: str, key: str) -> list[Any]:
             return [name, {"key": key, "token": f"{draw.random()}"}]
         case "work":
             return [name, {"key": key, "ms": draw.randint(20, 200), "text": draw.choice(CITIES)}]
-    return [name, {"key": key, "ms": draw.randint(20, 200)}]
+    return [name, {"key": key, "ms": draw.randint(100, 500)}]
 
 
 def _task(draw: random.Random, name: str, key: str) -> str:
@@ -159,7 +159,7 @@ def _breaks(_draw: random.Random, place: str) -> Entry:
 
 
 def _transfers(draw: random.Random, place: str) -> Entry:
-    return {"code": f"print(transfer(key='{place}.a', ms={draw.randint(100, 300)}))"}
+    return {"code": f"print(transfer(key='{place}.a', ms={draw.randint(100, 500)}))"}
 
 
 def _sends(*names: str) -> Maker:

@@ -10,11 +10,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.chaos import ledger
+from tests.chaos import ledger, plans
 from tests.chaos.client import Talk, clients_of
 from tests.chaos.conductor import SHARES, Conductor
 from tests.chaos.fleet import Fleet, running_fleet
-from tests.chaos.plans import draw_plans
 from tests.chaos.proxy import proxy_to
 from tests.chaos.rounds import Round
 from tests.chaos.store import running_store
@@ -38,13 +37,14 @@ class Scale:
     seed: int
     processes: int = 4
     at_once: int = 24
+    agents: tuple[str, ...] = tuple(plans.SHARES)
     harm: tuple[str, ...] = tuple(SHARES)
     """Where it is none, what the invariants say is about the harness."""
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
     """Play both rounds in a folder that is not there yet."""
-    plans = draw_plans(scale.turns, scale.seed)
+    drawn = plans.draw_plans(scale.turns, scale.seed, scale.agents)
     ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(running_store(folder / "store"))
@@ -56,7 +56,7 @@ async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
         conductor = Conductor(
             random.Random(scale.seed), fleet, store, proxy, {kind: SHARES[kind] for kind in scale.harm}
         )
-        rounds = _Rounds(folder, plans, scale, clients, conductor)
+        rounds = _Rounds(folder, drawn, scale, clients, conductor)
         return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.harm))
 
 
@@ -115,5 +115,5 @@ class _Rounds:
             self.conductor.done + self.clients.counts,
             Counter(self.conductor.astray),
             await self.store.left_over(),
-            [*fleet.complaints, *await fleet.orphans()],
+            [*fleet.complaints, *fleet.tracebacks(), *await fleet.orphans()],
         )
