@@ -6,14 +6,19 @@ import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.chaos import plans
 from tests.chaos.conductor import SHARES
 from tests.chaos.report import report
 from tests.chaos.run import Scale, run
+
+if TYPE_CHECKING:
+    from tests.chaos.rounds import Round
 
 
 def main() -> int:
@@ -33,13 +38,21 @@ def main() -> int:
     sys.stdout.write(f"{title} …\n")
     sys.stdout.flush()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    text, holds = report(*asyncio.run(run(scale, folder)), title)
+    text, holds = report(*asyncio.run(_run(scale, folder)), title)
     sys.stdout.write(f"{text}\n")
     if holds and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         sys.stdout.write(f"logs, ledger and data are in {folder}\n")
     return 0 if holds else 1
+
+
+async def _run(scale: Scale, folder: Path) -> tuple[Round, Round]:
+    """End what was started also where this is ended by a signal."""
+    task = asyncio.create_task(run(scale, folder))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
 
 
 if __name__ == "__main__":
