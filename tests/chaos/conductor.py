@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tests.chaos.store import Store
 
 SHARES = {
-    "kill": 48,
-    "stop": 16,
-    "term": 14,
-    "blackout": 2,
-    "restart": 3,
-    "freeze": 3,
-    "cut": 6,
-    "stall": 4,
-    "delay": 4,
+    "kill": 38,
+    "stop": 28,
+    "term": 12,
+    "blackout": 0.4,
+    "restart": 2,
+    "freeze": 2,
+    "cut": 8,
+    "stall": 3,
+    "delay": 3,
 }
 PAUSE_S = (0.1, 0.8)
 STOPPED_S = (0.2, 3.0)
@@ -46,7 +46,7 @@ class Conductor:
     fleet: Fleet
     store: Store
     proxy: Proxy
-    shares: dict[str, int]
+    shares: dict[str, float]
     done: Counter[str] = field(default_factory=Counter)
     astray: Counter[str] = field(default_factory=Counter)
     chronicle: list[str] = field(default_factory=list)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.client import FINAL
-from tests.chaos.rounds import THAWED_S, attempts, call_records, code_of, outcome_unknown, steps_of, told
+from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, steps_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,28 +150,25 @@ def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
 def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
     """What had come to a reader as done does not begin again afterwards."""
     runs = wild.runs_of()
-    thawed = [(harm.pid, harm.until) for harm in wild.harms if harm.kind == "stop"]
     for said in wild.said():
-        known: dict[str, float] = {}
         keys = {event["call_id"]: event["arguments"]["key"] for event in said.log if _has_key(event)}
-        for at, event in said.seen:
-            if event["type"] == "tool.result" and event["call_id"] in keys:
-                known.setdefault(keys[event["call_id"]], at)
-        for key, at in known.items():
+        shown = [(at, event) for at, event in said.seen if event["type"] == "tool.result" and event["call_id"] in keys]
+        for at, event in shown:
+            key = keys[event["call_id"]]
             for line in runs[said.key].get(key, ()):
-                if line.at > at and not any(line.pid == pid and 0 < line.at - on < THAWED_S for pid, on in thawed):
+                if line.at > at and not wild.thawed_before(line):
                     yield f"{said.place}: {key} was shown as done and began again {line.at - at:.3f} s later"
-        yield from _shown_steps_run_again(said, runs[said.key])
+        yield from _shown_steps_run_again(wild, said, runs[said.key])
 
 
-def _shown_steps_run_again(said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
+def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
     """The actions of the turn's own agent follow the entries of its script."""
     shown = [(at, event) for at, event in said.seen if _is_action(event)]
     for number, (at, event) in enumerate(shown):
         place = f"{said.key}/{number}"
         for key, lines in runs.items():
             is_of_step = key == place or key.startswith((f"{place}.", f"{place}/"))
-            if is_of_step and any(line.at > at + THAWED_S for line in lines):
+            if is_of_step and any(line.at > at and not wild.thawed_before(line) for line in lines):
                 yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
 
 

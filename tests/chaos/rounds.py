@@ -43,6 +43,11 @@ class Round:
             found[line.turn].append(line)
         return found
 
+    def thawed_before(self, line: Line) -> bool:
+        """Tell whether its process had just stood still: no fence stops what asked for leave before."""
+        on = [harm.until for harm in self.harms if harm.kind == "stop" and harm.pid == line.pid]
+        return any(0 < line.at - at < THAWED_S for at in on)
+
     def runs(self) -> dict[str, list[Line]]:
         """Give the runs of each call, by its key."""
         return {key: lines for calls in self.runs_of().values() for key, lines in calls.items()}
