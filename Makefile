@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser check bench lock refresh clean
+.PHONY: run test coverage browser chaos check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -38,6 +38,10 @@ coverage: check
 # The page, in a real Chromium; part of `make test`.
 browser: $(VENV)/test-ready
 	$(BIN)/python -m pytest browser_tests
+
+# A thousand turns under random kills beside the same turns without; TURNS, SEED and PROCESSES may be given.
+chaos: $(VENV)/test-ready
+	$(BIN)/python -m tests.chaos $(if $(TURNS),--turns $(TURNS)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 check: $(VENV)/test-ready
 	$(BIN)/ruff format --check .
