@@ -1,0 +1,59 @@
+"""`python -m tests.chaos`: the long form. Prints the table; its status is 1 where an invariant fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.chaos import plans
+from tests.chaos.conductor import SHARES
+from tests.chaos.report import report
+from tests.chaos.run import Scale, run
+
+if TYPE_CHECKING:
+    from tests.chaos.rounds import Round
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Turns under random kills.")
+    parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=24, help="conversations at the same time")
+    parser.add_argument("--harm", nargs="*", choices=SHARES, default=[*SHARES], help="what is done; nothing: no harm")
+    parser.add_argument("--agents", nargs="*", choices=plans.SHARES, default=[*plans.SHARES])
+    parser.add_argument("--keep", action="store_true", help="keep the folder with logs, ledger and data")
+    options = parser.parse_args()
+    scale = Scale(
+        options.turns, options.seed, options.processes, options.at_once, tuple(options.agents), tuple(options.harm)
+    )
+    title = f"chaos: {scale.turns} turns, {scale.processes} processes, seed {scale.seed}"
+    sys.stdout.write(f"{title} …\n")
+    sys.stdout.flush()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    text, holds = report(*asyncio.run(_run(scale, folder)), title)
+    sys.stdout.write(f"{text}\n")
+    if holds and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        sys.stdout.write(f"logs, ledger and data are in {folder}\n")
+    return 0 if holds else 1
+
+
+async def _run(scale: Scale, folder: Path) -> tuple[Round, Round]:
+    """End what was started also where this is ended by a signal."""
+    task = asyncio.create_task(run(scale, folder))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Agents of the chaos: models that play scripts and take their time, and tools that count their runs.
+
+They play the scripts of `tests.agents` and `tests.streaming`; every entry has two members more:
+    "key"       of the model call, which names it in the ledger          "wait_ms"   how long the model takes
+Tools are given their keys as an argument.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+
+from tests import agents, streaming
+from tests.chaos import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolagents.models import ChatMessage, ChatMessageStreamDelta
+
+FACTORIES = {
+    "caller": "make_caller",
+    "speaker": "make_speaker",
+    "planner": "make_planner",
+    "manager": "make_manager",
+    "coder": "make_coder",
+    "fast-coder": "make_fast_coder",
+    "boss": "make_boss",
+    "careful": "make_careful",
+    "careful-coder": "make_careful_coder",
+}
+SETTING = ",".join(f"{name}={__name__}:{factory}" for name, factory in FACTORIES.items())
+PAUSES = 4  # of a model in the middle of what it says
+_PLACE = re.compile(r'"key": "([^"/]+)/')
+
+
+class Model(agents.ScriptedModel):
+    """Says all at once, after a while."""
+
+    def generate(
+        self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, *args: Any, **options: Any
+    ) -> ChatMessage:
+        key, wait_ms = _called(messages, stop_sequences)
+        with ledger.counted("model", key):
+            ledger.wait(wait_ms)
+            return super().generate(messages, stop_sequences, *args, **options)
+
+
+class Speaker(streaming.StreamedModel):
+    """Says the same, piece by piece."""
+
+    def generate_stream(
+        self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, *args: Any, **options: Any
+    ) -> Iterator[ChatMessageStreamDelta]:
+        key, wait_ms = _called(messages, stop_sequences)
+        with ledger.counted("model", key):
+            pieces = [*super().generate_stream(messages, stop_sequences, *args, **options)]
+            often = max(1, len(pieces) // PAUSES)
+            for number, piece in enumerate(pieces):
+                if number % often == 0:
+                    ledger.wait(wait_ms / (PAUSES + 1))
+                yield piece
+
+
+def _called(messages: list[ChatMessage], stop_sequences: list[str] | None) -> tuple[str, float]:
+    """Give the key of a model call and how long it takes. A plan and a forced answer are no entries of the script."""
+    if stop_sequences == ["<end_plan>"]:
+        texts = " ".join(agents._text(message) for message in messages)  # noqa: SLF001 - one script, many models
+        return f"{_PLACE.findall(texts.replace(chr(92), ''))[-1]}/plan{len(messages)}", 50
+    entry = streaming._entry(messages)  # noqa: SLF001
+    return entry["key"] + ("" if stop_sequences else ".forced"), entry["wait_ms"]
+
+
+@tool
+def work(key: str, ms: int, text: str) -> str:
+    """Take a while and give the text back.
+
+    Args:
+        key: of this call.
+        ms: how long.
+        text: any text.
+    """
+    with ledger.counted("tool", key, text):
+        ledger.wait(ms)
+    return text
+
+
+@tool
+def charge(key: str, token: str) -> str:
+    """Do what must not be done twice with two tokens.
+
+    Args:
+        key: of this call.
+        token: random.
+    """
+    with ledger.counted("tool", key, token):
+        ledger.wait(30)
+    return f"charged {token}"
+
+
+@tool
+def refuse(key: str, ms: int) -> str:
+    """Fail after a while.
+
+    Args:
+        key: of this call.
+        ms: how long.
+    """
+    with ledger.counted("tool", key):
+        ledger.wait(ms)
+    raise ValueError("refused")
+
+
+@tool
+def transfer(key: str, ms: int) -> str:
+    """Do what must not be done twice at all.
+
+    Args:
+        key: of this call.
+        ms: how long.
+    """
+    with ledger.counted("unsafe", key):
+        ledger.wait(ms)
+    return "transferred"
+
+
+vars(transfer)["unsafe_to_repeat"] = True
+TOOLS: list[Tool] = [work, charge, refuse, transfer]
+
+
+def make_caller(model: type[Model | Speaker] = Model, **options: Any) -> ToolCallingAgent:
+    return ToolCallingAgent(
+        tools=TOOLS,
+        model=model(),
+        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - tasks are scripts
+        verbosity_level=LogLevel.OFF,
+        **({"max_steps": 8} | options),
+    )
+
+
+def make_speaker(**options: Any) -> ToolCallingAgent:
+    return make_caller(Speaker, **options)
+
+
+def make_planner() -> ToolCallingAgent:
+    return make_speaker(planning_interval=2)
+
+
+def make_coder(model: type[Model | Speaker] = Speaker, **options: Any) -> CodeAgent:
+    return CodeAgent(
+        tools=TOOLS,
+        model=model(),
+        prompt_templates=streaming._templates("code_agent.yaml"),  # noqa: SLF001
+        verbosity_level=LogLevel.OFF,
+        executor_kwargs={"timeout_seconds": None},
+        **({"max_steps": 8} | options),
+    )
+
+
+def make_fast_coder() -> CodeAgent:
+    return make_coder(Model)
+
+
+def make_manager() -> ToolCallingAgent:
+    """Make an agent that manages one that calls tools and one that codes."""
+    return make_speaker(managed_agents=_helpers())
+
+
+def make_boss() -> CodeAgent:
+    """Make a coder that manages the same two."""
+    return make_coder(Model, managed_agents=_helpers())
+
+
+def _helpers() -> list[ToolCallingAgent | CodeAgent]:
+    return [make_speaker(name="helper", description="Helps."), make_coder(name="coder", description="Codes.")]
+
+
+make_careful, make_careful_coder = make_speaker, make_coder

@@ -1,0 +1,256 @@
+"""The service's processes: started, ended by signals, and followed until they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.chaos import agents, ledger
+from tests.service import spawn
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+START_S = 30
+DRAIN_S = 20
+GONE_S = 10  # how long the children of a dead process may live
+LEASE_S = 1
+TRACEBACK = "Traceback (most recent call last)"
+UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # who is killed has nothing to tell
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What was done to a process: `kind` is kill, blackout, stop or term; `until` is when a stopped one went on."""
+
+    at: float
+    kind: str
+    pid: int
+    until: float = 0
+
+
+@dataclass
+class Member:
+    """One process."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    url: str = ""
+    frozen: bool = False
+    condemned: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@dataclass
+class Fleet:
+    """A number of places, each with a process or one that starts; `stores` has an address of the store for each."""
+
+    folder: Path
+    seal_key: str
+    stores: list[str]
+    ledger_folder: Path
+    members: list[Member | None] = field(init=False)
+    harms: list[Harm] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    starts: int = 0
+    _leaving: set[asyncio.Task[None]] = field(default_factory=set)
+    _children: list[psutil.Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.members = [None] * len(self.stores)
+
+    @property
+    def up(self) -> list[int]:
+        """Give the places whose processes serve and nothing is done to."""
+        return [place for place, member in enumerate(self.members) if member and member.url and not member.frozen]
+
+    @property
+    def urls(self) -> list[str]:
+        """Give the addresses of the processes that serve, also of those that are frozen: a client cannot tell."""
+        return [member.url for member in self.members if member and member.url]
+
+    def pid(self, place: int) -> int:
+        member = self.members[place]
+        assert member
+        return member.pid
+
+    async def start(self, place: int) -> None:
+        """Start a process in a place that has none, and wait until it serves."""
+        self.starts += 1
+        folder = self.folder / f"process-{self.starts}"
+        settings = {
+            "REDIS_URL": self.stores[place],
+            "SEAL_KEYS": self.seal_key,
+            "AGENTS": agents.SETTING,
+            "DEMO_AGENTS": "0",
+            "LEASE_S": f"{LEASE_S}",
+            "DRAIN_S": f"{DRAIN_S}",
+        }
+        member = Member(folder, spawn(folder, settings, {ledger.FOLDER: str(self.ledger_folder), **UNMEASURED}))
+        self.members[place] = member
+        first = await asyncio.to_thread(_first_line, member.process)
+        if "serves on" in first:
+            member.url = f"http://{first.split()[-1]}"
+        elif not member.condemned:  # the store may be away: try again
+            await asyncio.to_thread(member.process.wait, START_S)
+            _close(member)
+            self.members[place] = None
+
+    async def start_all(self) -> None:
+        """Start a process in every place that has none."""
+        await asyncio.gather(*(self.start(place) for place, member in enumerate(self.members) if not member))
+
+    async def kill(self, place: int, kind: str = "kill") -> None:
+        """End a process as a power cut does, and start another."""
+        member = self._take_out(place, kind)
+        member.process.kill()
+        self._follow(self._bury(member))
+        await self.start(place)
+
+    async def stop(self, place: int, for_s: float) -> None:
+        """Let a process stand still for a while."""
+        member = self.members[place]
+        assert member
+        at = time.time()
+        member.frozen = True
+        member.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(for_s)
+        member.process.send_signal(signal.SIGCONT)
+        member.frozen = False
+        self.harms.append(Harm(at, "stop", member.pid, time.time()))
+
+    async def term(self, place: int, grace_s: float | None = None) -> None:
+        """Ask a process to go, as a rolling update does, and start another meanwhile; kill it after `grace_s`."""
+        member = self._take_out(place, "term")
+        member.process.terminate()
+        self._follow(self._see_off(member) if grace_s is None else self._hurry(member, grace_s))
+        await self.start(place)
+
+    async def settle(self) -> None:
+        """Wait until those that were asked to go are gone, and every place has a process."""
+        await asyncio.gather(*self._leaving)
+        for _ in range(5):
+            await self.start_all()
+
+    def look(self) -> None:
+        """Complain of processes that ended by themselves."""
+        for member in self.members:
+            if member and member.url and not member.condemned and member.process.poll() is not None:
+                member.condemned, member.url = True, ""
+                self.complaints.append(f"process {member.pid} ended by itself: {_last_words(member)}")
+
+    def tracebacks(self) -> list[str]:
+        """Give what the processes' logs tell of defects."""
+        logs = [(folder.name, (folder / "service.log").read_text()) for folder in self.folder.glob("process-*")]
+        return [
+            f"{name} logs a traceback: {text[text.index(TRACEBACK) :][-300:]}"
+            for name, text in logs
+            if TRACEBACK in text
+        ]
+
+    async def orphans(self) -> list[str]:
+        """Give the children of dead processes that live on, after a while."""
+        end = time.monotonic() + GONE_S
+        alive = self._children
+        while alive and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            alive = [child for child in alive if child.is_running()]
+        named = []
+        for child in alive:
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    named.append(f"process {child.pid} outlived its parent: {' '.join(child.cmdline())[:100]}")
+        return named
+
+    async def close(self) -> None:
+        """End all that is there."""
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        for member in self.members:
+            if member:
+                member.process.kill()
+                await asyncio.to_thread(member.process.wait, GONE_S)
+                _close(member)
+        for child in self._children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def _take_out(self, place: int, kind: str) -> Member:
+        member = self.members[place]
+        assert member
+        member.condemned = True
+        self.members[place] = None
+        with suppress(psutil.NoSuchProcess):
+            self._children += psutil.Process(member.pid).children(recursive=True)
+        self.harms.append(Harm(time.time(), kind, member.pid))
+        return member
+
+    def _follow(self, end: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(end)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _bury(self, member: Member) -> None:
+        await asyncio.to_thread(_wait, member.process, GONE_S)
+        _close(member)
+
+    async def _hurry(self, member: Member, grace_s: float) -> None:
+        if await asyncio.to_thread(_wait, member.process, grace_s) is None:
+            member.process.kill()
+            self.harms.append(Harm(time.time(), "kill", member.pid))
+        await self._bury(member)
+
+    async def _see_off(self, member: Member) -> None:
+        try:
+            status = await asyncio.to_thread(_wait, member.process, DRAIN_S + GONE_S)
+            if status:
+                self.complaints.append(f"process {member.pid} was asked to go and ended with {status}")
+        finally:
+            if member.process.poll() is None:
+                self.complaints.append(f"process {member.pid} was asked to go and did not")
+                member.process.kill()
+                member.process.wait(GONE_S)
+            _close(member)
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline()
+
+
+def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
+    """Wait in steps, so that a thread that nobody waits for any more ends soon."""
+    end = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return process.poll()
+
+
+def _close(member: Member) -> None:
+    if member.process.stdout:
+        member.process.stdout.close()
+
+
+def _last_words(member: Member) -> str:
+    return "\n".join((member.folder / "service.log").read_text().splitlines()[-5:])
+
+
+@asynccontextmanager
+async def running_fleet(fleet: Fleet) -> AsyncIterator[Fleet]:
+    try:
+        await fleet.start_all()
+        yield fleet
+    finally:
+        await fleet.close()

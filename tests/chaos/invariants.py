@@ -1,0 +1,294 @@
+"""What must hold whatever is done to the processes and to the store. Each check gives a sentence for each breach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.client import FINAL
+from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, steps_of, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.chaos.client import Event, Said, Talk
+    from tests.chaos.ledger import Line
+    from tests.chaos.rounds import Round
+
+WIDEST = 3  # calls of a step at the same time
+NAMES = "tool_call_names"
+COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")
+
+
+def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:
+    for talk in wild.talks:
+        yield from talk.complaints
+        if len(talk.said) < len(talk.plan.turns):
+            yield f"{talk.name}: only {len(talk.said)} of {len(talk.plan.turns)} turns were accepted and ended"
+    for said in wild.said():
+        finals = [event["type"] for event in said.log if event["type"] in FINAL]
+        if len(finals) != 1 or said.log[-1]["type"] not in FINAL:
+            yield f"{said.place}: its log holds the final events {finals}"
+        if said.turn["status"] not in {"finished", "failed", "cancelled"}:
+            yield f"{said.place}: is {said.turn['status']} at the end"
+        for name, told_end in (("final event", said.log[-1].get("result")), ("answer", said.answer)):
+            if told_end and any(told_end[member] != said.turn[member] for member in COMPARED if member != NAMES):
+                yield f"{said.place}: its {name} tells another end than its record"
+
+
+def steps_are_in_order(_calm: Round, wild: Round) -> Iterator[str]:
+    for talk in wild.talks:
+        places = [step["index"] for step in talk.steps]
+        if places != list(range(len(places))):
+            yield f"{talk.name}: its steps are numbered {places}"
+        turns = [step["turn"] for step in talk.steps]
+        if turns != sorted(turns):
+            yield f"{talk.name}: its steps belong to the turns {turns}"
+        for said in talk.said:
+            yield from _steps_of_turn_in_order(talk, said)
+
+
+def _steps_of_turn_in_order(talk: Talk, said: Said) -> Iterator[str]:
+    steps = steps_of(talk, said.planned.number)
+    numbers = [step["step"] for step in steps if step["type"] == "action"]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"{said.place}: its actions are numbered {numbers}"
+    kinds = [step["type"] for step in steps]
+    if kinds and (kinds[0] != "task" or kinds.count("task") != 1):
+        yield f"{said.place}: its steps are {kinds}"
+
+
+def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
+    """A step of the turn's own agent that was shown as finished is there, with what was shown of it."""
+    for talk in wild.talks:
+        for said in talk.said:
+            kept = [step for step in steps_of(talk, said.planned.number) if step["type"] == "action"]
+            shown = [event for _, event in said.seen if _is_action(event)]
+            if len(kept) < len(shown):
+                yield f"{said.place}: {len(shown)} steps were shown as finished, {len(kept)} are kept"
+            for step, event in zip(kept, shown, strict=False):
+                if event["observations"] is not None and event["observations"] != step["observations"]:
+                    yield f"{said.place}: step {event['step_id']} was shown with other observations than are kept"
+
+
+def logs_are_whole(_calm: Round, wild: Round) -> Iterator[str]:
+    """Every reader got every event once, in order, and what the log holds in the end is what he saw."""
+    for said in wild.said():
+        yield from said.complaints
+        numbers = [event["seq"] for event in said.log]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"{said.place}: its log is numbered {numbers}"
+        for (_, seen), kept in zip(said.seen, said.log, strict=False):
+            if seen != kept:
+                yield f"{said.place}: event {seen['seq']} was seen as {seen} and is kept as {kept}"
+                break
+        if len(said.seen) != len(said.log):
+            yield f"{said.place}: {len(said.seen)} events were seen, {len(said.log)} are kept"
+
+
+def nothing_is_told_twice(_calm: Round, wild: Round) -> Iterator[str]:
+    """A call that is made again may be told again, marked; steps and results are told once."""
+    for said in wild.said():
+        known: dict[tuple[str, str], int] = {}
+        for event in said.log:
+            what = (event["type"], event.get("call_id") or event.get("step_id") or "")
+            if event["type"] in {"message.delta", "message.restarted", "turn.started"}:
+                continue
+            again = event["type"] == "tool.call" and event.get("repeated") and event["attempt"] > known.get(what, 0)
+            if what in known and not again:
+                yield f"{said.place}: {what} was told at attempt {known[what]} and again at {event['attempt']}"
+            known[what] = event["attempt"]
+
+
+def no_old_fence_writes(_calm: Round, wild: Round) -> Iterator[str]:
+    """Attempts follow each other, and after one has begun nothing of an earlier one comes into the log."""
+    lines = wild.lines_of()
+    for said in wild.said():
+        numbers = [event["attempt"] for event in said.log]
+        if numbers != sorted(numbers):
+            yield f"{said.place}: its events are of the attempts {numbers}"
+        started = [event["attempt"] for event in said.log if event["type"] == "turn.started"]
+        if started != list(range(1, len(started) + 1)):
+            yield f"{said.place}: the attempts {started} began"
+        if len(late := _late_lines(lines[said.key])) > WIDEST and attempts(said) == 2:
+            yield f"{said.place}: a process went on after another had taken over: {[line.key for line in late]}"
+
+
+def _late_lines(lines: list[Line]) -> list[Line]:
+    """Give what the first process of a turn began after the second one had begun something."""
+    begun = [line for line in lines if line.phase == "begun"]
+    second = next((place for place, line in enumerate(begun) if line.pid != begun[0].pid), len(begun))
+    return [line for line in begun[second:] if line.pid == begun[0].pid]
+
+
+def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
+    """A call runs again only where its turn was taken over while it was in flight, and is marked then."""
+    runs = wild.runs_of()
+    for said in wild.said():
+        records = call_records(said)
+        for key, lines in runs[said.key].items():
+            if len(lines) == 1:
+                continue
+            most = attempts(said)
+            if lines[0].kind == "model":  # it may go out before its attempt is known to have begun
+                most = max(most, len({line.pid for line in lines}))
+            if len(lines) > most:
+                yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
+            if lines[0].kind == "tool" and records[key] and not any(record.get("repeated") for record in records[key]):
+                yield f"{said.place}: {key} ran {len(lines)} times and is not marked as repeated"
+
+        if attempts(said) == 1 and any(record.get("repeated") for found in records.values() for record in found):
+            yield f"{said.place}: has calls marked as repeated, and was played once"
+
+
+def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
+    for key, lines in wild.runs().items():
+        if lines[0].kind == "unsafe" and len(lines) > 1:
+            yield f"{key} is unsafe to repeat and ran {len(lines)} times"
+
+
+def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
+    """What had come to a reader as done does not begin again afterwards."""
+    runs = wild.runs_of()
+    for said in wild.said():
+        keys = {event["call_id"]: event["arguments"]["key"] for event in said.log if _has_key(event)}
+        shown = [(at, event) for at, event in said.seen if event["type"] == "tool.result" and event["call_id"] in keys]
+        for at, event in shown:
+            key = keys[event["call_id"]]
+            for line in runs[said.key].get(key, ()):
+                if line.at > at and not wild.thawed_before(line):
+                    yield f"{said.place}: {key} was shown as done and began again {line.at - at:.3f} s later"
+        yield from _shown_steps_run_again(wild, said, runs[said.key])
+
+
+def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
+    """The actions of the turn's own agent follow the entries of its script."""
+    shown = [(at, event) for at, event in said.seen if _is_action(event)]
+    for number, (at, event) in enumerate(shown):
+        place = f"{said.key}/{number}"
+        for key, lines in runs.items():
+            is_of_step = key == place or key.startswith((f"{place}.", f"{place}/"))
+            if is_of_step and any(line.at > at and not wild.thawed_before(line) for line in lines):
+                yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
+
+
+def _is_action(event: Event) -> bool:
+    return event["type"] == "step.finished" and event["parent_call_id"] is None and event["kind"] == "action"
+
+
+def _has_key(event: Event) -> bool:
+    return event["type"] == "tool.call" and isinstance(event["arguments"], dict) and "key" in event["arguments"]
+
+
+def a_repeated_call_asks_for_the_same(_calm: Round, wild: Round) -> Iterator[str]:
+    """Random tokens and the order of sets are those of the first time."""
+    for key, lines in wild.runs().items():
+        if len(given := {line.given for line in lines}) > 1:
+            yield f"{key} was called with {sorted(given)}"
+
+
+def no_conversation_is_lost(_calm: Round, wild: Round) -> Iterator[str]:
+    for sentence, times in wild.astray.items():
+        yield f"{sentence} (seen {times} times)"
+    if wild.left_over:
+        yield f"{len(wild.left_over)} keys are left over: {wild.left_over[:8]}"
+
+
+def processes_come_and_go_as_told(_calm: Round, wild: Round) -> Iterator[str]:
+    yield from wild.complaints
+
+
+def turns_end_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
+    """Replies and records are those of the calm round."""
+    for one, other in _pairs(calm, wild):
+        for name in COMPARED:
+            if name in {"usage", "dropped_variables"} and outcome_unknown(other):
+                continue
+            if (was := one.turn.get(name)) != (now := other.turn.get(name)):
+                yield f"{other.place}: {name} is {_cut(now)}, without chaos {_cut(was)} ({code_of(other)})"
+                break
+
+
+def steps_are_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
+    by_name = {talk.plan.name: talk for talk in calm.talks}
+    for talk in wild.talks:
+        for said in talk.said:
+            if outcome_unknown(said):
+                continue
+            was, now = (steps_of(each, said.planned.number) for each in (by_name[talk.plan.name], talk))
+            if was != now:
+                yield f"{said.place}: steps differ from those without chaos: {_first_difference(was, now)}"
+
+
+def events_tell_what_they_tell_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
+    """Texts, calls, results and steps, once what was taken back is left out."""
+    for one, other in _pairs(calm, wild):
+        was, now = told(one.log), told(other.log)
+        if was != now and not outcome_unknown(other):
+            keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+            first = keys[0]
+            yield f"{other.place}: {first} tells {_cut(now.get(first))}, without chaos {_cut(was.get(first))}"
+
+
+def tools_run_as_often_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
+    """But for what was in flight when a process went: the same calls."""
+    before, after = calm.runs_of(), wild.runs_of()
+    for said in wild.said():
+        if outcome_unknown(said):
+            continue
+        was, now = set(before[said.key]), set(after[said.key])
+        if was != now:
+            yield f"{said.place}: {sorted(was - now)[:3]} did not run, {sorted(now - was)[:3]} ran beyond"
+
+
+def _pairs(calm: Round, wild: Round) -> Iterator[tuple[Said, Said]]:
+    known = {said.key: said for said in calm.said()}
+    for said in wild.said():
+        if said.key in known:
+            yield known[said.key], said
+
+
+def _first_difference(was: list[Event], now: list[Event]) -> str:
+    if len(was) != len(now):
+        return f"{len(now)} instead of {len(was)}"
+    one, other = next((one, other) for one, other in zip(was, now, strict=True) if one != other)
+    name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+    return f"{name} of step {other.get('step')} is {_cut(other.get(name))}, was {_cut(one.get(name))}"
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}…"
+
+
+Invariant = Callable[["Round", "Round"], "Iterator[str]"]
+INVARIANTS: list[Invariant] = [
+    every_turn_ends_once,
+    steps_are_in_order,
+    shown_steps_are_kept,
+    logs_are_whole,
+    nothing_is_told_twice,
+    no_old_fence_writes,
+    no_effect_runs_twice,
+    no_unsafe_tool_runs_twice,
+    what_was_shown_never_runs_again,
+    a_repeated_call_asks_for_the_same,
+    no_conversation_is_lost,
+    processes_come_and_go_as_told,
+    turns_end_as_without_chaos,
+    steps_are_as_without_chaos,
+    events_tell_what_they_tell_without_chaos,
+    tools_run_as_often_as_without_chaos,
+]
+
+
+def breaches(calm: Round, wild: Round) -> dict[str, list[str]]:
+    """Check everything; give the sentences by the name of their invariant."""
+    return {check.__name__: [*_sentences(check, calm, wild)] for check in INVARIANTS}
+
+
+def _sentences(check: Invariant, calm: Round, wild: Round) -> Iterator[str]:
+    try:
+        yield from check(calm, wild)
+    except Exception as error:  # noqa: BLE001 - what is broken badly enough breaks a check; the others are to be heard
+        yield f"cannot be checked: {error!r}"

@@ -1,0 +1,83 @@
+"""Where models and tools count their runs: a file outside of the service, one line for each begin and each end.
+
+The folder holds `now`, which names the round (a calm one or a wild one) and its pace: services outlive rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = "SMOLCHAOS_LEDGER"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line; `at` is the machine's wall clock in seconds, `key` names the call in every round the same."""
+
+    at: float
+    kind: str
+    phase: str
+    pid: int
+    key: str
+    given: str
+
+    @property
+    def turn(self) -> str:
+        return self.key.partition("/")[0]
+
+
+@contextmanager
+def counted(kind: str, key: str, given: str = "") -> Iterator[None]:
+    """Count a run of a model or a tool; one that is broken off has no end."""
+    _note(kind, "begun", key, given)
+    yield
+    _note(kind, "done", key, given)
+
+
+def wait(ms: float) -> None:
+    """Take as long as a provider or a tool takes, at the round's pace."""
+    _, pace = _now(_folder())
+    time.sleep(ms / 1000 * pace)
+
+
+def begin_round(folder: Path, name: str, pace: float) -> None:
+    """Send what is noted from now on to a file of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "now.new").write_text(f"{name} {pace}")
+    (folder / "now.new").replace(folder / "now")
+
+
+def read(folder: Path, name: str) -> list[Line]:
+    """Read a round's lines, in the order in which they were written."""
+    if not (folder / name).exists():
+        return []
+    rows = (row.split("\t") for row in (folder / name).read_text().splitlines())
+    return [Line(float(at), kind, phase, int(pid), key, given) for at, kind, phase, pid, key, given in rows]
+
+
+def _note(kind: str, phase: str, key: str, given: str) -> None:
+    folder = _folder()
+    name, _ = _now(folder)
+    line = f"{time.time():.6f}\t{kind}\t{phase}\t{os.getpid()}\t{key}\t{given}\n"
+    file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line.encode())  # one write: lines of many processes never mix
+    finally:
+        os.close(file)
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+def _now(folder: Path) -> tuple[str, float]:
+    name, pace = (folder / "now").read_text().split()
+    return name, float(pace)

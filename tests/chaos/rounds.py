@@ -1,0 +1,148 @@
+"""What came of a round: its conversations, what the tools counted, and what was done meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tests.chaos.client import Event, Said, Talk
+    from tests.chaos.fleet import Harm
+    from tests.chaos.ledger import Line
+
+UNKNOWN = "unknown"
+THAWED_S = 1.0  # how late what was done to a process that stood still may show
+Told = dict[tuple[Any, ...], Any]
+
+
+@dataclass
+class Round:
+    """A round that is over."""
+
+    name: str
+    talks: list[Talk]
+    lines: list[Line]
+    took_s: float
+    harms: list[Harm] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    astray: Counter[str] = field(default_factory=Counter)
+    left_over: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def said(self) -> Iterator[Said]:
+        for talk in self.talks:
+            yield from talk.said
+
+    def lines_of(self) -> dict[str, list[Line]]:
+        """Give the lines of each turn."""
+        found: dict[str, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            found[line.turn].append(line)
+        return found
+
+    def thawed_before(self, line: Line) -> bool:
+        """Tell whether its process had just stood still: no fence stops what asked for leave before."""
+        on = [harm.until for harm in self.harms if harm.kind == "stop" and harm.pid == line.pid]
+        return any(0 < line.at - at < THAWED_S for at in on)
+
+    def runs(self) -> dict[str, list[Line]]:
+        """Give the runs of each call, by its key."""
+        return {key: lines for calls in self.runs_of().values() for key, lines in calls.items()}
+
+    def runs_of(self) -> dict[str, dict[str, list[Line]]]:
+        """Give the runs of each turn's calls."""
+        found: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+        for line in self.lines:
+            if line.phase == "begun":
+                found[line.turn][line.key].append(line)
+        return found
+
+
+def attempts(said: Said) -> int:
+    return int(said.turn.get("attempts", 0))
+
+
+def code_of(said: Said) -> str:
+    """Give how a turn ended: its status, or the code of its error."""
+    error = said.turn.get("error")
+    return str(error["code"] if error else said.turn.get("status"))
+
+
+def call_records(said: Said) -> dict[str, list[Event]]:
+    """Give a turn's records of tool calls by the keys that the calls were given."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    for call in said.turn.get("tool_calls", ()):
+        if isinstance(call["arguments"], dict) and "key" in call["arguments"]:
+            found[call["arguments"]["key"]].append(call)
+    return found
+
+
+def outcome_unknown(said: Said) -> bool:
+    """Tell whether the model was told that nobody knows what became of a call."""
+    results = [event for event in said.log if event["type"] == "tool.result"]
+    return any(not event["ok"] and UNKNOWN in str(event["error"]).lower() for event in results)
+
+
+def steps_of(talk: Talk, number: int) -> list[Event]:
+    """Give a turn's steps without what differs from run to run: places, times, and call ids, which count messages."""
+    return [
+        {
+            name: [call | {"id": ""} for call in value] if name == "tool_calls" else value
+            for name, value in step.items()
+            if name not in {"index", "duration_ms"}
+        }
+        for step in talk.steps
+        if step["turn"] == number
+    ]
+
+
+def told(events: Iterable[Event]) -> Told:
+    """Give what a turn's events tell in the end: texts that were taken back are gone, times are left out."""
+    found: Told = {}
+    for event in events:
+        match event["type"]:
+            case "step.started":
+                found["began", event["step_id"]] = (event["agent"], event["kind"])
+            case "message.restarted":
+                for key in [key for key in found if key[:2] == ("text", event["call_id"])]:
+                    del found[key]
+            case "message.delta":
+                key = ("text", event["call_id"], event["channel"], event.get("index"))
+                found[key] = found.get(key, "") + event["text"]
+            case "tool.call":
+                found["call", event["call_id"]] = (event["name"], _untokened(event["arguments"]))
+            case "tool.result":
+                found["result", event["call_id"]] = (event["name"], event["ok"], _untokened(event["result"]))
+            case "step.finished":
+                found["ended", event["step_id"]] = (event["observations"], event["error"], event["usage"])
+            case "turn.finished" | "turn.failed" | "turn.cancelled":
+                found["final",] = event["type"]
+    return found
+
+
+def _untokened(value: Any) -> Any:
+    """Leave out what code drew at random: the same within a turn, another in every round."""
+    if isinstance(value, dict):
+        return {name: member for name, member in value.items() if name not in {"token", "text", "key"}}
+    return None
+
+
+def takeovers(said: Said) -> list[Event]:
+    return [event for event in said.log if event["type"] == "turn.started" and event["attempt"] > 1]
+
+
+def takeover_latencies_s(round_: Round, kind: str) -> list[float]:
+    """Give how long after the harm to its process each turn was seen to go on in another one."""
+    harmed = {harm.pid: harm for harm in round_.harms if harm.kind == kind}
+    lines = round_.lines_of()
+    found = []
+    for said in round_.said():
+        for at in [at for at, event in said.seen if event in takeovers(said)]:
+            before = [line.pid for line in lines[said.key] if line.at < at]
+            harm = harmed.get(before[-1]) if before else None
+            if harm and harm.at < at and (not harm.until or at < harm.until + THAWED_S):
+                found.append(at - harm.at)
+    return found

@@ -1,0 +1,119 @@
+"""One run: the same conversations in a calm round and in a wild one, on the same processes and the same store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.chaos import ledger, plans
+from tests.chaos.client import Talk, clients_of
+from tests.chaos.conductor import SHARES, Conductor
+from tests.chaos.fleet import Fleet, running_fleet
+from tests.chaos.proxy import proxy_to
+from tests.chaos.rounds import Round
+from tests.chaos.store import running_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.chaos.client import Clients
+    from tests.chaos.plans import Plan
+    from tests.chaos.store import Store
+
+CALM_PACE = 0.1  # models and tools of the calm round take this part of their time
+SURVEYED_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done; the same seed draws the same conversations, and harm of the same kinds."""
+
+    turns: int
+    seed: int
+    processes: int = 4
+    at_once: int = 24
+    agents: tuple[str, ...] = tuple(plans.SHARES)
+    harm: tuple[str, ...] = tuple(SHARES)
+    """Where it is none, what the invariants say is about the harness."""
+
+
+async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
+    """Play both rounds in a folder that is not there yet."""
+    drawn = plans.draw_plans(scale.turns, scale.seed, scale.agents)
+    ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(running_store(folder / "store"))
+        proxy = await stack.enter_async_context(proxy_to(store.socket_path))
+        ways = [proxy.url, f"unix://{store.socket_path}"]
+        stores = [ways[place % 2] for place in range(scale.processes)]
+        fleet = await stack.enter_async_context(running_fleet(Fleet(folder, store.key, stores, folder / "ledger")))
+        clients = await stack.enter_async_context(clients_of(fleet, random.Random(scale.seed)))
+        conductor = Conductor(
+            random.Random(scale.seed), fleet, store, proxy, {kind: SHARES[kind] for kind in scale.harm}
+        )
+        rounds = _Rounds(folder, drawn, scale, clients, conductor)
+        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.harm))
+
+
+@dataclass
+class _Rounds:
+    folder: Path
+    plans: list[Plan]
+    scale: Scale
+    clients: Clients
+    conductor: Conductor
+
+    @property
+    def store(self) -> Store:
+        return self.conductor.store
+
+    async def play(self, name: str, *, harm: bool) -> Round:
+        ledger.begin_round(self.folder / "ledger", name, 1 if harm else CALM_PACE)
+        talks = [Talk(plan, f"{name}-{plan.name}") for plan in self.plans]
+        start = time.monotonic()
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.conductor.look(over))
+            if harm:
+                tasks.create_task(self.conductor.harm(over))
+            await self._hold(talks)
+            over.set()
+        took_s = time.monotonic() - start
+        await self.conductor.fleet.settle()
+        free = asyncio.Semaphore(SURVEYED_AT_ONCE)
+        await asyncio.gather(*(self._survey(talk, free) for talk in talks))
+        return await self._round(name, talks, took_s)
+
+    async def _hold(self, talks: list[Talk]) -> None:
+        waiting = list(reversed(talks))
+
+        async def hold_some() -> None:
+            while waiting:
+                await self.clients.hold(waiting.pop())
+
+        await asyncio.gather(*(hold_some() for _ in range(self.scale.at_once)))
+
+    async def _survey(self, talk: Talk, free: asyncio.Semaphore) -> None:
+        async with free:
+            await self.clients.survey(talk)
+
+    async def _round(self, name: str, talks: list[Talk], took_s: float) -> Round:
+        fleet = self.conductor.fleet
+        fleet.look()
+        (self.folder / f"{name}.log").write_text("\n".join(self.conductor.chronicle))
+        return Round(
+            name,
+            talks,
+            ledger.read(self.folder / "ledger", name),
+            took_s,
+            list(fleet.harms),
+            self.conductor.done + self.clients.counts,
+            Counter(self.conductor.astray),
+            await self.store.left_over(),
+            [*fleet.complaints, *fleet.tracebacks(), *await fleet.orphans()],
+        )
