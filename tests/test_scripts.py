@@ -279,6 +279,7 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
         "fence": lease.fence,
         "generation": 0,
         "me": "nobody",
+        "lease_us": int(LEASE_S * 1_000_000),
         "serial": serial,
     }
     command = script("emit").command(PARTITION, tuple(item for given in entries for item in given), named)
