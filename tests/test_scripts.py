@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -858,11 +858,10 @@ class Machine(RuleBasedStateMachine):
         self.era = raw.incr("era")
         if self.era % 10 == 5:
             raw.client_kill_filter(_type="pubsub")  # for a while nobody hears of a stop
-        self.lives: Counter[str] = Counter()
         self.played: defaultdict[str, Played] = defaultdict(Played)
         self.ready = Ready()
         self.held: list[HeldLease] = []
-        self.kept: dict[str, tuple[Once, str, int]] = {}
+        self.kept: dict[str, tuple[Once, Played, int]] = {}
         self.count = 0
 
     conversations = st.sampled_from(["a", "b", "c"])
@@ -877,8 +876,7 @@ class Machine(RuleBasedStateMachine):
     requests = st.sampled_from([b"this", b"this", b"that"])
 
     def name(self, conversation: str) -> str:
-        """Give the name of its present life: one that was deleted is refused once, then it is another."""
-        return f"{self.era}{conversation}{self.lives[conversation]}"
+        return f"{self.era}{conversation}"
 
     def lease(self, data: st.DataObject) -> int:
         """Choose one that was claimed, with a bias to those that hold, or held last."""
@@ -906,7 +904,8 @@ class Machine(RuleBasedStateMachine):
             return
         with pytest.raises(ConversationExistsError):
             self.loop.run(work)
-        self.lives[conversation] += 1
+        self.see_that_all_is_over(name, self.played.pop(name))
+        self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), replica=replicas, on_busy=busy, key=keys, request=requests)
@@ -914,22 +913,22 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live()))
         once = Once(f"{self.era}{key}", name.encode() + request)
         work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
-        known = self.kept.get(key)
+        known, should, number = self.kept.get(key, (None, self.played[name], 0))
         if known is None:
             if self.accept(name, work, on_busy):
-                self.kept[key] = (once, name, self.played[name].turns)
-        elif known[0] != once:
-            with pytest.raises(IdempotencyKeyReusedError):
+                self.kept[key] = (once, self.played[name], self.played[name].turns)
+        elif known != once or should is not self.played[name]:
+            with pytest.raises(IdempotencyKeyReusedError if known != once else ConversationNotFoundError):
                 self.loop.run(work)
         else:
-            assert self.loop.run(work) == known[2]
+            assert self.loop.run(work) == number
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data(), replica=replicas, request=st.sampled_from([None, None, b"other"]))
     def recall(self, data: st.DataObject, replica: int, request: bytes | None) -> None:
-        once, name, number = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+        once, should, number = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
         work = self.loop.stores[replica].turns.recall(Owner("local"), replace(once, request=request or once.request))
-        if request or self.played[name].deleted:
+        if request or should.deleted:
             with pytest.raises(IdempotencyKeyReusedError if request else ConversationNotFoundError):
                 self.loop.run(work)
             return
@@ -977,6 +976,13 @@ class Machine(RuleBasedStateMachine):
             if begins:
                 self.write(number, f"started:{lease.attempt}")
 
+    @precondition(lambda self: any(self.played[name].first.suspect for name in self.ready.names))
+    @rule(replica=replicas, most=st.integers(1, 3))
+    def claim_while_busy(self, replica: int, most: int) -> None:
+        """Let two workers look that both have something to do: one reserves what is suspect, the other goes past it."""
+        for worker in (replica, 1 - replica):
+            self.claim_as(worker, most, idle=False, begins=True)
+
     def take(self, number: int, lease: HeldLease) -> None:
         """See that what was claimed is the first turn of the queue, as earlier attempts left it."""
         should = self.of(number)
@@ -1010,16 +1016,18 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), size=st.integers(1, 3), effect=st.booleans(), again=st.booleans(), name=st.sampled_from("xy"))
     def emit(self, data: st.DataObject, size: int, effect: bool, again: bool, name: str) -> None:
-        """Write steps; an effect whose key is there (`again`: each claim's first ones are) is no new one."""
+        """Write steps; an effect whose key is there (`again`) is no new one."""
         number = self.lease(data)
         if self.holds(number) and not self.of(number).first.begun:
             self.write(number, f"started:{self.held[number].attempt}")
+        journal = self.of(number).first.journal if self.holds(number) else {}
+        known = [there for there in journal if there.startswith("step")] if again else []
         for place in range(size):
             self.count += 1
             text = str(self.count)
             piece = {name: text.encode() if self.count % 3 else None}
             step = replace(a_step(text, self.held[number].turn.number), variables=piece)
-            self.write(number, f"step:{place if again else text}", effect=effect, step=step)
+            self.write(number, known[place % len(known)] if known else f"step:{text}", effect=effect, step=step)
 
     @precondition(lambda self: self.held)
     @rule(replica=replicas)
