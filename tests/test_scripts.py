@@ -848,6 +848,12 @@ class Claim(TypedDict):
     begins: bool
 
 
+class Writes(TypedDict):
+    size: int
+    effect: bool
+    again: bool
+
+
 class Machine(RuleBasedStateMachine):
     """Replicas that submit, play, stop, stall, die and delete in any order; `Played` says what must come of it."""
 
@@ -869,14 +875,12 @@ class Machine(RuleBasedStateMachine):
     often = st.sampled_from([True, True, False])
     claims = st.fixed_dictionaries({"replica": replicas, "most": st.integers(1, 3), "idle": often, "begins": often})
     woken = st.none() | claims
+    writes = st.fixed_dictionaries({"size": st.integers(1, 3), "effect": often, "again": often})
     late = st.sampled_from([False, False, False, False, True])
     statuses = st.sampled_from(["finished", "failed", "cancelled", "cancelled"])
     busy = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt", "rollback"])
     keys = st.sampled_from(["k", "l"])
     requests = st.sampled_from([b"this", b"this", b"that"])
-
-    def name(self, conversation: str) -> str:
-        return f"{self.era}{conversation}"
 
     def lease(self, data: st.DataObject) -> int:
         """Choose one that was claimed, with a bias to those that hold, or held last."""
@@ -896,16 +900,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(conversation=conversations, replica=replicas, on_busy=busy, woken=woken)
     def submit(self, conversation: str, replica: int, on_busy: OnBusy, woken: Claim | None) -> None:
-        name = self.name(conversation)
-        work = submit(self.loop.stores[replica], name, on_busy=on_busy)
-        if not self.played[name].deleted:
-            self.accept(name, work, on_busy)
-            self.wake(woken)
-            return
-        with pytest.raises(ConversationExistsError):
-            self.loop.run(work)
-        self.see_that_all_is_over(name, self.played.pop(name))
-        self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
+        name, store = f"{self.era}{conversation}", self.loop.stores[replica]
+        if self.played[name].deleted:
+            with pytest.raises(ConversationExistsError):
+                self.loop.run(submit(store, name))
+            self.see_that_all_is_over(name, self.played.pop(name))
+            self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
+        self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
+        self.wake(woken)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), replica=replicas, on_busy=busy, key=keys, request=requests)
@@ -1014,10 +1016,12 @@ class Machine(RuleBasedStateMachine):
             turn.fresh |= step.variables
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), size=st.integers(1, 3), effect=st.booleans(), again=st.booleans(), name=st.sampled_from("xy"))
-    def emit(self, data: st.DataObject, size: int, effect: bool, again: bool, name: str) -> None:
+    @rule(data=st.data(), given=writes)
+    def emit(self, data: st.DataObject, given: Writes) -> None:
+        self.emit_as(self.lease(data), **given)
+
+    def emit_as(self, number: int, size: int, *, effect: bool, again: bool) -> None:
         """Write steps; an effect whose key is there (`again`) is no new one."""
-        number = self.lease(data)
         if self.holds(number) and not self.of(number).first.begun:
             self.write(number, f"started:{self.held[number].attempt}")
         journal = self.of(number).first.journal if self.holds(number) else {}
@@ -1025,7 +1029,7 @@ class Machine(RuleBasedStateMachine):
         for place in range(size):
             self.count += 1
             text = str(self.count)
-            piece = {name: text.encode() if self.count % 3 else None}
+            piece = {"xy"[self.count % 2]: text.encode() if self.count % 3 else None}
             step = replace(a_step(text, self.held[number].turn.number), variables=piece)
             self.write(number, known[place % len(known)] if known else f"step:{text}", effect=effect, step=step)
 
@@ -1043,9 +1047,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(conversation=conversations)
     def expire(self, conversation: str) -> None:
-        should = self.played[self.name(conversation)]
+        should = self.played[f"{self.era}{conversation}"]
         if should.holder is not None:
-            expire(self.raw, self.name(conversation))
+            expire(self.raw, f"{self.era}{conversation}")
             should.expired = True
 
     @precondition(lambda self: self.held)
@@ -1063,13 +1067,15 @@ class Machine(RuleBasedStateMachine):
                 self.ready.names.append(name)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), replica=replicas, late=late, woken=woken)
-    def crash(self, data: st.DataObject, replica: int, late: bool, woken: Claim | None) -> None:
-        """Let a worker be gone for a whole lease."""
-        name = self.held[self.lease(data)].turn.ref.id
-        if self.played[name].holder is not None:
-            expire(self.raw, name)
-            self.played[name].expired = True
+    @rule(data=st.data(), given=st.none() | writes, replica=replicas, late=late, woken=woken)
+    def crash(self, data: st.DataObject, given: Writes | None, replica: int, late: bool, woken: Claim | None) -> None:
+        """Let a worker be gone for a whole lease, perhaps after it wrote."""
+        number = self.lease(data)
+        if given:
+            self.emit_as(number, **given)
+        if self.holds(number):
+            expire(self.raw, self.held[number].turn.ref.id)
+            self.of(number).expired = True
         self.sweep(replica, late=late)
         self.wake(woken)
 
@@ -1140,7 +1146,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.held) > 2 * len(self.played))
     @rule(conversation=conversations, replica=replicas)
     def delete(self, conversation: str, replica: int) -> None:
-        name = self.name(conversation)
+        name = f"{self.era}{conversation}"
         should = self.played[name]
         work = self.loop.stores[replica].conversations.delete(ref_of(name))
         if not should.lives:
