@@ -907,6 +907,8 @@ class Machine(RuleBasedStateMachine):
             self.see_that_all_is_over(name, self.played.pop(name))
             self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
         self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
+        for kept in self.kept:
+            self.recall_as(kept, replica)
         self.wake(woken)
 
     @precondition(lambda self: self.live())
@@ -928,7 +930,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.kept)
     @rule(data=st.data(), replica=replicas, request=st.sampled_from([None, None, b"other"]))
     def recall(self, data: st.DataObject, replica: int, request: bytes | None) -> None:
-        once, should, number = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+        self.recall_as(data.draw(st.sampled_from(sorted(self.kept))), replica, request)
+
+    def recall_as(self, key: str, replica: int, request: bytes | None = None) -> None:
+        once, should, number = self.kept[key]
         work = self.loop.stores[replica].turns.recall(Owner("local"), replace(once, request=request or once.request))
         if request or should.deleted:
             with pytest.raises(IdempotencyKeyReusedError if request else ConversationNotFoundError):
