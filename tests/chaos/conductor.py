@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARES = {
     "kill": 38,
-    "stop": 28,
+    "stop": 18,
     "term": 12,
     "blackout": 0.4,
     "restart": 2,
