@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test browser chaos check bench lock refresh clean
+.PHONY: run test coverage browser chaos check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -23,12 +23,17 @@ run: $(VENV)/run-ready
 	$(BIN)/smolsessions serve
 
 test: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest browser_tests
+
+# The same tests, counted line by line and branch by branch, which takes half as long again.
+coverage: check
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not alone"
 	$(BIN)/coverage run -m pytest -m alone
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest browser_tests
 
 # The page, in a real Chromium; part of `make test`.
 browser: $(VENV)/test-ready

@@ -12,13 +12,16 @@ from pathlib import Path
 from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
+from benchmarks.journal import measure_journal
 from benchmarks.readers import measure_readers
+from benchmarks.replays import measure_replays
 from benchmarks.report import Results, as_data, as_text
 from benchmarks.startup import measure_startup
 from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
+from benchmarks.takeover import measure_takeovers
 from benchmarks.throughput import measure_throughput
 
-PARTS = ("throughput", "growth", "startup", "streams", "readers", "code")
+PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "journal")
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,21 @@ class Extent:
     reading_s: float
     code_turns: int
     code_changes: int
+    kills: int
+    restarts: int
+    handovers: int
+    replays: int
+    journal_turns: int
 
 
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8)
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
 
 
 def main() -> None:
     """Measure, print, and end with status 0 whether the goals are met or not."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="some two minutes; naive goes up to turn 100 only")
+    parser.add_argument("--quick", action="store_true", help="some three minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
     options = parser.parse_args()
@@ -62,7 +70,7 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
     """Measure the parts one after the other; this process and its store stay on their core."""
     load_before = os.getloadavg()[0]
     os.sched_setaffinity(0, [OTHER_CORE])
-    runs, marks, startup_s, first, long, crowds = [], [], [], [], [], []
+    runs, marks, startup_s, first, long, crowds, replays, journal = [], [], [], [], [], [], [], []
     if "throughput" in parts:
         runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
     if "growth" in parts:
@@ -76,10 +84,15 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
         long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
     if "readers" in parts:
         crowds = measure_readers(extent.readers, extent.reading_s, _progress)
-    code = None
+    code = takeovers = None
     if "code" in parts:
         code = measure_code(extent.code_turns, extent.rounds, extent.seconds, extent.code_changes, _progress)
-    return Results(runs, marks, startup_s, load_before, first, long, crowds, code)
+    if "takeover" in parts:
+        takeovers = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
+        replays = measure_replays(extent.replays, _progress)
+    if "journal" in parts:
+        journal = measure_journal(extent.rounds, extent.journal_turns, _progress)
+    return Results(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays, journal)
 
 
 def _progress(text: str) -> None:

@@ -14,15 +14,20 @@ from app.stores.embedded import find_binary
 from benchmarks.code_report import code
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
 from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengths, percentiles
+from benchmarks.takeover import LEASE_S
+from benchmarks.takeover_report import journal, takeovers
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from benchmarks.code import Code
     from benchmarks.growth import Mark
+    from benchmarks.journal import Cost
     from benchmarks.readers import Crowd
+    from benchmarks.replays import Replay
     from benchmarks.streams import Streamed
+    from benchmarks.takeover import Takeovers
     from benchmarks.throughput import Run
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
@@ -41,7 +46,10 @@ class Results:
     first: list[Streamed]
     long: list[Streamed]
     crowds: list[Crowd]
-    code: Code | None = None
+    code: Code | None
+    takeovers: Takeovers | None
+    replays: list[Replay]
+    journal: list[Cost]
 
     def mark(self, contender: str, turn: int) -> Mark | None:
         return next((mark for mark in self.marks if (mark.contender, mark.turn) == (contender, turn)), None)
@@ -63,7 +71,7 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Hold what was measured against the goals of issues 2 to 4; what was not measured is left out."""
+    """Hold what was measured against the goals of issues 2 to 5; what was not measured is left out."""
     found = []
     if results.runs:
         middle = medians(results.runs)
@@ -82,7 +90,7 @@ def goals(results: Results) -> list[Goal]:
         )
     if results.startup_s:
         found.append(Goal("serve to first answered turn", median(results.startup_s), 2, False, "s"))
-    return [*found, *_stream_goals(results)]
+    return [*found, *_stream_goals(results), *_takeover_goals(results)]
 
 
 def _stream_goals(results: Results) -> Iterator[Goal]:
@@ -99,6 +107,19 @@ def _stream_goals(results: Results) -> Iterator[Goal]:
     for delay in results.code.delays if results.code else ():
         if delay.mode == "process" and delay.burn:
             yield Goal(f"/livez p99 beside a {delay.burn} that burns CPU", delay.p99_ms, 50, False, "ms")
+
+
+def _takeover_goals(results: Results) -> Iterator[Goal]:
+    if not (found := results.takeovers):
+        return
+    waits = [kill.waited_s for kill in found.kills]
+    yield Goal(f"SIGKILL to the turn going on elsewhere, longest of {len(waits)}", max(waits), LEASE_S + 1, False, "s")
+    starts = [kill.after_start_s for kill in found.restarts if kill.after_start_s is not None]
+    what = f"embedded store started again to the turn going on, longest of {len(starts)}"
+    yield Goal(what, max(starts), LEASE_S + 1, False, "s")
+    waits_ms = [handover.waited_ms for handover in found.handovers]
+    what = f"after SIGTERM, end of the step's call to the turn going on elsewhere, longest of {len(waits_ms)}"
+    yield Goal(what, max(waits_ms), 100, False, "ms")
 
 
 def machine() -> dict[str, str]:
@@ -130,27 +151,36 @@ def as_text(results: Results) -> str:
     lines = [f"{name:<10} {value}" for name, value in machine().items()]
     load = f"{results.load_before:.2f} before the start, {os.getloadavg()[0]:.2f} at the end ({os.cpu_count()} cores)"
     lines.append(f"{'load':<10} {load}")
-    if results.runs:
-        lines += ["", *_throughput(results.runs)]
-    if results.marks:
-        lines += ["", *_growth(results.marks)]
-    if results.startup_s:
-        each = ", ".join(f"{seconds:.2f}" for seconds in results.startup_s)
-        lines += ["", f"Startup: serve on an empty folder to the first answered turn, embedded store: {each} s"]
-    if results.first:
-        lines += ["", *beginnings(results.first)]
-    if results.long:
-        lines += ["", *lengths(results.long)]
-    if results.crowds:
-        lines += ["", *crowds(results.crowds)]
-    if results.code:
-        lines += ["", *code(results.code)]
+    for section in _sections(results):
+        lines += ["", *section]
     lines += ["", "Goals"]
     for goal in goals(results):
         sign = ">=" if goal.at_least else "<="
         shown = f"{goal.value:8.2f} {goal.unit:<2} ({sign} {goal.bound:g} {goal.unit})"
         lines.append(f"  {'met   ' if goal.met else 'MISSED'} {shown:<26} {goal.what}")
     return "\n".join(lines)
+
+
+def _sections(results: Results) -> Iterator[Iterable[str]]:
+    if results.runs:
+        yield _throughput(results.runs)
+    if results.marks:
+        yield _growth(results.marks)
+    if results.startup_s:
+        each = ", ".join(f"{seconds:.2f}" for seconds in results.startup_s)
+        yield [f"Startup: serve on an empty folder to the first answered turn, embedded store: {each} s"]
+    if results.first:
+        yield beginnings(results.first)
+    if results.long:
+        yield lengths(results.long)
+    if results.crowds:
+        yield crowds(results.crowds)
+    if results.code:
+        yield code(results.code)
+    if results.takeovers:
+        yield takeovers(results.takeovers, results.replays)
+    if results.journal:
+        yield journal(results.journal)
 
 
 def _throughput(runs: list[Run]) -> Iterator[str]:

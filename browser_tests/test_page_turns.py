@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
@@ -86,6 +87,19 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service
     expect(page.locator(".outcome")).to_contain_text("Stopped.")
     say(page, [{"say": ["Here again."]}])
     expect(answer(page).last).to_have_text("Here again.")
+
+
+def test_a_turn_that_is_rolled_back_from_elsewhere_says_so(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
+    expect(answer(page)).to_have_text("It begins")
+    (conversation,) = service.get("/conversations", limit=1)["items"]
+    body = {"message": json.dumps([{"say": ["Instead."]}]), "on_busy": "rollback"}
+    path = f"/conversations/{conversation['id']}/turns"
+    assert service.client.post(path, json=body, headers={"Prefer": "respond-async"}).status_code == HTTPStatus.ACCEPTED
+    expect(turn(page).first).to_have_attribute("data-status", "cancelled")
+    expect(page.locator(".outcome").first).to_contain_text("Stopped. Turn 2 rolled this turn back")
+    expect(page.locator(".outcome").first).not_to_contain_text("kept")
 
 
 def test_a_failed_turn_says_why(opened: Open, service: Service) -> None:

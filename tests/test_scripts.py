@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,18 +23,34 @@ from app.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
+    IdempotencyKeyReusedError,
     LeaseLostError,
     OtherAgentError,
     SealBrokenError,
     StoreUnavailableError,
+    TooManyTurnsError,
+    TurnNotFoundError,
 )
 from app.events import TurnEnded, TurnStarted
-from app.records import AgentName, AgentVersion, Outcome, Owner, PackedStep, Ref, Timing, Turn, TurnInput, TurnOptions
+from app.records import (
+    AgentName,
+    AgentVersion,
+    Once,
+    Outcome,
+    Owner,
+    PackedStep,
+    Ref,
+    Timing,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
 from app.seal import Sealer, new_key, parse_keys
 from app.stores import codec
 from app.stores.embedded import embedded_server
 from app.stores.script import script
 from app.stores.space import PARTITION, Store, open_store
+from tests.played import Ended, Played, Ready, Wish
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -50,6 +68,10 @@ LOG_TTL_S = 60
 DONE = Outcome("finished", reply="done")
 LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
+READY = f"{PARTITION}:ready:{AGENT}"
+ALONE = f"{PARTITION}:alone"
+AT_REST = {"conversation", "log", "turns", "steps", "images", "variables"}
+MOST_WAITING = 3  # of the replicas that do whatever
 SEALER = Sealer(parse_keys(new_key()))
 
 
@@ -82,9 +104,10 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 
 @asynccontextmanager
-async def opened(socket_path: Path, sealer: Sealer) -> AsyncIterator[Store]:
+async def opened(socket_path: Path, sealer: Sealer, *, max_waiting: int = 100) -> AsyncIterator[Store]:
+    url, lose = f"unix://{socket_path}", lambda: None
     async with open_store(
-        f"unix://{socket_path}", sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=100, on_loss=lambda: None
+        url, sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, on_loss=lose
     ) as store:
         yield store
 
@@ -109,10 +132,11 @@ async def submit(
     asked: bool = True,
     new: bool = True,
     on_busy: OnBusy = "reject",
+    once: Once | None = None,
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version(agent), "hello", TurnOptions(), Timing(time.time()))
     accepted, _ = await store.turns.submit(
-        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version, on_busy=on_busy
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version, on_busy=on_busy, once=once
     )
     return accepted.number
 
@@ -807,7 +831,8 @@ class Loop:
 
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
-        async with opened(self.socket_path, self.sealer) as one, opened(self.socket_path, self.sealer) as other:
+        open_one = partial(opened, self.socket_path, self.sealer, max_waiting=MOST_WAITING)
+        async with open_one() as one, open_one() as other:
             self.stores = [one, other]
             self._ready.set()
             await self._left.wait()
@@ -816,89 +841,198 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
 
-@dataclass
-class Played:
-    """What a conversation should be."""
-
-    turns: int = 0
-    open: bool = False
-    holder: int | None = None
-    expired: bool = False
-    deleted: bool = False
-    attempts: int = 0
-    seq: int = 0
-    steps: list[str] = field(default_factory=list)
-    tail: list[str] = field(default_factory=list)
-    committed_by: int | None = None
-    ended: dict[int, str] = field(default_factory=dict)
+class Claim(TypedDict):
+    replica: int
+    most: int
+    idle: bool
+    begins: bool
 
 
 class Machine(RuleBasedStateMachine):
-    """Replicas that submit, play, stall, die and delete in any order; `Played` says what must come of it."""
+    """Replicas that submit, play, stop, stall, die and delete in any order; `Played` says what must come of it."""
 
     def __init__(self, loop: Loop, raw: Raw) -> None:
         super().__init__()
         self.loop, self.raw = loop, raw
-        # Conversations of an example have names of their own: replicas remember.
+        # Conversations and keys of an example have names of their own: replicas remember.
         self.era = raw.incr("era")
+        if self.era % 10 == 5:
+            raw.client_kill_filter(_type="pubsub")  # for a while nobody hears of a stop
+        self.lives: Counter[str] = Counter()
         self.played: defaultdict[str, Played] = defaultdict(Played)
-        self.ready: list[str] = []
+        self.ready = Ready()
         self.held: list[HeldLease] = []
+        self.kept: dict[str, tuple[Once, str, int]] = {}
         self.count = 0
 
     conversations = st.sampled_from(["a", "b", "c"])
     replicas = st.integers(0, 1)
+    often = st.sampled_from([True, True, False])
+    claims = st.fixed_dictionaries({"replica": replicas, "most": st.integers(1, 3), "idle": often, "begins": often})
+    woken = st.none() | claims
+    late = st.sampled_from([False, False, False, False, True])
+    statuses = st.sampled_from(["finished", "failed", "cancelled", "cancelled"])
+    busy = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt", "rollback"])
+    keys = st.sampled_from(["k", "l"])
+    requests = st.sampled_from([b"this", b"this", b"that"])
 
     def name(self, conversation: str) -> str:
-        return f"{self.era}{conversation}"
+        """Give the name of its present life: one that was deleted is refused once, then it is another."""
+        return f"{self.era}{conversation}{self.lives[conversation]}"
 
     def lease(self, data: st.DataObject) -> int:
-        return data.draw(st.integers(0, len(self.held) - 1))
+        """Choose one that was claimed, with a bias to those that hold, or held last."""
+        holders = [should.holder for should in self.played.values() if should.holder is not None]
+        enders = [should.committed_by for should in self.played.values() if should.committed_by is not None]
+        chosen: int = data.draw(st.sampled_from([*holders, *holders, *enders, *range(len(self.held))]))
+        return chosen
+
+    def of(self, number: int) -> Played:
+        return self.played[self.held[number].turn.ref.id]
 
     def holds(self, number: int) -> bool:
-        return self.played[self.held[number].turn.ref.id].holder == number
+        return self.of(number).holder == number
 
-    @rule(conversation=conversations, replica=replicas)
-    def submit(self, conversation: str, replica: int) -> None:
+    def live(self) -> list[str]:
+        return [name for name, should in self.played.items() if should.lives]
+
+    @rule(conversation=conversations, replica=replicas, on_busy=busy, woken=woken)
+    def submit(self, conversation: str, replica: int, on_busy: OnBusy, woken: Claim | None) -> None:
         name = self.name(conversation)
-        should = self.played[name]
-        work = submit(self.loop.stores[replica], name)
-        if should.deleted:
-            with pytest.raises(ConversationExistsError):
-                self.loop.run(work)
-        elif should.open:
-            with pytest.raises(BusyError):
+        work = submit(self.loop.stores[replica], name, on_busy=on_busy)
+        if not self.played[name].deleted:
+            self.accept(name, work, on_busy)
+            self.wake(woken)
+            return
+        with pytest.raises(ConversationExistsError):
+            self.loop.run(work)
+        self.lives[conversation] += 1
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), replica=replicas, on_busy=busy, key=keys, request=requests)
+    def submit_once(self, data: st.DataObject, replica: int, on_busy: OnBusy, key: str, request: bytes) -> None:
+        name = data.draw(st.sampled_from(self.live()))
+        once = Once(f"{self.era}{key}", name.encode() + request)
+        work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
+        known = self.kept.get(key)
+        if known is None:
+            if self.accept(name, work, on_busy):
+                self.kept[key] = (once, name, self.played[name].turns)
+        elif known[0] != once:
+            with pytest.raises(IdempotencyKeyReusedError):
                 self.loop.run(work)
         else:
-            should.turns += 1
-            assert self.loop.run(work) == should.turns
-            should.open, should.attempts, should.seq, should.tail = True, 0, 1, []
-            self.ready.append(name)
+            assert self.loop.run(work) == known[2]
 
-    @rule(replica=replicas, most=st.integers(1, 3))
-    def claim(self, replica: int, most: int) -> None:
-        leases = self.loop.run(claim(self.loop.stores[replica], most=most))
-        assert [lease.turn.ref.id for lease in leases] == self.ready[:most]
-        self.ready = self.ready[most:]
-        for lease in leases:
-            should = self.played[lease.turn.ref.id]
-            should.attempts += 1
-            assert (lease.turn.number, lease.attempt) == (should.turns, should.attempts)
-            should.holder, should.expired = len(self.held), False
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data(), replica=replicas, request=st.sampled_from([None, None, b"other"]))
+    def recall(self, data: st.DataObject, replica: int, request: bytes | None) -> None:
+        once, name, number = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+        work = self.loop.stores[replica].turns.recall(Owner("local"), replace(once, request=request or once.request))
+        if request or self.played[name].deleted:
+            with pytest.raises(IdempotencyKeyReusedError if request else ConversationNotFoundError):
+                self.loop.run(work)
+            return
+        turn = self.loop.run(work)
+        assert turn
+        assert turn.number == number
+
+    def accept(self, name: str, work: Coroutine[Any, Any, int], on_busy: OnBusy) -> bool:
+        should = self.played[name]
+        if should.queue and on_busy == "reject":
+            with pytest.raises(BusyError) as caught:
+                self.loop.run(work)
+            assert caught.value.extensions == {"running_turn": should.first.number}
+            return False
+        if len(should.queue) > MOST_WAITING:
+            with pytest.raises(TooManyTurnsError):
+                self.loop.run(work)
+            return False
+        should.submit(on_busy)
+        accepted = self.loop.run(work)
+        assert accepted == should.turns
+        if len(should.queue) == 1:
+            self.ready.names.append(name)
+        return True
+
+    def wake(self, woken: Claim | None) -> None:
+        """Let a worker claim at once, if there is one: what makes work ready wakes them."""
+        if woken:
+            self.claim_as(**woken)
+
+    @precondition(lambda self: self.live())
+    @rule(given=claims)
+    def claim(self, given: Claim) -> None:
+        self.claim_as(**given)
+
+    def claim_as(self, replica: int, most: int, *, idle: bool, begins: bool) -> None:
+        leases = self.loop.run(self.loop.stores[replica].scheduler.claim({AGENT: KIND}, most, idle=idle))
+        should = self.ready.claim(replica, most, idle=idle, first=lambda name: self.played[name].first)
+        assert [lease.turn.ref.id for lease in leases] == should
+        if self.ready.alone is not None:
+            self.raw.persist(ALONE)  # time is the machine's
+        for number, lease in enumerate(leases, len(self.held)):
             self.held.append(lease)
-            if lease.attempt > 1 or should.tail:
-                self.loop.run(lease.past())
+            self.take(number, lease)
+            if begins:
+                self.write(number, f"started:{lease.attempt}")
+
+    def take(self, number: int, lease: HeldLease) -> None:
+        """See that what was claimed is the first turn of the queue, as earlier attempts left it."""
+        should = self.of(number)
+        turn = should.first
+        should.holder = number
+        turn.claim()
+        assert (lease.turn.number, lease.attempt, lease.counted) == (turn.number, turn.attempts, turn.counted)
+        reason = lease.stopped.result() if lease.stopped.done() else None
+        assert reason == (turn.wish.reason if turn.wish else None)
+        assert self.loop.run(lease.variables()) == should.variables
+        if turn.journal:
+            past = self.loop.run(lease.past())
+            assert list(past.steps) == [text.encode() for text in turn.tail]
+            assert dict.fromkeys(past.effects, True) | dict.fromkeys(past.begun, False) == turn.journal
+
+    def write(self, number: int, name: str, *, effect: bool = False, step: PackedStep | None = None) -> None:
+        lease, events = self.held[number], [TurnStarted(1, 0.0)] if step else []
+        lease.emit(name, result=b"done" if effect else b"", step=step, events=events)
+        with suppress(LeaseLostError):
+            self.loop.run(lease.settled())
+        assert lease.lost is not self.holds(number)
+        if not self.holds(number):
+            return
+        turn = self.of(number).first
+        turn.write(name, effect=effect)
+        turn.log += [event.type for event in events]
+        if step:
+            turn.tail.append(step.data.decode())
+            turn.fresh |= step.variables
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), size=st.integers(1, 3), effect=st.booleans(), again=st.booleans(), name=st.sampled_from("xy"))
+    def emit(self, data: st.DataObject, size: int, effect: bool, again: bool, name: str) -> None:
+        """Write steps; an effect whose key is there (`again`: each claim's first ones are) is no new one."""
+        number = self.lease(data)
+        if self.holds(number) and not self.of(number).first.begun:
+            self.write(number, f"started:{self.held[number].attempt}")
+        for place in range(size):
+            self.count += 1
+            text = str(self.count)
+            piece = {name: text.encode() if self.count % 3 else None}
+            step = replace(a_step(text, self.held[number].turn.number), variables=piece)
+            self.write(number, f"step:{place if again else text}", effect=effect, step=step)
 
     @precondition(lambda self: self.held)
     @rule(replica=replicas)
     def renew(self, replica: int) -> None:
         self.loop.run(self.loop.stores[replica].scheduler.renew(self.held))
         for number, lease in enumerate(self.held):
-            assert lease.lost or self.holds(number)
+            assert lease.lost is not self.holds(number)
             if self.holds(number):
-                assert not lease.lost
-                self.played[lease.turn.ref.id].expired = False
+                should = self.of(number)
+                should.expired, should.first.told = False, True
+                assert lease.stopped.done() == (should.first.wish is not None)
 
+    @precondition(lambda self: self.held)
     @rule(conversation=conversations)
     def expire(self, conversation: str) -> None:
         should = self.played[self.name(conversation)]
@@ -906,115 +1040,191 @@ class Machine(RuleBasedStateMachine):
             expire(self.raw, self.name(conversation))
             should.expired = True
 
-    @rule(replica=replicas)
-    def sweep(self, replica: int) -> None:
-        expired = [name for name, should in self.played.items() if should.expired]
-        assert self.loop.run(self.loop.stores[replica].scheduler.sweep()) == len(expired)
-        for name in sorted(expired):  # of the same score: in the order of their names
-            self.played[name].holder, self.played[name].expired = None, False
-            self.ready.append(name)
-
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), size=st.integers(1, 3))
-    def emit(self, data: st.DataObject, size: int) -> None:
-        number = self.lease(data)
-        lease = self.held[number]
-        for _ in range(size):
-            self.count += 1
-            self.loop.run(emit_on(self.raw, lease, f"step:{self.count}", a_step(str(self.count))))
-            if self.holds(number):
-                should = self.played[lease.turn.ref.id]
-                should.tail.append(str(self.count))
-                should.seq += 1
-                assert not lease.lost
+    @rule(replica=replicas, late=late)
+    def sweep(self, replica: int, late: bool) -> None:
+        """Take back what expired; a sweep that comes `late` gives every holder time instead."""
+        expired = sorted(name for name, should in self.played.items() if should.expired)
+        self.raw.set(BEAT, int((time.time() - LEASE_S * late) * 1e6))
+        assert self.loop.run(self.loop.stores[replica].scheduler.sweep()) == (0 if late else len(expired))
+        for name in expired:  # of the same score: in the order of their names
+            if late:
+                self.played[name].expired = False
             else:
-                assert lease.lost
+                self.played[name].sweep()
+                self.ready.names.append(name)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), status=st.sampled_from(["finished", "failed", "cancelled"]))
-    def commit(self, data: st.DataObject, status: Any) -> None:
-        number = self.lease(data)
-        lease = self.held[number]
-        should = self.played[lease.turn.ref.id]
+    @rule(data=st.data(), replica=replicas, late=late, woken=woken)
+    def crash(self, data: st.DataObject, replica: int, late: bool, woken: Claim | None) -> None:
+        """Let a worker be gone for a whole lease."""
+        name = self.held[self.lease(data)].turn.ref.id
+        if self.played[name].holder is not None:
+            expire(self.raw, name)
+            self.played[name].expired = True
+        self.sweep(replica, late=late)
+        self.wake(woken)
+
+    @precondition(lambda self: self.ready.alone is not None)
+    @rule()
+    def reserve_no_longer(self) -> None:
+        assert self.raw.delete(ALONE)
+        self.ready.alone = None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), status=statuses, woken=woken)
+    def commit(self, data: st.DataObject, status: Any, woken: Claim | None) -> None:
+        self.end(self.lease(data), status)
+        self.wake(woken)
+
+    def end(self, number: int, status: Any) -> None:
+        lease, should = self.held[number], self.of(number)
+        work = lease.commit(replace(DONE, status=status))
         if should.deleted or number not in {should.holder, should.committed_by}:
             with pytest.raises(LeaseLostError):
-                self.loop.run(lease.commit(replace(DONE, status=status)))
+                self.loop.run(work)
             return
-        self.loop.run(lease.commit(replace(DONE, status=status)))
+        turn = self.loop.run(work)
         if should.holder == number:
-            self.end(should, status)
-            should.committed_by = number
-            should.steps += should.tail
+            ended = ended_as(turn)
+            assert ended in should.first.endings(status)
+            should.commit(ended)
+            self.requeue(lease.turn.ref.id)
 
-    def end(self, should: Played, status: str) -> None:
-        should.ended[should.turns] = f"turn.{status}"
-        should.open, should.holder, should.expired = False, None, False
-        should.seq += 1
+    def requeue(self, name: str) -> None:
+        if self.played[name].queue:
+            self.ready.names.append(name)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), replica=replicas)
     def hand_back(self, data: st.DataObject, replica: int) -> None:
         number = self.lease(data)
-        holds, name = self.holds(number), self.held[number].turn.ref.id
         self.loop.run(self.loop.stores[replica].scheduler.hand_back(self.held[number]))
-        if holds:
-            self.played[name].holder, self.played[name].expired = None, False
-            self.ready.append(name)
+        if self.holds(number):
+            self.of(number).hand_back()
+            self.requeue(self.held[number].turn.ref.id)
 
-    @precondition(lambda self: len(self.played) > 1)
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), replica=replicas)
+    def cancel(self, data: st.DataObject, replica: int) -> None:
+        name = data.draw(st.sampled_from(self.live()))
+        should = self.played[name]
+        number = data.draw(st.integers(1, should.turns + 1))
+        work = self.loop.stores[replica].turns.cancel(ref_of(name), number)
+        if number > should.turns:
+            with pytest.raises(TurnNotFoundError):
+                self.loop.run(work)
+            return
+        shown, landed = self.loop.run(work)
+        turn = next((turn for turn in should.queue if turn.number == number), None)
+        assert landed == (turn is not None and not turn.started)
+        if turn is None:
+            assert ended_as(shown) == should.ended[number]
+        elif turn.started:
+            assert (shown.status, shown.attempts) == ("running", turn.attempts)
+            turn.stop(Wish())
+        else:
+            should.end(turn, Ended("cancelled", 0))
+            assert ended_as(shown) == should.ended[number]
+            if not should.queue:
+                self.ready.names.remove(name)
+
+    @precondition(lambda self: len(self.held) > 2 * len(self.played))
     @rule(conversation=conversations, replica=replicas)
     def delete(self, conversation: str, replica: int) -> None:
         name = self.name(conversation)
         should = self.played[name]
         work = self.loop.stores[replica].conversations.delete(ref_of(name))
-        if not should.turns or should.deleted:
+        if not should.lives:
             with pytest.raises(ConversationNotFoundError):
                 self.loop.run(work)
             return
-        self.loop.run(work)
-        if should.open:
-            self.end(should, "cancelled")
-        should.deleted = True
-        if name in self.ready:
-            self.ready.remove(name)
+        open_turns = [turn.number for turn in should.queue]
+        ended = {turn.number: ended_as(turn) for turn in self.loop.run(work)}
+        should.delete()
+        assert ended == {number: should.ended[number] for number in open_turns}
+        if name in self.ready.names:
+            self.ready.names.remove(name)
 
     @invariant()
     def work_is_ready_or_leased(self) -> None:
-        ready = self.raw.zrange(f"{PARTITION}:ready:{AGENT}", 0, -1)
-        leased = set(self.raw.zrange(LEASES, 0, -1))
-        assert ready == [str(ref_of(name)) for name in self.ready]
-        assert leased == {str(ref_of(name)) for name, should in self.played.items() if should.holder is not None}
-        assert leased | set(ready) == {str(ref_of(name)) for name, should in self.played.items() if should.open}
+        names = self.live()
+        asked = self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrange(LEASES, 0, -1).exists(ALONE)
+        for name in names:
+            asked.lrange(key("queue", name), 0, -1)
+        ready, leased, reserved, *queues = asked.execute()
+        assert reserved == (self.ready.alone is not None)
+        assert not set(ready) & set(leased)
+        assert {*ready, *leased} == {str(ref_of(name)) for name, queue in zip(names, queues, strict=True) if queue}
+        assert ready == [str(ref_of(name)) for name in self.ready.names]
+        assert queues == [[str(turn.number) for turn in self.played[name].queue] for name in names]
 
     @invariant()
-    def logs_and_steps_are_without_gap_and_end_once(self) -> None:
-        for name, should in self.played.items():
-            if not should.turns:
-                continue
-            log = log_of(self.raw, name, should.turns)
-            assert len(log) == should.seq
-            final = [event for event in log if event in {"turn.finished", "turn.failed", "turn.cancelled"}]
-            assert final == ([should.ended[should.turns]] if not should.open else [])
-            tail = should.tail if should.open else []
-            assert steps_of(self.raw, name) == (0 if should.deleted else len(should.steps) + len(tail))
+    def what_a_turn_wrote_is_there_once_and_what_others_tried_is_not(self) -> None:
+        names = [name for name in self.live() if self.played[name].queue]
+        asked = self.raw.pipeline(transaction=False)
+        for name in names:
+            number = self.played[name].first.number
+            asked.llen(key("steps", name, 0)).hkeys(key("journal", name, number)).llen(key("log", name, number))
+            asked.hgetall(key("run", name, number))
+        found = asked.execute()
+        for place, name in enumerate(names):
+            turn = self.played[name].first
+            steps, journal, logged, run = found[4 * place : 4 * place + 4]
+            assert (steps, set(journal)) == (len(self.played[name].shown), set(turn.journal))
+            assert logged == len(turn.log)
+            assert ("input" in run, "started" in run) == (True, turn.started)
+            assert (int(run.get("attempts", 0)), int(run.get("counted", 0))) == (turn.attempts, turn.counted)
+            assert run.get("cancel") == (turn.wish and turn.wish.flag)
 
     def teardown(self) -> None:
-        for name, should in self.played.items():
-            if should.turns and not should.deleted:
-                tail = should.tail if should.open else []
-                assert self.loop.run(texts_of(self.loop.stores[0], name)) == [*should.steps, *tail]
-                page = self.loop.run(self.loop.stores[1].turns.turns(ref_of(name), 1, 100))
-                ended = {turn.number: f"turn.{turn.status}" for turn in page.items if turn.outcome}
-                assert ended == should.ended
-                assert len(page.items) == should.turns
-        for name in self.played:
-            if found := self.raw.keys(f"*local/{name}*"):
-                self.raw.delete(*found)
-        self.raw.delete(LEASES, f"{PARTITION}:ready:{AGENT}")
+        try:
+            if sys.exc_info()[0] is None:  # else something has failed already
+                self.play_all()
+                for name, should in self.played.items():
+                    self.see_that_all_is_over(name, should)
+        finally:
+            left = [found for name in self.played for found in self.raw.keys(f"*local/{name}*")]
+            self.raw.delete(LEASES, READY, ALONE, *left, *self.raw.keys(f"{PARTITION}:idem:*"))
+
+    def play_all(self) -> None:
+        for number in range(len(self.held)):
+            if self.holds(number):
+                self.end(number, "cancelled")
+        while self.ready.names:
+            first = len(self.held)
+            self.claim_as(0, 3, idle=True, begins=True)
+            for number in range(first, len(self.held)):
+                self.end(number, "cancelled")
+        assert self.raw.exists(LEASES, READY) == 0
+
+    def see_that_all_is_over(self, name: str, should: Played) -> None:
+        kinds = {found.removeprefix(f"{PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*local/{name}*")}
+        assert kinds <= ({"conversation", "log"} if should.deleted else AT_REST)
+        assert set(should.ended) == set(should.logs) == set(range(1, should.turns + 1))
+        if not should.lives:
+            assert {number: log_of(self.raw, name, number) for number in should.logs} == should.logs
+            return
+        one, other = self.loop.stores
+        assert self.loop.run(texts_of(one, name)) == should.steps
+        page = self.loop.run(other.turns.turns(ref_of(name), 1, 100))
+        assert {turn.number: ended_as(turn) for turn in page.items} == should.ended
+        assert {turn.number: turn.last_seq for turn in page.items} == {n: len(log) for n, log in should.logs.items()}
+        for turn in page.items:
+            logged = self.loop.run(read(other, name, turn.number))
+            assert logged == list(enumerate(should.logs[turn.number], 1))
 
 
-async def emit_on(raw: Raw, lease: HeldLease, name: str, step: PackedStep) -> None:
-    await emit(raw, lease, name, step)
+def ended_as(turn: Turn) -> Ended:
+    code, outcome = code_of(turn), turn.outcome
+    assert outcome
+    by = re.match(r"Turn (\d+) ", outcome.error.message) if outcome.error else None
+    return Ended(outcome.status, turn.attempts, code, int(by[1]) if by else 0)
+
+
+async def read(store: Store, conversation: str, turn: int) -> list[tuple[int, str]]:
+    with store.turns.reader(ref_of(conversation), looks=True, wants_all=True) as reader:
+        return [(logged.seq, logged.event.type) async for logged in reader.follow(turn) if logged]
 
 
 def test_whatever_replicas_do_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer) -> None:

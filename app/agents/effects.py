@@ -6,7 +6,7 @@ A value is used only as it comes out of its bytes again, in a first run too, so 
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json, to_json
@@ -17,6 +17,9 @@ from app.agents.plain import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from dataclasses import dataclass
+else:
+    from app.frozen import dataclass
 
 MAX_BYTES = 64 * 1024 * 1024
 _SCALARS = frozenset({int, bool, type(None)})

@@ -30,7 +30,8 @@ class Journal:
     def __init__(self, stage: Stage, past: Past | None) -> None:
         self._stage = stage
         self._effects = dict(past.effects) if past else {}
-        self._begun = past.begun if past else frozenset()
+        self._begun = {name.removeprefix(BEGUN) for name in past.begun} if past else set()
+        self._begun_places = {_place_of(key) for key in self._begun}
         self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
         self._lock = threading.Lock()
         self.diverged = False
@@ -38,22 +39,29 @@ class Journal:
     def take(self, key: str, explains: Callable[[str], bool]) -> bytes | None:
         """Give what an earlier attempt wrote under a key, or nothing: then the call is to be made.
 
-        Raises `DivergedError` where calls are left that were made already, and that a call of this key does not
-        explain (`explains` is asked for each by its id): they would come after it.
+        Raises `DivergedError` where this very call was made for something else, and where calls are left that were made
+        already and that one of this key does not explain (`explains` is asked for each by its id): they came after it.
+        A call that was in flight explains all: it is not new.
         """
         if not self._effects:
             return None
         with self._lock:
             effect = self._effects.pop(key, None)
-            self._done.discard(call_of(key))
-            if effect is None and not all(explains(call_id) for call_id in self._done):
+            if effect is None and (call_of(key) in self._done or not self._may_be_new(key, explains)):
                 self.diverged = True
                 raise DivergedError
+            self._done.discard(call_of(key))
             return effect
 
+    def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
+        return key in self._begun or all(explains(call_id) for call_id in self._done)
+
     def was_begun(self, key: str) -> bool:
-        """Tell whether an earlier attempt made this call, as far as is known, and did not see its end."""
-        return BEGUN + key in self._begun
+        """Tell whether an earlier attempt made this call, as far as is known, and did not see its end.
+
+        Also where it asked for something else (the time, say): that may have had its effect.
+        """
+        return _place_of(key) in self._begun_places
 
     def begin(self, key: str) -> None:
         """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""
@@ -93,6 +101,11 @@ def _canonical(asked: Any) -> bytes:
         return canonical(asked, max_bytes=MAX_KEY_BYTES)
     except CannotCrossError:
         return _ADDRESS.sub(b"", canonical(plain(asked)))
+
+
+def _place_of(name: str) -> str:
+    """Give a key without its digest."""
+    return name.rpartition(":")[0]
 
 
 def call_of(key: str) -> str:

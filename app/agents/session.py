@@ -159,7 +159,7 @@ class _Tail:
         self._stage = stage
         self._track = track
         self._belongings = belongings
-        self._next = len(agent.memory.steps)
+        self._next = self._looked_at = len(agent.memory.steps)
         self._kept = 0
         self._past = list(past.steps) if past else []
         self._attachments = past.attachments if past else {}
@@ -173,6 +173,9 @@ class _Tail:
 
     def keep_finished(self) -> None:
         """Pack what is new. The task goes with the first step after it: a turn without a step leaves no task behind."""
+        if len(self._memory.steps) == self._looked_at:  # asked at every event of the run
+            return
+        self._looked_at = len(self._memory.steps)
         fresh = self._memory.steps[self._next :]
         whole = list(itertools.takewhile(finished, fresh))
         if all(isinstance(step, TaskStep) for step in whole):

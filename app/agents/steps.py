@@ -37,10 +37,15 @@ Step = TaskStep | PlanningStep | ActionStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
-_CARRIED: frozenset[type] = frozenset(
+_OWN = frozenset(
     {
         *(TaskStep, PlanningStep, ActionStep, ToolCall, Timing, TokenUsage),
         *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
+    }
+)
+_CARRIED: frozenset[type] = frozenset(
+    {
+        *_OWN,
         *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
         *(decimal.Decimal, fractions.Fraction, uuid.UUID),
         *(set, frozenset, complex, bytearray, range),
@@ -78,15 +83,16 @@ def strip(step: MemoryStep) -> None:
 
 
 def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedStep:
-    """Make a step's bytes and read them once, so that what is committed can be read again."""
+    """Make a step's bytes, and read them once where that may fail, so that what is committed can be read again."""
     classes = frozenset(carries)
     try:
-        data, attachments = _dump(step, classes)
-        unpack(data, attachments, classes)
+        data, attachments, is_sure = _dump(step, classes)
+        if not is_sure:
+            unpack(data, attachments, classes)
     except StepTooLargeError:
         raise
     except BaseException:  # noqa: BLE001 - foreign classes may fail in any way, and leave, too; the step must not
-        data, attachments = _dump(_simplified(step, classes), classes)
+        data, attachments, _ = _dump(_simplified(step, classes), classes)
         unpack(data, attachments, classes)
     return PackedStep(step_type(step), turn, data, attachments)
 
@@ -112,14 +118,14 @@ def step_type(step: MemoryStep) -> StepType:
     return "planning" if isinstance(step, PlanningStep) else "action"
 
 
-def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes]]:
+def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     pickler.dump(step)
     largest = max(map(len, pickler.attachments.values()), default=0)
     if file.tell() > MAX_STEP_BYTES or largest > MAX_IMAGE_BYTES:
         raise StepTooLargeError
-    return file.getvalue(), pickler.attachments
+    return file.getvalue(), pickler.attachments, pickler.is_sure
 
 
 def _simplified(step: MemoryStep, carries: frozenset[type]) -> MemoryStep:
@@ -153,9 +159,14 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5)
         self._known = _KNOWN.union(map(id, carries)) if carries else _KNOWN
         self.attachments: dict[str, bytes] = {}
+        self.is_sure = True
+        """Nothing was met but plain data in smolagents' own classes."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if id(kind) in _OWN_IDS or id(obj) in _OWN_IDS:
+            return NotImplemented
+        self.is_sure = False
         if id(kind) in self._known or id(obj) in self._known:
             return NotImplemented
         if issubclass(kind, AgentError):
@@ -226,5 +237,6 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 _ERRORS = _subclasses(AgentError)
 _MAKERS: tuple[Any, ...] = (_value, _error, _image)
 # By identity: a foreign class may answer == and hash() with code of its own.
+_OWN_IDS = frozenset(map(id, _OWN))
 _KNOWN = frozenset(map(id, (*_CARRIED, *_MAKERS)))
 _LISTED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, *_MAKERS)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
-from smolagents.memory import ActionStep, TaskStep
+from smolagents.memory import ActionStep, CallbackRegistry, TaskStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
 if TYPE_CHECKING:
@@ -45,8 +46,30 @@ def make_thrifty(agent: MultiStepAgent) -> None:
         agent.initialize_system_prompt = _KeptPrompt(agent)  # type: ignore[method-assign]
     if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
         agent.write_memory_to_messages = _KeptMessages(agent)  # type: ignore[method-assign]
+    if type(agent.step_callbacks) is CallbackRegistry:
+        agent.step_callbacks = _KeptCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
         make_thrifty(managed)
+
+
+class _KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
+    """Calls an agent's callbacks, each of which is looked at once: smolagents inspects its signature at every step."""
+
+    def __init__(self, registry: CallbackRegistry) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        vars(self).update(vars(registry))
+        self._takes_one: dict[int, bool] = {}  # by identity: the registry keeps them alive
+
+    def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
+        for kind in type(memory_step).__mro__:
+            for call in self._callbacks.get(kind, ()):
+                takes_one = self._takes_one.get(id(call))
+                if takes_one is None:
+                    takes_one = self._takes_one[id(call)] = len(inspect.signature(call).parameters) == 1
+                if takes_one:
+                    call(memory_step)
+                else:
+                    call(memory_step, **kwargs)
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]

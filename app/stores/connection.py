@@ -124,7 +124,11 @@ class Pipeline:
             self._waiting.clear()
             at = clock()
             self._sent.extend((at, answer) for _, answer in batch)
-            await connection.send_packed_command([_packed(command) for command, _ in batch], check_health=False)
+            packed = [_packed(command) for command, _ in batch]
+            try:
+                await connection.send_packed_command(packed, check_health=False)
+            except RuntimeError as error:  # uvloop's word for a transport that was reset meanwhile
+                raise ConnectionError(str(error)) from error
 
     async def _read(self, connection: AbstractConnection) -> None:
         clock = asyncio.get_running_loop().time

@@ -197,9 +197,9 @@ export class TurnCard {
   #outcome(turn) {
     const lines = [];
     if (turn.status === "cancelled") {
-      lines.push(make("p", { className: "note" }, this.#answering && turn.reply === null
-        ? "Stopped. What stands above is not kept; finished steps are."
-        : "Stopped. Finished steps are kept."));
+      const broken = this.#answering && turn.reply === null;
+      const kept = broken ? "What stands above is not kept; finished steps are." : "Finished steps are kept.";
+      lines.push(make("p", { className: "note" }, `Stopped. ${turn.error?.message ?? kept}`));
     } else if (turn.error) {
       lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));
     }

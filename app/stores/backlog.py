@@ -1,0 +1,139 @@
+"""Writes of one claim on their way to the store: numbered, in order, each written once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import dataclass
+
+    from app.events import Event
+    from app.stores.connection import Answer
+    from app.stores.script import Argument
+else:
+    from app.frozen import dataclass
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.25
+LATE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One write, numbered from 1 on; `at` is when it was made, of the monotonic clock."""
+
+    serial: int
+    at: float
+    arguments: list[Argument]
+    events: list[Event]
+    is_effect: bool
+
+
+class Owner(Protocol):
+    """Whose writes they are."""
+
+    def send(self, serial: int, arguments: list[Argument]) -> Answer:
+        """Send entries, of which the first is number `serial`."""
+        ...
+
+    def written(self, entries: list[Entry], seqs: list[int]) -> None:
+        """The store has these; `seqs` are the numbers of their events, 0 for one that was there before."""
+        ...
+
+    def lose(self) -> None:
+        """Another one holds the conversation."""
+        ...
+
+    def found_gap(self) -> None:
+        """What is stored is less than was written."""
+        ...
+
+
+class Backlog:
+    """What the store has not answered for. After a lost connection all is sent again; what had arrived is a no-op."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._entries: deque[Entry] = deque()
+        self._made = self._unsent = 0
+        self._awaited: deque[tuple[int, Callable[[], object]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_late(self) -> bool:
+        """The oldest write has been waiting for long. For any thread."""
+        try:
+            return time.monotonic() - self._entries[0].at > LATE_S
+        except IndexError:
+            return False
+
+    def put(self, arguments: list[Argument], events: list[Event], *, is_effect: bool) -> None:
+        """Queue one write; it is sent with whatever else is queued in the same round of the loop."""
+        self._made += 1
+        self._entries.append(Entry(self._made, time.monotonic(), arguments, events, is_effect))
+        self._unsent += 1
+        if self._unsent == 1:
+            self._loop.call_soon(self.send)
+
+    def when_written(self, call: Callable[[], object]) -> None:
+        """Call when what was put so far is written, or given up."""
+        if self._entries:
+            self._awaited.append((self._made, call))
+        else:
+            call()
+
+    def send_again(self) -> None:
+        """Count all as unsent: the connection was lost."""
+        self._unsent = len(self._entries)
+
+    def give_up(self) -> None:
+        """Write nothing of what waits."""
+        self._entries.clear()
+        self._unsent = 0
+        self._tell_awaiting()
+
+    def send(self) -> None:
+        """Send what was not sent yet."""
+        if not self._unsent:
+            return
+        batch = list(self._entries)[-self._unsent :]
+        self._unsent = 0
+        answer = self._owner.send(batch[0].serial, [argument for entry in batch for argument in entry.arguments])
+        answer.add_done_callback(lambda answer: self._answered(answer, batch))
+
+    def _answered(self, answer: Answer, batch: list[Entry]) -> None:
+        error = answer.exception()
+        state, *rest = (b"failed",) if error else answer.result()
+        if state == b"lost":
+            self._owner.lose()
+        elif state == b"gap":
+            self._owner.found_gap()
+        elif state != b"ok":
+            log.warning("a write of turn %s waits: %s", self._name, error or state)
+            if not self._unsent:
+                self._loop.call_later(RETRY_S, self.send)
+            self.send_again()
+        else:
+            self._note_written(batch, rest[0])
+
+    def _note_written(self, batch: list[Entry], seqs: list[int]) -> None:
+        while self._entries and self._entries[0].serial <= batch[-1].serial:
+            self._entries.popleft()
+        self._unsent = min(self._unsent, len(self._entries))
+        self._owner.written(batch, seqs)
+        self._tell_awaiting()
+
+    def _tell_awaiting(self) -> None:
+        first = self._entries[0].serial if self._entries else self._made + 1
+        while self._awaited and self._awaited[0][0] < first:
+            self._awaited.popleft()[1]()

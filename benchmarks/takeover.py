@@ -1,0 +1,190 @@
+"""Table G: how soon a turn goes on whose process was killed or told to stop."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from app.seal import new_key
+from app.settings import Settings
+from benchmarks.contenders import running, server, store
+from benchmarks.cpu import CORES
+from benchmarks.players import PLAYERS, Order, done
+from benchmarks.watching import Caller, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from benchmarks.contenders import Server
+    from benchmarks.watching import Event
+
+LEASE_S: float = Settings.model_fields["lease_s"].default
+RENEWAL_S = LEASE_S / 3
+WARM_UP = Order(3)
+BUSY = Order(1000, call_ms=50)
+RESTING = Order(1000, call_ms=800)
+TRIES = 5
+NS_PER_MS, NS_PER_S = 1e6, 1e9
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that was killed in the middle of a turn; seconds."""
+
+    waited_s: float
+    """From the kill to `turn.started`, attempt 2, at a reader of another process."""
+    after_start_s: float | None = None
+    """Embedded store: to the same from the moment when the next process serves."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A process that was told to stop in the middle of a call; milliseconds."""
+
+    rest_ms: float
+    """What was left of the call."""
+    waited_ms: float
+    """From the call's end to `turn.started`, attempt 2, at a reader of another process."""
+
+
+@dataclass(frozen=True)
+class Takeovers:
+    """All of table G but the replays."""
+
+    kills: list[Kill]
+    restarts: list[Kill]
+    handovers: list[Handover]
+    load: float
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store, a process on it that stays, and what it takes to start others beside it."""
+
+    socket_path: Path
+    settings: Mapping[str, str]
+    survivor: Server
+
+    def doomed(self) -> AbstractContextManager[Server]:
+        return _serving(self.socket_path, self.settings)
+
+
+def measure_takeovers(kills: int, restarts: int, handovers: int, progress: Callable[[str], None]) -> Takeovers:
+    """Kill, stop and restart so often; the service's processes are on all cores."""
+    found = Takeovers([], [], [], os.getloadavg()[0])
+    with site() as where:
+        for number in range(kills):
+            progress(f"takeover: SIGKILL {number + 1} of {kills}")
+            found.kills.append(_kill(where, (number + random.random()) / kills))
+        for number in range(handovers):
+            progress(f"takeover: SIGTERM {number + 1} of {handovers}")
+            found.handovers.append(_hand_over(where, (number + random.random()) / handovers))
+    for number in range(restarts):
+        progress(f"takeover: SIGKILL with the embedded store, {number + 1} of {restarts}")
+        found.restarts.append(_restart())
+    return found
+
+
+@contextmanager
+def site(**more: str) -> Iterator[Site]:
+    """Run a store and the process that stays; `more` are settings of all processes."""
+    with store() as socket_path:
+        settings = {**PLAYERS, "SEAL_KEYS": new_key(), **more}
+        with _serving(socket_path, settings) as survivor:
+            yield Site(socket_path, settings, survivor)
+
+
+def begin(server: Server, order: Order) -> tuple[Watcher, int]:
+    """Begin a turn that this very process plays; give a reader that has heard of its first call, and its start."""
+    for _ in range(TRIES):
+        watcher = Watcher.of_new(server, order)
+        started_ns, _ = watcher.wait_for("turn.started")
+        _, event = watcher.wait_for("tool.result")
+        made = done(event["result"])
+        if made and made.pid == server.pid:
+            return watcher, started_ns
+        end(server, watcher)
+    raise RuntimeError("another process takes all turns")
+
+
+def end(server: Server, watcher: Watcher) -> None:
+    """Stop a turn that is watched."""
+    with closing(watcher), closing(Caller(server)) as caller:
+        caller.cancel(watcher.path)
+        watcher.wait_for("turn.cancelled")
+
+
+def is_second(event: Event) -> bool:
+    return int(event["attempt"]) == 2
+
+
+@contextmanager
+def _serving(socket_path: Path, settings: Mapping[str, str]) -> Iterator[Server]:
+    with server("service", socket_path, settings, CORES) as found, closing(Caller(found)) as caller:
+        caller.play(WARM_UP)  # what is loaded once is loaded
+        yield found
+
+
+def _kill(where: Site, phase: float) -> Kill:
+    """Kill a process at a phase (0 to 1) between two renewals of its lease, which come at moments of their own."""
+    with where.doomed() as doomed:
+        first, _ = begin(doomed, BUSY)
+        with closing(first):
+            watcher = Watcher.of(where.survivor, first.path)
+            time.sleep(RENEWAL_S * (1 + phase))
+            killed_ns = _kill_now(doomed)
+            at_ns, _ = watcher.wait_for("turn.started", is_second)
+        end(where.survivor, watcher)
+    return Kill((at_ns - killed_ns) / NS_PER_S)
+
+
+def _hand_over(where: Site, phase: float) -> Handover:
+    """Tell a process to stop early (0) or late (1) in a call."""
+    with where.doomed() as doomed:
+        first, _ = begin(doomed, RESTING)
+        with closing(first):
+            watcher = Watcher.of(where.survivor, first.path)
+            watcher.wait_for("tool.call", lambda event: event["arguments"]["number"] == 2)
+            time.sleep(RESTING.call_ms / 1000 * phase * 0.75)
+            told_ns = time.monotonic_ns()
+            os.kill(doomed.pid, signal.SIGTERM)
+            at_ns, _ = watcher.wait_for("turn.started", is_second)
+            made = done(watcher.last["tool.result"]["result"])
+        end(where.survivor, watcher)
+    assert made
+    ended_ns = max(made.ended_ns, told_ns)  # a busy machine's signal may meet the turn between two calls
+    return Handover((ended_ns - told_ns) / NS_PER_MS, (at_ns - ended_ns) / NS_PER_MS)
+
+
+def _restart() -> Kill:
+    """Kill a process that has the store in its own hands, and start it again."""
+    with TemporaryDirectory(prefix="smolbench-") as folder:
+        command = [sys.executable, "-m", "app", "serve"]
+        settings = {**PLAYERS, "PORT": "0", "DATA_DIR": f"{folder}/data"}
+        with running(command, CORES, settings) as doomed:
+            first, _ = begin(doomed, BUSY)
+            first.close()
+            time.sleep(RENEWAL_S * random.random())
+            killed_ns = _kill_now(doomed)
+            with running(command, CORES, settings) as restarted:
+                ready_ns = time.monotonic_ns()
+                watcher = Watcher.of(restarted, first.path)
+                at_ns, _ = watcher.wait_for("turn.started", is_second)
+                end(restarted, watcher)
+    return Kill((at_ns - killed_ns) / NS_PER_S, (at_ns - ready_ns) / NS_PER_S)
+
+
+def _kill_now(server: Server) -> int:
+    """Give the moment."""
+    at_ns = time.monotonic_ns()
+    os.kill(server.pid, signal.SIGKILL)
+    return at_ns

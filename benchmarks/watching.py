@@ -1,0 +1,113 @@
+"""One client of the service: plays turns, and reads their events with the moments at which they came."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.contenders import Server
+    from benchmarks.players import Order
+
+TIMEOUT_S = 60
+ENDS = ("turn.finished", "turn.failed", "turn.cancelled")
+JSON = {"Content-Type": "application/json"}
+
+Event = dict[str, Any]
+
+
+class Caller:
+    """One keep-alive connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._connection = _connection(server)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def play(self, order: Order) -> tuple[float, str]:
+        """Play a turn in a new conversation; give its milliseconds and the reply."""
+        start = time.perf_counter()
+        said = self._post("/turn", _message(order))
+        took_ms = (time.perf_counter() - start) * 1000
+        found = json.loads(said)
+        if found["status"] != "finished":
+            raise RuntimeError(f"{order} was answered with {said!r}")
+        return took_ms, found["reply"]
+
+    def cancel(self, path: str) -> None:
+        self._post(f"{path}/cancel", {})
+
+    def _post(self, path: str, body: dict[str, str]) -> bytes:
+        self._connection.request("POST", path, json.dumps(body), JSON)
+        answer = self._connection.getresponse()
+        said = answer.read()
+        if answer.status not in {200, 202}:
+            raise RuntimeError(f"POST {path} was answered with {answer.status} {said!r}")
+        return said
+
+
+class Watcher:
+    """A reader of a turn's events from the beginning, of which none may be missing or come twice."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        """The request is on its way."""
+        self._connection = connection
+        self._answer = connection.getresponse()
+        if self._answer.status != 200:
+            raise RuntimeError(f"a stream was answered with {self._answer.status} {self._answer.read()!r}")
+        self._seq = 0
+        self.path = ""
+        """Of the turn; known with the first event."""
+        self.last: dict[str, Event] = {}
+        """Of each type."""
+
+    @classmethod
+    def of_new(cls, server: Server, order: Order) -> Watcher:
+        """Begin a turn in a new conversation."""
+        connection = _connection(server)
+        connection.request("POST", "/turn", json.dumps(_message(order)), {**JSON, "Accept": "text/event-stream"})
+        return cls(connection)
+
+    @classmethod
+    def of(cls, server: Server, path: str) -> Watcher:
+        connection = _connection(server)
+        connection.request("GET", f"{path}/events")
+        return cls(connection)
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+    def wait_for(self, what: str, is_it: Callable[[Event], bool] = lambda _: True) -> tuple[int, Event]:
+        """Give the nanoseconds (monotonic) at which the next event of this type came that is the one, and the event."""
+        for at_ns, event in self._events():
+            if event["type"] == what and is_it(event):
+                return at_ns, event
+            if event["type"] in ENDS:
+                raise RuntimeError(f"the turn ended before {what}: {event}")
+        raise RuntimeError(f"the stream ended before {what}")
+
+    def _events(self) -> Iterator[tuple[int, Event]]:
+        for line in iter(self._answer.readline, b""):
+            if line.startswith(b"data: "):
+                at_ns = time.monotonic_ns()
+                event = json.loads(line[6:])
+                self._seq += 1
+                if event["seq"] != self._seq:
+                    raise RuntimeError(f"event {self._seq} was expected, and {event} came")
+                self.path = f"/conversations/{event['conversation_id']}/turns/{event['turn']}"
+                self.last[event["type"]] = event
+                yield at_ns, event
+
+
+def _connection(server: Server) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+
+
+def _message(order: Order) -> dict[str, str]:
+    return {"agent": order.kind, "message": str(order)}

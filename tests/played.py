@@ -1,0 +1,179 @@
+"""What replicas should make of conversations, in plain Python: the model that `test_scripts.Machine` compares with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.records import MOST_COUNTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.records import OnBusy
+
+STRENGTHS = ("1", "interrupt", "rollback")
+CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
+
+
+class Wish(NamedTuple):
+    """That a turn stops: a caller's (`1`), or turn `by`'s."""
+
+    kind: str = "1"
+    by: int = 0
+
+    @property
+    def flag(self) -> str:
+        return f"{self.kind}:{self.by}" if self.by else self.kind
+
+    @property
+    def reason(self) -> str:
+        return CODES.get(self.kind, "cancelled")
+
+
+class Ended(NamedTuple):
+    """What is on record of a turn that is over; `by` is the turn that wanted so."""
+
+    status: str
+    attempts: int
+    code: str | None = None
+    by: int = 0
+
+
+@dataclass
+class Open:
+    """A turn that waits or runs. `grew`: the claim that holds it, or held it last, has written a new effect."""
+
+    number: int
+    started: bool = False
+    attempts: int = 0
+    counted: int = 0
+    grew: bool = False
+    wish: Wish | None = None
+    told: bool = True
+    journal: dict[str, bool] = field(default_factory=dict)
+    tail: list[str] = field(default_factory=list)
+    fresh: dict[str, bytes | None] = field(default_factory=dict)
+    log: list[str] = field(default_factory=lambda: ["turn.queued"])
+
+    @property
+    def begun(self) -> bool:
+        return f"started:{self.attempts}" in self.journal
+
+    @property
+    def suspect(self) -> bool:
+        return 0 < self.counted < MOST_COUNTED
+
+    def stop(self, wish: Wish) -> None:
+        """Take the wish where it is stronger than the one that is there; its worker may or may not hear of it."""
+        if self.wish is None or STRENGTHS.index(wish.kind) > STRENGTHS.index(self.wish.kind):
+            self.wish, self.told = wish, False
+
+    def claim(self) -> None:
+        self.attempts += self.begun or not self.attempts
+        self.started, self.grew, self.told = True, False, True
+
+    def write(self, name: str, *, effect: bool) -> None:
+        self.grew |= effect and name not in self.journal
+        self.journal[name] = effect
+
+    def endings(self, status: str) -> list[Ended]:
+        """Give what may come of a commit. An interrupt that nobody was told of takes where it was heard in time."""
+        own = Ended(status, self.attempts)
+        if self.wish is None or not self.wish.by or (self.wish.kind == "interrupt" and status != "cancelled"):
+            return [own]
+        stopped = Ended("cancelled", self.attempts, self.wish.reason, self.wish.by)
+        return [stopped] if self.told or self.wish.kind == "rollback" else [stopped, own]
+
+
+@dataclass
+class Played:
+    """A conversation. `holder` is who plays the first turn of the queue, `expired` that the lease may be swept."""
+
+    turns: int = 0
+    queue: list[Open] = field(default_factory=list)
+    holder: int | None = None
+    expired: bool = False
+    deleted: bool = False
+    committed_by: int | None = None
+    steps: list[str] = field(default_factory=list)
+    variables: dict[str, bytes] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    logs: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def lives(self) -> bool:
+        return self.turns > 0 and not self.deleted
+
+    @property
+    def first(self) -> Open:
+        return self.queue[0]
+
+    @property
+    def shown(self) -> list[str]:
+        """The steps, also those of a turn that is not over."""
+        return self.steps + (self.first.tail if self.queue else [])
+
+    def submit(self, on_busy: OnBusy) -> None:
+        self.turns += 1
+        self.queue.append(Open(self.turns))
+        if len(self.queue) > 1 and on_busy in CODES:
+            self.first.stop(Wish(on_busy, self.turns))
+
+    def leave(self) -> None:
+        self.holder, self.expired = None, False
+
+    def sweep(self) -> None:
+        self.first.counted += self.first.begun and not self.first.grew
+        self.leave()
+
+    def hand_back(self) -> None:
+        self.first.started &= "started:1" in self.first.journal
+        self.leave()
+
+    def commit(self, ended: Ended) -> None:
+        if ended.code != "rolled_back":
+            self.steps += self.first.tail
+            merged = {**self.variables, **self.first.fresh}
+            self.variables = {name: piece for name, piece in merged.items() if piece is not None}
+        self.committed_by = self.holder
+        self.end(self.first, ended)
+        self.leave()
+
+    def end(self, turn: Open, ended: Ended) -> None:
+        self.queue.remove(turn)
+        self.ended[turn.number] = ended
+        self.logs[turn.number] = [*turn.log, f"turn.{ended.status}"]
+
+    def delete(self) -> None:
+        for turn in [*self.queue]:
+            self.end(turn, Ended("cancelled", turn.attempts if turn.started else 0, "conversation_deleted"))
+        self.leave()
+        self.deleted = True
+
+
+@dataclass
+class Ready:
+    """The conversations that wait for a worker, the oldest first, and the worker that waits to be alone with one."""
+
+    names: list[str] = field(default_factory=list)
+    alone: int | None = None
+
+    def claim(self, worker: int, most: int, *, idle: bool, first: Callable[[str], Open]) -> list[str]:
+        """Take the oldest. One with a counted attempt is for an idle worker, by itself; else it is passed over."""
+        taken: list[str] = []
+        for name in [*self.names]:
+            suspect = first(name).suspect
+            if len(taken) == most:
+                break
+            if suspect and (not idle or taken):
+                if not taken and self.alone in {None, worker}:
+                    self.alone = worker
+                    break
+                continue
+            self.names.remove(name)
+            taken.append(name)
+            if suspect:
+                self.alone = None if self.alone == worker else self.alone
+                break
+        return taken
