@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARES = {
     "kill": 38,
-    "stop": 28,
+    "stop": 18,
     "term": 12,
     "blackout": 0.4,
     "restart": 2,
@@ -33,6 +33,7 @@ STOPPED_S = (0.2, 3.0)
 FROZEN_S = (0.2, 2.5)
 STALLED_S = (0.2, 2.0)
 DELAY_S = (0.005, 0.05)
+UNANSWERED, UNANSWERED_S = 0.7, (0.02, 0.3)  # how often a cut takes answers with it, and for how long
 LOOK_S = 0.05
 ALSO_OF_FEW = 0.04
 IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # how often a process that was asked to go is killed, and how soon
@@ -127,8 +128,15 @@ class Conductor:
             self.chronicle.append(f"{time.time():.3f} store is thawed")
 
     async def _cut(self) -> None:
-        if self.proxy.cut():
-            self._did("cut")
+        if self._line_free.locked():
+            return
+        async with self._line_free:
+            if self.draw.random() < UNANSWERED:
+                self.proxy.hold_answers()
+                await asyncio.sleep(self.draw.uniform(*UNANSWERED_S))
+            if self.proxy.cut():
+                self._did("cut")
+            self.proxy.flow()
 
     async def _stall(self) -> None:
         if self._line_free.locked():

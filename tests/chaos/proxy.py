@@ -22,6 +22,7 @@ class Proxy:
     port: int = 0
     delay_s: float = 0
     _flows: asyncio.Event = field(default_factory=asyncio.Event)
+    _answers: asyncio.Event = field(default_factory=asyncio.Event)
     _lines: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
@@ -38,8 +39,13 @@ class Proxy:
     def stall(self) -> None:
         self._flows.clear()
 
+    def hold_answers(self) -> None:
+        """Let commands through and no answers: cut now, nobody knows what was done."""
+        self._answers.clear()
+
     def flow(self) -> None:
         self._flows.set()
+        self._answers.set()
         self.delay_s = 0
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,8 +57,8 @@ class Proxy:
                 far_reader, far_writer = await asyncio.open_unix_connection(self.target)
                 self._lines.add(far_writer)
                 async with asyncio.TaskGroup() as tasks:
-                    there = tasks.create_task(self._pass_on(reader, far_writer))
-                    back = tasks.create_task(self._pass_on(far_reader, writer))
+                    there = tasks.create_task(self._pass_on(reader, far_writer, self._flows))
+                    back = tasks.create_task(self._pass_on(far_reader, writer, self._answers))
                     await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
                     there.cancel()
                     back.cancel()
@@ -62,10 +68,11 @@ class Proxy:
                     self._lines.discard(line)
                     line.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: asyncio.Event) -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flows.wait()
+                await way.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 writer.write(data)
