@@ -329,6 +329,11 @@ class Stage(Protocol):
         ...
 
     @property
+    def hands_over(self) -> bool:
+        """What is broken off goes on elsewhere, and is shown there."""
+        ...
+
+    @property
     def is_late(self) -> bool:
         """What was told waits for the store longer than it should, or the lease may be lost."""
         ...

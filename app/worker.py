@@ -105,8 +105,7 @@ class Worker:
             most = min(free, MOST_AT_ONCE)
             leases = await self._claim(most)
             if self._draining.is_set():
-                for lease in leases:
-                    await self._hand_back(lease)
+                await asyncio.gather(*map(self._hand_back, leases))
                 return
             for lease in leases:
                 self._threads.busy += 1
@@ -120,7 +119,7 @@ class Worker:
     @property
     def _is_watching_a_suspect(self) -> bool:
         """A turn plays whose process ended before: alone, until it has got further than then."""
-        return any(lease.counted and not lease.grew for lease in self._playing)
+        return any(lease.counted == MOST_COUNTED - 1 and not lease.grew for lease in self._playing)
 
     async def _claim(self, most: int) -> Sequence[Lease]:
         agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
@@ -188,7 +187,7 @@ class Worker:
             return await lease.commit(_failed("internal", DEFECT_SENTENCE))
 
     async def _outcome(self, lease: Lease, stage: LoopStage) -> tuple[Session | None, Outcome]:
-        session = None
+        session = past = None
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
         timer = asyncio.get_running_loop().call_later(_left_of(deadline_s, lease), stage.halt, "deadline")
         lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
@@ -211,10 +210,10 @@ class Worker:
                 session.close()
             raise
         except ServiceError as error:
-            return session, _failed(error.code, error.message)
+            return session, _with_past(_failed(error.code, error.message), past)
         except Exception:
             log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return session, _failed("internal", DEFECT_SENTENCE)
+            return session, _with_past(_failed("internal", DEFECT_SENTENCE), past)
         finally:
             timer.cancel()
             stage.close()

@@ -62,7 +62,7 @@ class Open:
 
     @property
     def suspect(self) -> bool:
-        return 0 < self.counted < MOST_COUNTED
+        return self.counted == MOST_COUNTED - 1
 
     def stop(self, wish: Wish) -> None:
         """Take the wish where it is stronger than the one that is there; its worker may or may not hear of it."""
@@ -124,7 +124,7 @@ class Played:
         self.holder, self.expired = None, False
 
     def sweep(self) -> None:
-        self.first.counted += self.first.begun and not self.first.grew
+        self.first.counted = 0 if self.first.grew else self.first.counted + self.first.begun
         self.leave()
 
     def hand_back(self) -> None:

@@ -48,7 +48,7 @@ def messages() -> Iterator[str]:
 class Heard:
     """A stage that keeps what it is told."""
 
-    halted = pausing = is_late = False
+    halted = pausing = is_late = hands_over = False
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []

@@ -60,8 +60,12 @@ class Belongings:
     def changed(self, tool: Any, before: object) -> dict[str, bytes]:
         """Give what changed with a tool's call: agents' states, and the tool's own state, or that it has one."""
         with self._lock:
-            changes = self._changed_states()
             name = self._name_of(tool)
+            try:
+                changes = self._changed_states()
+            except Exception:  # the call was made, and its result counts
+                log.exception("what %s changed cannot be kept", name, extra={"action": "state.unkept"})
+                changes = {}
             state = self._state_of(tool) if before is None else None
             if state is not None:
                 if self._tools.get(name) != state:
@@ -135,7 +139,8 @@ class Belongings:
             if not member.agent.state and member.path not in self._states:
                 continue
             before = self._states.get(member.path, {})
-            now = {name: dumps_plain(value, self._family.carries) for name, value in member.agent.state.items()}
+            state = member.agent.state.copy()  # other calls may be at it
+            now = {name: dumps_plain(value, self._family.carries) for name, value in state.items()}
             written = {name: data for name, data in now.items() if before.get(name) != data}
             gone = [name for name in before if name not in now]
             if written or gone:
@@ -213,7 +218,7 @@ def _looks_of(tool: Any) -> dict[str, tuple[int, int]]:
     """Give what tells whether a tool changed its own data; what else it holds (a client, a model) is no state."""
     return {
         name: (id(value), len(value) if hasattr(value, "__len__") else 0)
-        for name, value in vars(tool).items()
+        for name, value in vars(tool).copy().items()
         if name not in _NO_STATE and type(value) in _DATA
     }
 

@@ -99,6 +99,8 @@ class CallInProgress:
         duration_ms = self._known.duration_ms if self._known else took_ms
         call = replace(self._call, ok=error is None, duration_ms=duration_ms)
         self._recorder.note_call(call)
+        if isinstance(error, Halt) and self._recorder.hands_over:
+            return
         written = (self._key, self._written(duration_ms)) if self.effect else None
         self._recorder.tell(
             ToolReturned(

@@ -145,7 +145,10 @@ def raised(error: Exception) -> Effect:
 
 def error_of(name: str, base: str, text: str) -> Exception:
     """Make an error again: of a class of its name on the nearest built-in one, with its very words."""
-    kind: Any = type(name, (getattr(builtins, base, Exception),), {"__str__": lambda _self: text})
+    nearest: Any = getattr(builtins, base, Exception)
+    if issubclass(nearest, BaseExceptionGroup):  # is made of others, which are not kept
+        nearest = Exception
+    kind: Any = type(name, (nearest,), {"__str__": lambda _self: text})
     error: Exception = kind.__new__(kind, text)  # some constructors want more than words
     error.args = (text,)
     return error

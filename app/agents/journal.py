@@ -53,6 +53,11 @@ class Journal:
             self._done.discard(call_of(key))
             return effect
 
+    @property
+    def holds_more(self) -> bool:
+        """Tools did what the replay has not come to."""
+        return bool(self._done)
+
     def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
         return key in self._begun or all(explains(call_id) for call_id in self._done)
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from app.events import StepError, StepFinished, StepStarted, Where
 from app.records import ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from smolagents.memory import MemoryStep
     from smolagents.monitoring import TokenUsage
@@ -78,6 +79,11 @@ class Recorder:
         if self._stage.pausing:
             raise Halt
 
+    @property
+    def hands_over(self) -> bool:
+        """What is broken off goes on elsewhere, and is shown there."""
+        return self._stage.hands_over
+
     def tell(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
         told = self.unshown(event)
         if told or effect:
@@ -126,6 +132,7 @@ class Track:
         self.before_model_call: Callable[[], None] = lambda: None
         """Keeps what was finished meanwhile: a plan is shown by smolagents before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
+        self._inside = threading.local()
 
     @property
     def in_step(self) -> bool:
@@ -138,8 +145,21 @@ class Track:
         if self._where is None:
             self._open(kind)
         assert self._where
+        inside = getattr(self._inside, "call", None)
+        if inside:  # somebody's own question, in a tool or a check: numbered there, for a replay may not come there
+            inside[1] += 1
+            return self._where, f"{inside[0]}.m{inside[1]}"
         self._models += 1
         return self._where, f"{self._where.step_id}.m{self._models}"
+
+    @contextmanager
+    def inside(self, place: str) -> Iterator[None]:
+        """Let model calls of this thread be numbered in a tool call, or a check."""
+        self._inside.call = [place, 0]
+        try:
+            yield
+        finally:
+            self._inside.call = None
 
     def ask(self, calls: Iterable[tuple[str, Any]]) -> None:
         """Number the tool calls that the model asks for, so that parallel ones are told apart in its order."""
@@ -176,7 +196,8 @@ class Track:
         journal.begin(key)
         self.recorder.check()
         try:
-            effect = Effect(dumps(check()))
+            with self.inside(f"{step_id}.c{self._checks}"):
+                effect = Effect(dumps(check()))
         except Exception as error:
             self.recorder.tell(None, (key, raised(error).to_bytes()))
             raise

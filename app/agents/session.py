@@ -100,6 +100,8 @@ class AgentSession:
         finally:
             self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
             self._belongings.rest()
+        if recorder.journal.holds_more and not failure:
+            return tail.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, tail)
 
     def broken_off(self) -> Outcome:

@@ -131,8 +131,11 @@ class ToolProxy(Proxy):
             call.is_of_unknown_outcome()
             act = self._refuse
         before = keeper.before(self._real) if keeper else None
+        track = self._seat.track
+        assert track, "a turn is on"
         try:
-            return call.live(act, self._kept)
+            with track.inside(call.call_id):
+                return call.live(act, self._kept)
         finally:
             if keeper and call.effect:
                 call.effect = replace(call.effect, kept=keeper.changed(self._real, before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,26 +79,30 @@ class Keeping:
         return {name: self._open_piece(name, blob) for name, blob in kept.items()}
 
     async def past(self, fence: str) -> Past:
-        """Load what earlier attempts left; their finished steps, and variables, are taken over with it."""
+        """Load what earlier attempts left; their finished steps, and variables, are taken over with it.
+
+        They are kept also where the rest cannot be read.
+        """
         journal, log, tail = await self._load_past(fence)
         _, fresh = await self._load_variables()
         head, steps = self._start, []
         for index, blob in enumerate(tail, head.count):
             steps.append(self._open_step(blob, index))
             head = extended(head, steps[-1].type, blob)
-        pieces = {name: self._open_piece(name, blob) for name, blob in fresh.items() if blob}
+        for name, blob in fresh.items():
+            if blob:
+                self._open_piece(name, blob)
+        self._head, self._pieces = head, dict(self._pieces_before)
+        for name, blob in fresh.items():
+            self._note_piece(name, blob)
         written = {name.decode(): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
-        past = Past(
+        return Past(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
             events=await self._open_events(log),
             steps=tuple(step.data for step in steps),
             attachments=await load_images(self._desk, self._scope, steps),
         )
-        self._head = head
-        for name, blob in fresh.items():
-            self._note_piece(name, blob if name in pieces else b"")
-        return past
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
         """Take a step under the head; give it and what belongs to it as a script takes it."""
@@ -146,7 +151,8 @@ class Keeping:
         events = []
         for entry in log:
             name, _, blob = entry.partition(b"\n")
-            events.append(self._desk.log.decode(self._turn.ref, self._turn.number, 0, name.decode(), blob).event)
+            with suppress(ValueError):  # of a newer release: nothing that this one would tell again
+                events.append(self._desk.log.decode(self._turn.ref, self._turn.number, 0, name.decode(), blob).event)
             if len(events) % MOST_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others want the loop, too
         return tuple(events)

@@ -294,6 +294,11 @@ class HeldLease:
         return self._desk.sealer.seal(data, self.scope, *place)
 
 
+def _passed_s(fence: bytes, started: bytes) -> float:
+    """Tell how long ago a turn was first taken, by the server's clock: a fence ends in when it was made."""
+    return max(0, int(fence.rpartition(b":")[2]) - int(started)) / 1_000_000
+
+
 def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     desk: Desk,
     name: bytes,
@@ -335,7 +340,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         desk,
         scope=scope,
         fence=fence.decode(),
-        turn=codec.started(played, time.time() if attempt == 1 else int(started) / 1_000_000, attempt),
+        turn=codec.started(played, time.time() - _passed_s(fence, started), attempt),
         given=opened_input,
         head=opened_head,
         version=tag_of(head) if head else b"",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
 from app.agents.code.channel import Channel, ClosedError, MisbehavedError
-from app.agents.crossing import dumps, dumps_plain, loads
+from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
 from app.agents.effects import Shown, raised, without_text
 from app.agents.plain import text_of
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 MB = 1024 * 1024
 MOST_BYTES = 2**31  # of what this process itself makes
+MOST_EFFECT_BYTES = 64 * MB  # of a block's calls, and twice that of all that is kept of it
+MOST_CALLS = 100_000
 MOST_PIECES, MOST_GONE, MOST_NAME_CHARS = 10_000, 1000, 200
 _PIECE = re.compile(r"[0-9a-f]{8,64}")
 NONE_SENTENCE = "No process could be started for the code; try again."
@@ -65,6 +67,7 @@ class ChildInterpreter(PythonExecutor):
         self.seed = b""
         """What the next block draws its random numbers from."""
         self._calls: list[tuple[str, bytes]] = []
+        self._called_bytes = 0
         self.variables: dict[str, bytes] = {}
         self.gone: frozenset[str] = frozenset()
 
@@ -77,7 +80,7 @@ class ChildInterpreter(PythonExecutor):
 
     def __call__(self, code_action: str) -> CodeOutput:
         """Run a block. Raises what the interpreter would, with the same words."""
-        self.state, self.effect, self._calls = {"_print_outputs": ""}, b"", []
+        self.state, self.effect, self._calls, self._called_bytes = {"_print_outputs": ""}, b"", [], 0
         try:
             message = self._run(code_action)
             done = self._read(message)
@@ -102,7 +105,7 @@ class ChildInterpreter(PythonExecutor):
         """Go through a block that was run before: its tools are called again, for what they tell and keep."""
         self.state = {"_print_outputs": ""}
         self._gives_anew = False
-        message, error, calls = loads(effect, max_bytes=2 * MOST_BYTES)
+        message, error, calls = loads(effect, max_bytes=2 * MOST_EFFECT_BYTES)
         for name, given in calls:
             args, kwargs = loads(given, self._carries)
             with contextlib.suppress(Exception):
@@ -113,8 +116,19 @@ class ChildInterpreter(PythonExecutor):
         self._keep(done)
         return self._output(done)
 
+    def _note_call(self, name: str, given: bytes) -> None:
+        """Remember a call, for a replay; together they are bounded."""
+        if name in self._original.additional_functions:
+            return
+        self._calls.append((name, given))
+        self._called_bytes += len(given)
+        if len(self._calls) > MOST_CALLS or self._called_bytes > MOST_EFFECT_BYTES:
+            raise ValueError(f"a block may call tools {MOST_CALLS:,} times, with {MOST_EFFECT_BYTES // MB} MB in all")
+
     def _note(self, message: dict[str, Any] | None, error: str = "") -> None:
-        self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MOST_BYTES)
+        """Keep how the block went; one that is too large for that runs again after a crash."""
+        with contextlib.suppress(CannotCrossError):
+            self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MOST_EFFECT_BYTES)
 
     def _read(self, message: dict[str, Any]) -> _Done:
         return _Done.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
@@ -184,7 +198,7 @@ class ChildInterpreter(PythonExecutor):
             raise MisbehavedError("it calls what is no tool")
         try:
             args, kwargs = loads(message["given"], self._carries)
-            self._calls.append((name, message["given"]))
+            self._note_call(name, message["given"])
             with watch.paused():
                 result = without_text(self._tools[name](*args, **kwargs))
             returned = dumps_plain(result, self._carries, max_bytes=MOST_BYTES)

@@ -1,7 +1,8 @@
 -- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues. A claim counts
 -- as an attempt once its `started` is in the journal: before that nothing was done that could be done twice.
 -- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
--- A turn with a counted attempt goes to an idle worker, alone; one that is not idle reserves it and takes nothing until it is.
+-- A turn that one more counted attempt would convict goes to an idle worker, alone: so none is convicted for its neighbours. One
+-- that is not idle reserves it and takes nothing until it is.
 -- One that has waited for it for `longest_us` goes to any.
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted ...agents
 local claims, skipped, passed, at = {}, {}, 0, now()
@@ -20,24 +21,28 @@ local function oldest_ready()
   return oldest, score, place
 end
 
+local function begun(ref, turn, attempt)
+  return redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. attempt) == 1
+end
+
 local function reserve()
   if not redis.call('SET', alone, worker, 'NX', 'PX', 10000) and redis.call('GET', alone) ~= worker then return false end
   redis.call('PEXPIRE', alone, 10000)
   return true
 end
 
-while #claims < most and passed < 100 do
+while #claims < most and passed < 1000 do
   local ref, score, place = oldest_ready()
   if not ref then break end
   local conversation, turn = key('conversation', ref), redis.call('LINDEX', key('queue', ref), 0)
   local run = turn and key('run', ref, turn)
   local known = turn and redis.call('HMGET', run, 'attempts', 'counted', 'fingerprint', 'effects') or {}
   local counted = tonumber(known[2] or 0)
-  local suspect = counted > 0 and counted < tonumber(most_counted) and at - score < tonumber(longest_us)
+  local suspect = counted == most_counted - 1 and at - score < tonumber(longest_us)
   if suspect and (idle ~= '1' or #claims > 0) then
     if #claims == 0 and reserve() then break end
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
-  elseif known[3] and known[3] ~= agents[place + 1] and at - score < tonumber(patience_us) then
+  elseif known[3] and known[3] ~= agents[place + 1] and begun(ref, turn, 1) and at - score < tonumber(patience_us) then
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
   else
     redis.call('ZREM', key('ready', agents[place]), ref)
@@ -46,11 +51,11 @@ while #claims < most and passed < 100 do
       redis.call('HSET', conversation, 'fence', fence)
       redis.call('ZADD', leases, at + lease_us, ref)
       local attempt = tonumber(known[1] or 0)
-      if attempt == 0 or redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. attempt) == 1 then
+      if attempt == 0 or begun(ref, turn, attempt) then
         attempt = redis.call('HINCRBY', run, 'attempts', 1)
       end
       redis.call('HSETNX', run, 'started', at)
-      redis.call('HSETNX', run, 'fingerprint', agents[place + 1])
+      if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
       redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0)
       local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
       local head = redis.call('HMGET', conversation, 'generation', 'head')

@@ -1,5 +1,5 @@
 -- End a turn: the tail up to `count` becomes the conversation's, the record is final, the lease goes back.
--- An empty `head` leaves steps and head as they are. `packed` (if there is one) is the whole log but for the final event, in one
+-- An empty `head` leaves the head as it is, an empty `count` the steps. `packed` (if there is one) is the whole log but for the final event, in one
 -- record: it takes the place of its `logged` entries (empty: who commits does not know how many there are), and the final
 -- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
 -- With `rollback` (the number of the turn that wants it) the conversation is left as the turn found it: its first `count`
@@ -15,7 +15,7 @@ end
 local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
-if count ~= '' and (head ~= '' or rollback ~= '') then
+if count ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
   if stored < tonumber(count) then return {'gap'} end
   if count == '0' then

@@ -1,7 +1,7 @@
 -- Put conversations whose lease expired back into the ready set. A sweep that finds its own last beat long ago, or none (the
 -- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
 -- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts, unless
--- a process that lives had lost the store meanwhile.
+-- a process that lives had lost the store meanwhile; one that got on clears what was counted.
 -- ARGV: lease_us all wake
 local beat, at, taken = partition .. ':beat', now(), {}
 local last = redis.call('GETSET', beat, at)
@@ -20,7 +20,9 @@ for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and 
   if turn then
     local run = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at', 'attempts')
     local began = redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. (run[3] or '')) == 1
-    if began and claimed > outage and (run[1] or '0') == (run[2] or '0') then
+    if (run[1] or '0') ~= (run[2] or '0') then
+      redis.call('HDEL', key('run', ref, turn), 'counted')
+    elseif began and claimed > outage then
       redis.call('HINCRBY', key('run', ref, turn), 'counted', 1)
     end
     make_ready(ref, wake)
