@@ -65,12 +65,13 @@ class Pipeline:
     ) -> None:
         """Take the client to connect with, the commands that open every connection, and who hears of lost ones.
 
-        `on_return` is sent on every connection but the first.
+        `on_return` is sent on every connection but the first; what becomes of it is nobody's concern.
         """
         self._on_loss = on_loss
         self._client = client
         self._on_connect = tuple(on_connect)
         self._on_return = tuple(on_return)
+        self._was_open = False
         self._waiting: deque[tuple[Command, Answer]] = deque()
         self._sent: deque[tuple[float, Answer]] = deque()
         self._news = asyncio.Event()
@@ -90,9 +91,10 @@ class Pipeline:
             while True:
                 try:
                     connection = await self._open()
-                    pause_s = FIRST_PAUSE_S
-                    self._on_connect += self._on_return
-                    self._on_return = ()
+                    if self._was_open:
+                        for command in self._on_return:
+                            self.send(*command).add_done_callback(_hear)
+                    self._was_open, pause_s = True, FIRST_PAUSE_S
                     await self._serve(connection)
                 except (RedisError, OSError, TimeoutError) as error:
                     self._on_loss()
@@ -178,6 +180,11 @@ def _packed(command: Command) -> bytes:
     # Not redis-py's own way, which is in Python: a tenth of a short turn. (The stub means tuples of any length.)
     packed: bytes = pack_command(command)  # type: ignore[arg-type]
     return packed
+
+
+def _hear(answer: Answer) -> None:
+    if not answer.cancelled():
+        answer.exception()
 
 
 class Listener:

@@ -47,7 +47,7 @@ while #claims < most and passed < 1000 do
   else
     redis.call('ZREM', key('ready', agents[place]), ref)
     if turn then
-      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
+      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. string.format('%.0f', at)
       redis.call('HSET', conversation, 'fence', fence)
       redis.call('ZADD', leases, at + lease_us, ref)
       local attempt = tonumber(known[1] or 0)
