@@ -1014,6 +1014,7 @@ class Machine(RuleBasedStateMachine):
         assert lease.lost is not self.holds(number)
         if not self.holds(number):
             return
+        self.of(number).expired = False  # who writes is alive
         turn = self.of(number).first
         turn.write(name, effect=effect)
         turn.log += [event.type for event in events]
