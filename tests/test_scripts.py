@@ -1014,6 +1014,7 @@ class Machine(RuleBasedStateMachine):
         assert lease.lost is not self.holds(number)
         if not self.holds(number):
             return
+        self.of(number).expired = False  # who writes is alive
         turn = self.of(number).first
         turn.write(name, effect=effect)
         turn.log += [event.type for event in events]
@@ -1169,11 +1170,15 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def work_is_ready_or_leased(self) -> None:
         names = self.live()
-        asked = self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrange(LEASES, 0, -1).exists(ALONE)
+        asked = (
+            self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrangebyscore(LEASES, 1, 1).zrange(LEASES, 0, -1)
+        )
+        asked.exists(ALONE)
         for name in names:
             asked.lrange(key("queue", name), 0, -1)
-        ready, leased, reserved, *queues = asked.execute()
+        ready, expired, leased, reserved, *queues = asked.execute()
         assert reserved == (self.ready.alone is not None)
+        assert expired == sorted(str(ref_of(name)) for name, should in self.played.items() if should.expired)
         assert not set(ready) & set(leased)
         assert {*ready, *leased} == {str(ref_of(name)) for name, queue in zip(names, queues, strict=True) if queue}
         assert ready == [str(ref_of(name)) for name in self.ready.names]
