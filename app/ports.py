@@ -241,6 +241,11 @@ class Lease(Protocol):
         ...
 
     @property
+    def is_sure(self) -> bool:
+        """The store has said so lately that the lease cannot have run out. For any thread."""
+        ...
+
+    @property
     def is_over(self) -> bool:
         """Nothing can be written any more: another one holds the conversation, or the store was tampered with."""
         ...
@@ -278,8 +283,8 @@ class Scheduler(Protocol):
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool) -> Sequence[Lease]:
         """Take up to `most` ready conversations of these agents (with their fingerprints), the longest waiting first.
 
-        A turn with a counted attempt is given to an idle worker, and alone. One that another kind of agent began is
-        left for a while to a worker that has that one.
+        A turn with a counted attempt is given, alone, to an idle worker: one whose turns have all got on. One that
+        another kind of agent began is left for a while to a worker that has that one.
         """
         ...
 

@@ -86,9 +86,12 @@ class LoopStage:
             self._told.append((None, None, effect))
         written = threading.Lock()
         written.acquire()
-        self._loop.call_soon_threadsafe(self._settle, written)
-        while not written.acquire(timeout=LOOK_S):
-            if self.halted or not self._open:
+        while not self.halted:
+            self._loop.call_soon_threadsafe(self._settle, written)
+            while not written.acquire(timeout=LOOK_S):
+                if self.halted or not self._open:
+                    return
+            if self._lease.is_sure or not self._open:  # else this process stood still, and the answer is an old one
                 return
 
     def pause(self) -> None:

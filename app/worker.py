@@ -125,7 +125,8 @@ class Worker:
     async def _claim(self, most: int) -> Sequence[Lease]:
         agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
         try:
-            return await self._scheduler.claim(agents, most, idle=not self._playing)
+            # What has written an effect here would not be held guilty of a suspect's crash.
+            return await self._scheduler.claim(agents, most, idle=all(lease.grew for lease in self._playing))
         except StoreUnavailableError:
             return []
 

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -279,6 +279,7 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
         "fence": lease.fence,
         "generation": 0,
         "me": "nobody",
+        "lease_us": int(LEASE_S * 1_000_000),
         "serial": serial,
     }
     command = script("emit").command(PARTITION, tuple(item for given in entries for item in given), named)
@@ -848,6 +849,12 @@ class Claim(TypedDict):
     begins: bool
 
 
+class Writes(TypedDict):
+    size: int
+    effect: bool
+    again: bool
+
+
 class Machine(RuleBasedStateMachine):
     """Replicas that submit, play, stop, stall, die and delete in any order; `Played` says what must come of it."""
 
@@ -858,11 +865,10 @@ class Machine(RuleBasedStateMachine):
         self.era = raw.incr("era")
         if self.era % 10 == 5:
             raw.client_kill_filter(_type="pubsub")  # for a while nobody hears of a stop
-        self.lives: Counter[str] = Counter()
         self.played: defaultdict[str, Played] = defaultdict(Played)
         self.ready = Ready()
         self.held: list[HeldLease] = []
-        self.kept: dict[str, tuple[Once, str, int]] = {}
+        self.kept: dict[str, tuple[Once, Played, int]] = {}
         self.count = 0
 
     conversations = st.sampled_from(["a", "b", "c"])
@@ -870,15 +876,12 @@ class Machine(RuleBasedStateMachine):
     often = st.sampled_from([True, True, False])
     claims = st.fixed_dictionaries({"replica": replicas, "most": st.integers(1, 3), "idle": often, "begins": often})
     woken = st.none() | claims
+    writes = st.fixed_dictionaries({"size": st.integers(1, 3), "effect": often, "again": often})
     late = st.sampled_from([False, False, False, False, True])
     statuses = st.sampled_from(["finished", "failed", "cancelled", "cancelled"])
     busy = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt", "rollback"])
     keys = st.sampled_from(["k", "l"])
     requests = st.sampled_from([b"this", b"this", b"that"])
-
-    def name(self, conversation: str) -> str:
-        """Give the name of its present life: one that was deleted is refused once, then it is another."""
-        return f"{self.era}{conversation}{self.lives[conversation]}"
 
     def lease(self, data: st.DataObject) -> int:
         """Choose one that was claimed, with a bias to those that hold, or held last."""
@@ -898,15 +901,16 @@ class Machine(RuleBasedStateMachine):
 
     @rule(conversation=conversations, replica=replicas, on_busy=busy, woken=woken)
     def submit(self, conversation: str, replica: int, on_busy: OnBusy, woken: Claim | None) -> None:
-        name = self.name(conversation)
-        work = submit(self.loop.stores[replica], name, on_busy=on_busy)
-        if not self.played[name].deleted:
-            self.accept(name, work, on_busy)
-            self.wake(woken)
-            return
-        with pytest.raises(ConversationExistsError):
-            self.loop.run(work)
-        self.lives[conversation] += 1
+        name, store = f"{self.era}{conversation}", self.loop.stores[replica]
+        if self.played[name].deleted:
+            with pytest.raises(ConversationExistsError):
+                self.loop.run(submit(store, name))
+            self.see_that_all_is_over(name, self.played.pop(name))
+            self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
+        self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
+        for kept in self.kept:
+            self.recall_as(kept, replica)
+        self.wake(woken)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), replica=replicas, on_busy=busy, key=keys, request=requests)
@@ -914,22 +918,25 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live()))
         once = Once(f"{self.era}{key}", name.encode() + request)
         work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
-        known = self.kept.get(key)
+        known, should, number = self.kept.get(key, (None, self.played[name], 0))
         if known is None:
             if self.accept(name, work, on_busy):
-                self.kept[key] = (once, name, self.played[name].turns)
-        elif known[0] != once:
-            with pytest.raises(IdempotencyKeyReusedError):
+                self.kept[key] = (once, self.played[name], self.played[name].turns)
+        elif known != once or should is not self.played[name]:
+            with pytest.raises(IdempotencyKeyReusedError if known != once else ConversationNotFoundError):
                 self.loop.run(work)
         else:
-            assert self.loop.run(work) == known[2]
+            assert self.loop.run(work) == number
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data(), replica=replicas, request=st.sampled_from([None, None, b"other"]))
     def recall(self, data: st.DataObject, replica: int, request: bytes | None) -> None:
-        once, name, number = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+        self.recall_as(data.draw(st.sampled_from(sorted(self.kept))), replica, request)
+
+    def recall_as(self, key: str, replica: int, request: bytes | None = None) -> None:
+        once, should, number = self.kept[key]
         work = self.loop.stores[replica].turns.recall(Owner("local"), replace(once, request=request or once.request))
-        if request or self.played[name].deleted:
+        if request or should.deleted:
             with pytest.raises(IdempotencyKeyReusedError if request else ConversationNotFoundError):
                 self.loop.run(work)
             return
@@ -977,6 +984,13 @@ class Machine(RuleBasedStateMachine):
             if begins:
                 self.write(number, f"started:{lease.attempt}")
 
+    @precondition(lambda self: any(self.played[name].first.suspect for name in self.ready.names))
+    @rule(replica=replicas, most=st.integers(1, 3))
+    def claim_while_busy(self, replica: int, most: int) -> None:
+        """Let two workers look that both have something to do: one reserves what is suspect, the other goes past it."""
+        for worker in (replica, 1 - replica):
+            self.claim_as(worker, most, idle=False, begins=True)
+
     def take(self, number: int, lease: HeldLease) -> None:
         """See that what was claimed is the first turn of the queue, as earlier attempts left it."""
         should = self.of(number)
@@ -1008,18 +1022,22 @@ class Machine(RuleBasedStateMachine):
             turn.fresh |= step.variables
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), size=st.integers(1, 3), effect=st.booleans(), again=st.booleans(), name=st.sampled_from("xy"))
-    def emit(self, data: st.DataObject, size: int, effect: bool, again: bool, name: str) -> None:
-        """Write steps; an effect whose key is there (`again`: each claim's first ones are) is no new one."""
-        number = self.lease(data)
+    @rule(data=st.data(), given=writes)
+    def emit(self, data: st.DataObject, given: Writes) -> None:
+        self.emit_as(self.lease(data), **given)
+
+    def emit_as(self, number: int, size: int, *, effect: bool, again: bool) -> None:
+        """Write steps; an effect whose key is there (`again`) is no new one."""
         if self.holds(number) and not self.of(number).first.begun:
             self.write(number, f"started:{self.held[number].attempt}")
+        journal = self.of(number).first.journal if self.holds(number) else {}
+        known = [there for there in journal if there.startswith("step")] if again else []
         for place in range(size):
             self.count += 1
             text = str(self.count)
-            piece = {name: text.encode() if self.count % 3 else None}
+            piece = {"xy"[self.count % 2]: text.encode() if self.count % 3 else None}
             step = replace(a_step(text, self.held[number].turn.number), variables=piece)
-            self.write(number, f"step:{place if again else text}", effect=effect, step=step)
+            self.write(number, known[place % len(known)] if known else f"step:{text}", effect=effect, step=step)
 
     @precondition(lambda self: self.held)
     @rule(replica=replicas)
@@ -1035,9 +1053,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(conversation=conversations)
     def expire(self, conversation: str) -> None:
-        should = self.played[self.name(conversation)]
+        should = self.played[f"{self.era}{conversation}"]
         if should.holder is not None:
-            expire(self.raw, self.name(conversation))
+            expire(self.raw, f"{self.era}{conversation}")
             should.expired = True
 
     @precondition(lambda self: self.held)
@@ -1055,13 +1073,15 @@ class Machine(RuleBasedStateMachine):
                 self.ready.names.append(name)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), replica=replicas, late=late, woken=woken)
-    def crash(self, data: st.DataObject, replica: int, late: bool, woken: Claim | None) -> None:
-        """Let a worker be gone for a whole lease."""
-        name = self.held[self.lease(data)].turn.ref.id
-        if self.played[name].holder is not None:
-            expire(self.raw, name)
-            self.played[name].expired = True
+    @rule(data=st.data(), given=st.none() | writes, replica=replicas, late=late, woken=woken)
+    def crash(self, data: st.DataObject, given: Writes | None, replica: int, late: bool, woken: Claim | None) -> None:
+        """Let a worker be gone for a whole lease, perhaps after it wrote."""
+        number = self.lease(data)
+        if given:
+            self.emit_as(number, **given)
+        if self.holds(number):
+            expire(self.raw, self.held[number].turn.ref.id)
+            self.of(number).expired = True
         self.sweep(replica, late=late)
         self.wake(woken)
 
@@ -1132,7 +1152,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.held) > 2 * len(self.played))
     @rule(conversation=conversations, replica=replicas)
     def delete(self, conversation: str, replica: int) -> None:
-        name = self.name(conversation)
+        name = f"{self.era}{conversation}"
         should = self.played[name]
         work = self.loop.stores[replica].conversations.delete(ref_of(name))
         if not should.lives:

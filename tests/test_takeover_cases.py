@@ -92,6 +92,7 @@ CASES = {
         (4,),
         {"additional_args": {"city": "Bern", "numbers": [1]}},
     ),
+    "max steps": Case("teller", _two, (5,), {"max_steps": 2}),
     "model error": Case("teller", lambda at: [noting(at, "a"), {"raise": f"kaputt {at}"}], (3,)),
     "agents at once": Case(
         "boss", lambda at: [{"call": [["helper", {"task": json.dumps([*_two(at)[:2], {"say": at}])}]] * 3}, DONE], (12,)
@@ -124,7 +125,8 @@ class Resumed:
             bare.run(json.dumps(script), reset=False)
         images = [PIL.Image.open(io.BytesIO(base64.b64decode(image))) for image in it.body.get("images", ())]
         given = json.loads(json.dumps(it.body.get("additional_args")))
-        bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given)
+        most = it.body.get("max_steps")
+        bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]
         return bool(shown == bare.run(json.dumps([{"prompt": True}]), reset=False))
 
@@ -267,6 +269,13 @@ def test_what_came_with_the_message_is_there_in_the_replay(resumed: Resumed, nam
         noted = Counter(call for call in ledger.calls if call.startswith("note"))
         assert noted == {"note Bern": 1, "note [1, 2]": 2}
     assert resumed.is_shown_the_same(name)
+
+
+def test_an_answer_that_is_forced_is_forced_in_the_replay(resumed: Resumed) -> None:
+    turn, ledger = resumed.turn("max steps", repeated=[False, False])
+    assert (turn["reply"], turn["state"], turn["steps"]) == ("forced answer", "max_steps_error", 3)
+    assert [call for call in ledger.calls if call.startswith("note")] == ["note a", "note b"]
+    assert resumed.is_shown_the_same("max steps")
 
 
 def test_a_model_that_fails_again_fails_the_turn_with_its_finished_steps(resumed: Resumed) -> None:

@@ -392,3 +392,26 @@ def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) 
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
         assert [call["repeated"] for call in ended["tool_calls"]] == [True, False]
         assert it.ledger.calls.count("note b") == 1
+
+
+def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got_further(tmp_path: Path) -> None:
+    doomed = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        doomed.append(doom(tmp_path / str(number), 1, 4))
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    for it in doomed:
+        hand_in(service, it)
+    killed(service, doomed)
+    with service:
+        try:
+            until(lambda: any(it.ledger.reached == 4 for it in doomed))
+            path = str(Ledger.at(tmp_path / "innocent.ledger").path)
+            innocent = begin(service, noting(path, "x"), DONE, agent="teller")
+            assert over(service, innocent, 10)["reply"] == "done"
+            until(lambda: all(it.ledger.reached == 4 for it in doomed), 10)
+        finally:
+            for it in doomed:
+                it.ledger.go()
+        assert [over(service, it.turn)["reply"] for it in doomed] == ["done", "done"]

@@ -42,7 +42,7 @@ class Owner(Protocol):
         """Send entries, of which the first is number `serial`."""
         ...
 
-    def written(self, entries: list[Entry], seqs: list[int]) -> None:
+    def written(self, entries: list[Entry], seqs: list[int], sent_at: float) -> None:
         """The store has these; `seqs` are the numbers of their events, 0 for one that was there before."""
         ...
 
@@ -108,10 +108,11 @@ class Backlog:
             return
         batch = list(self._entries)[-self._unsent :]
         self._unsent = 0
+        sent_at = time.monotonic()
         answer = self._owner.send(batch[0].serial, [argument for entry in batch for argument in entry.arguments])
-        answer.add_done_callback(lambda answer: self._answered(answer, batch))
+        answer.add_done_callback(lambda answer: self._answered(answer, batch, sent_at))
 
-    def _answered(self, answer: Answer, batch: list[Entry]) -> None:
+    def _answered(self, answer: Answer, batch: list[Entry], sent_at: float) -> None:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost":
@@ -124,13 +125,13 @@ class Backlog:
                 self._loop.call_later(RETRY_S, self.send)
             self.send_again()
         else:
-            self._note_written(batch, rest[0])
+            self._note_written(batch, rest[0], sent_at)
 
-    def _note_written(self, batch: list[Entry], seqs: list[int]) -> None:
+    def _note_written(self, batch: list[Entry], seqs: list[int], sent_at: float) -> None:
         while self._entries and self._entries[0].serial <= batch[-1].serial:
             self._entries.popleft()
         self._unsent = min(self._unsent, len(self._entries))
-        self._owner.written(batch, seqs)
+        self._owner.written(batch, seqs, sent_at)
         self._tell_awaiting()
 
     def _tell_awaiting(self) -> None:

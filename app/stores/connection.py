@@ -60,11 +60,17 @@ class Pipeline:
     so whoever sent it decides whether it may be sent again. Commands wait for a connection that is being made.
     """
 
-    def __init__(self, client: Redis, on_connect: Iterable[Command], on_loss: Callable[[], None]) -> None:
-        """Take the client to connect with, the commands that open every connection, and who hears of lost ones."""
+    def __init__(
+        self, client: Redis, on_connect: Iterable[Command], on_return: Iterable[Command], on_loss: Callable[[], None]
+    ) -> None:
+        """Take the client to connect with, the commands that open every connection, and who hears of lost ones.
+
+        `on_return` is sent on every connection but the first.
+        """
         self._on_loss = on_loss
         self._client = client
         self._on_connect = tuple(on_connect)
+        self._on_return = tuple(on_return)
         self._waiting: deque[tuple[Command, Answer]] = deque()
         self._sent: deque[tuple[float, Answer]] = deque()
         self._news = asyncio.Event()
@@ -85,6 +91,8 @@ class Pipeline:
                 try:
                     connection = await self._open()
                     pause_s = FIRST_PAUSE_S
+                    self._on_connect += self._on_return
+                    self._on_return = ()
                     await self._serve(connection)
                 except (RedisError, OSError, TimeoutError) as error:
                     self._on_loss()

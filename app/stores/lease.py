@@ -95,7 +95,11 @@ class HeldLease:
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() > self._held_until or self._backlog.is_late
+        return not self.is_sure or self._backlog.is_late
+
+    @property
+    def is_sure(self) -> bool:
+        return time.monotonic() <= self._held_until
 
     @property
     def is_over(self) -> bool:
@@ -196,11 +200,13 @@ class HeldLease:
             fence=self.fence,
             generation=self._keeping.generation,
             me=self._desk.channel,
+            lease_us=int(self._desk.lease_s * 1_000_000),
             serial=serial,
         )
 
-    def written(self, entries: list[Entry], seqs: list[int]) -> None:
+    def written(self, entries: list[Entry], seqs: list[int], sent_at: float) -> None:
         """Tell the readers of this process what the store has now."""
+        self.confirm(sent_at)
         self.grew |= any(entry.is_effect for entry in entries)
         for seq, event in zip(seqs, (event for entry in entries for event in entry.events), strict=True):
             if seq:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_UNHEARD = 1000
+LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
 
 
 class Scheduler:
@@ -66,6 +67,7 @@ class Scheduler:
             most=most,
             idle=int(idle),
             patience_us=int(self._patience_s * 1_000_000),
+            longest_us=int(LONGEST_ALONE_S * 1_000_000),
             most_counted=MOST_COUNTED,
         )
         leases = [open_lease(self._desk, *fields) for fields in found]

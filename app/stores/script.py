@@ -74,8 +74,8 @@ class Scripts:
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list past patch peek recall renew show steps submit sweep "
-    "turns variables watch"
+    "cancel claim commit create delete emit hand_back images list outage past patch peek recall renew show steps "
+    "submit sweep turns variables watch"
 ).split()
 
 

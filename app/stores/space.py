@@ -16,7 +16,7 @@ from app.stores.first_look import look_at
 from app.stores.idempotency import Pepper
 from app.stores.log import Log
 from app.stores.scheduler import Scheduler
-from app.stores.script import Scripts, load_commands
+from app.stores.script import Scripts, load_commands, script
 from app.stores.turns import Turns
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ async def open_store(
     channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
     try:
         server, pepper = await look_at(client, sealer, PARTITION, (channel, stop, wake))
-        pipeline = Pipeline(client, load_commands(), on_loss)
+        away = script("outage").command(PARTITION, (), {"lease_us": int(lease_s * 1_000_000)})
+        pipeline = Pipeline(client, load_commands(), [away], on_loss)
         scripts = Scripts(pipeline, PARTITION)
         turn_log = Log(scripts, sealer, channel)
         desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s, lease_s)

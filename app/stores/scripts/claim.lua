@@ -2,7 +2,8 @@
 -- as an attempt once its `started` is in the journal: before that nothing was done that could be done twice.
 -- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
 -- A turn with a counted attempt goes to an idle worker, alone; one that is not idle reserves it and takes nothing until it is.
--- ARGV: worker lease_us most idle patience_us most_counted ...agents
+-- One that has waited for it for `longest_us` goes to any.
+-- ARGV: worker lease_us most idle patience_us longest_us most_counted ...agents
 local claims, skipped, passed, at = {}, {}, 0, now()
 local alone = partition .. ':alone'
 most = tonumber(most)
@@ -32,7 +33,7 @@ while #claims < most and passed < 100 do
   local run = turn and key('run', ref, turn)
   local known = turn and redis.call('HMGET', run, 'attempts', 'counted', 'fingerprint', 'effects') or {}
   local counted = tonumber(known[2] or 0)
-  local suspect = counted > 0 and counted < tonumber(most_counted)
+  local suspect = counted > 0 and counted < tonumber(most_counted) and at - score < tonumber(longest_us)
   if suspect and (idle ~= '1' or #claims > 0) then
     if #claims == 0 and reserve() then break end
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1

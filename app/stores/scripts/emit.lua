@@ -4,8 +4,10 @@
 -- (or two empty strings), n and n (name, sealed attachment) pairs, k and k (name, sealed piece of variables, or empty for one
 -- that is gone) pairs, m and m (name, sealed event) pairs.
 -- A step or an event that does not follow on the stored ones is a gap; what came before it in the call was written.
--- ARGV: ref turn fence generation me serial ...entries
+-- Who writes is alive: the lease is extended.
+-- ARGV: ref turn fence generation me lease_us serial ...entries
 if not holds(ref, fence) then return {'lost'} end
+redis.call('ZADD', leases, 'XX', now() + lease_us, ref)
 local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
 local images, fresh_variables = key('images', ref), key('fresh', ref, generation)
 local written, number, seqs, i = tonumber(redis.call('HGET', run, 'written') or 0), tonumber(serial), {}, 1

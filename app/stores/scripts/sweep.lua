@@ -1,6 +1,7 @@
 -- Put conversations whose lease expired back into the ready set. A sweep that finds its own last beat long ago, or none (the
 -- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
--- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts.
+-- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts, unless
+-- a process that lives had lost the store meanwhile.
 -- ARGV: lease_us all wake
 local beat, at, taken = partition .. ':beat', now(), {}
 local last = redis.call('GETSET', beat, at)
@@ -10,14 +11,18 @@ if all ~= '1' and (not last or at - last > lease_us / 2) then
   end
   return taken
 end
+local outage = all ~= '1' and tonumber(redis.call('GET', partition .. ':outage') or 0) or 0
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and '+inf' or at, 'LIMIT', 0, 100)) do
+  local claimed = tonumber(string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(%d+)$') or 0)
   redis.call('ZREM', leases, ref)
   redis.call('HDEL', key('conversation', ref), 'fence')
   local turn = redis.call('LINDEX', key('queue', ref), 0)
   if turn then
     local run = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at', 'attempts')
     local began = redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. (run[3] or '')) == 1
-    if began and (run[1] or '0') == (run[2] or '0') then redis.call('HINCRBY', key('run', ref, turn), 'counted', 1) end
+    if began and claimed > outage and (run[1] or '0') == (run[2] or '0') then
+      redis.call('HINCRBY', key('run', ref, turn), 'counted', 1)
+    end
     make_ready(ref, wake)
     taken[#taken + 1] = ref
   end
