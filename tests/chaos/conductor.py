@@ -28,7 +28,7 @@ SHARES = {
     "stall": 3,
     "delay": 3,
 }
-PAUSE_S = (0.1, 0.8)
+PAUSE_S = (0.3, 1.4)  # a turn that is hit three times before it gets anywhere is given up, as it should be
 STOPPED_S = (0.2, 3.0)
 FROZEN_S = (0.2, 2.5)
 STALLED_S = (0.2, 2.0)
