@@ -62,16 +62,21 @@ class Gate:
         body = await _whole(receive, self._max_body_bytes)
         if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
             raise MalformedError
-        sent = False
+        return again(body, receive)
 
-        async def again() -> Message:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
-        return again
+def again(body: bytes, receive: Receive) -> Receive:
+    """Give a body that was read once more, then what comes."""
+    sent = False
+
+    async def once_more() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return once_more
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:

@@ -10,11 +10,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from app.web.common import owner_of
+from app.web.gate import again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class LeanRoute(APIRoute):
                 await response(scope, receive, send)
                 return
             if self._body:
-                receive = _again(sent, receive)
+                receive = again(sent, receive)
         await super().handle(scope, receive, send)
 
     async def _arguments(self, request: Request, sent: bytes) -> dict[str, Any] | None:
@@ -104,17 +105,3 @@ def _read(parameters: list[_Parameter], given: Mapping[str, Any], found: dict[st
         if wrong:
             return False
     return True
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Give the body once more, then what comes."""
-    sent = False
-
-    async def again() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
