@@ -50,7 +50,7 @@ class CallInProgress:
     def recall(self, kind: str, arguments: Any) -> Effect | None:
         """Give what an earlier attempt wrote of this very call; None where it is to be made."""
         journal = self._recorder.journal
-        self._key = f"{kind}:{self.call_id}:{digest_of(self._call.name, arguments)}"
+        self._key = f"{kind}:{self.call_id}:{self._call.name}:{digest_of(self._call.name, arguments)}"
         written = journal.take(self._key, self._explains)
         known = Effect.from_bytes(written) if written is not None else None
         if known and not known.is_opaque:

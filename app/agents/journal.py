@@ -32,6 +32,7 @@ class Journal:
         self._effects = dict(past.effects) if past else {}
         self._begun = {name.removeprefix(BEGUN) for name in past.begun} if past else set()
         self._begun_places = {_place_of(key) for key in self._begun}
+        self._begun_calls = {call_of(key): _place_of(key) for key in self._begun if key.startswith(_TOOLS)}
         self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
         self._lock = threading.Lock()
         self.diverged = False
@@ -47,7 +48,7 @@ class Journal:
             return None
         with self._lock:
             effect = self._effects.pop(key, None)
-            if effect is None and (call_of(key) in self._done or not self._may_be_new(key, explains)):
+            if effect is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
                 self.diverged = True
                 raise DivergedError
             self._done.discard(call_of(key))
@@ -57,6 +58,10 @@ class Journal:
     def holds_more(self) -> bool:
         """Tools did what the replay has not come to."""
         return bool(self._done)
+
+    def _may_be_made(self, key: str) -> bool:
+        """Tell whether this call is not on record, nor in flight, as one of other arguments, or of another tool."""
+        return call_of(key) not in self._done and self._begun_calls.get(call_of(key), _place_of(key)) == _place_of(key)
 
     def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
         return key in self._begun or all(explains(call_id) for call_id in self._done)
@@ -109,7 +114,7 @@ def _canonical(asked: Any) -> bytes:
 
 
 def _place_of(name: str) -> str:
-    """Give a key without its digest."""
+    """Give a key without its digest: the call's place, and what it calls."""
     return name.rpartition(":")[0]
 
 

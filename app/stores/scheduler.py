@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_UNHEARD = 1000
+_STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, and why
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
 
 
@@ -82,9 +84,10 @@ class Scheduler:
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
         """A turn that this worker plays is to be stopped."""
-        scope, turn, why, *_ = *payload.split(b"\n"), b"", b""
-        if not turn.isdigit():
+        match = _STOP.fullmatch(payload)
+        if match is None:
             return
+        scope, turn, why = match.groups()
         name = (scope.decode(errors="replace"), int(turn))
         if lease := self._held.get(name):
             lease.cancel(why)
