@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 import pytest
+from redis import Redis
 
 from tests import ledgers
 from tests.doomed import DONE, SETTINGS, Doomed, killed, noting
 from tests.ledgers import Ledger
 from tests.service import Service
 from tests.streaming import log_of, place
-from tests.test_store import begin, over, png
+from tests.test_store import begin, names_of, over, png, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,6 +149,9 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         if turn:
             it.body["conversation_id"] = turn["conversation_id"]
         it.turn = begin(service, *it.script, agent=it.agent, **it.body)
+    with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+        # Its record is made of what was shown, and what nobody watches is shown a moment later.
+        until(lambda: names_of(raw, doomed["time"].turn).count("tool.call") == 5, 30)
     twice = [doomed[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(doomed.values()), twice):
         killed(service, those)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_UNHEARD = 1000
-_STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, and why
+_STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
 
 
@@ -87,7 +87,7 @@ class Scheduler:
         match = _STOP.fullmatch(payload)
         if match is None:
             return
-        scope, turn, why = match.groups()
+        scope, turn, why = match.groups(b"")
         name = (scope.decode(errors="replace"), int(turn))
         if lease := self._held.get(name):
             lease.cancel(why)
