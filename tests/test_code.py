@@ -245,7 +245,7 @@ def test_a_stop_ends_a_block_whatever_it_does(service: Service, what: str) -> No
 
 
 def test_a_deadline_ends_blocks_whatever_they_do(service: Service) -> None:
-    turns = [begin(service, *code("kept = 1", block), agent="whole", deadline_s=1) for block in BLOCKS.values()]
+    turns = [begin(service, *code("kept = 1", block), agent="whole", deadline_s=3) for block in BLOCKS.values()]
     for turn in [over(service, turn) for turn in turns]:
         assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "deadline_exceeded", 1)
     until_none(service)
