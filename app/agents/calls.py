@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from app.agents.effects import Effect, error_of, raised
+from app.agents.effects import error_of, raised, words_of
 from app.agents.halt import Halt
 from app.agents.journal import digest_of
 from app.agents.texts import as_text, shortened, shown
@@ -15,6 +15,7 @@ from app.events import ToolCalled, ToolReturned
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from app.agents.effects import Effect
     from app.agents.recorder import Recorder
     from app.events import Where
     from app.records import ToolCall
@@ -51,8 +52,7 @@ class CallInProgress:
         """Give what an earlier attempt wrote of this very call; None where it is to be made."""
         journal = self._recorder.journal
         self._key = f"{kind}:{self.call_id}:{self._call.name}:{digest_of(self._call.name, arguments)}"
-        written = journal.take(self._key, self._explains)
-        known = Effect.from_bytes(written) if written is not None else None
+        known = journal.take(self._key, self._explains)
         if known and not known.is_opaque:
             self._known = known
             self._call = replace(self._call, repeated=known.repeated)
@@ -123,9 +123,4 @@ class CallInProgress:
 
 
 def _words(error: BaseException) -> str:
-    if isinstance(error, Halt):
-        return "stopped"
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
-        return type(error).__name__
+    return "stopped" if isinstance(error, Halt) else f"{type(error).__name__}: {words_of(error)}"

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from app.agents.crossing import CannotCrossError, canonical
+from app.agents.effects import Effect
 from app.agents.halt import DivergedError
 from app.agents.plain import plain
 
@@ -30,14 +31,13 @@ class Journal:
     def __init__(self, stage: Stage, past: Past | None) -> None:
         self._stage = stage
         self._effects = dict(past.effects) if past else {}
-        self._begun = {name.removeprefix(BEGUN) for name in past.begun} if past else set()
-        self._begun_places = {_place_of(key) for key in self._begun}
-        self._begun_calls = {call_of(key): _place_of(key) for key in self._begun if key.startswith(_TOOLS)}
+        begun = [name.removeprefix(BEGUN) for name in past.begun if name.startswith(BEGUN)] if past else []
+        self._begun = {call_of(key): _place_of(key) for key in begun}
         self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
         self._lock = threading.Lock()
         self.diverged = False
 
-    def take(self, key: str, explains: Callable[[str], bool]) -> bytes | None:
+    def take(self, key: str, explains: Callable[[str], bool]) -> Effect | None:
         """Give what an earlier attempt wrote under a key, or nothing: then the call is to be made.
 
         Raises `DivergedError` where this very call was made for something else, and where calls are left that were made
@@ -47,12 +47,12 @@ class Journal:
         if not self._effects:
             return None
         with self._lock:
-            effect = self._effects.pop(key, None)
-            if effect is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
+            written = self._effects.pop(key, None)
+            if written is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
                 self.diverged = True
                 raise DivergedError
             self._done.discard(call_of(key))
-            return effect
+            return None if written is None else Effect.from_bytes(written)
 
     @property
     def holds_more(self) -> bool:
@@ -61,17 +61,17 @@ class Journal:
 
     def _may_be_made(self, key: str) -> bool:
         """Tell whether this call is not on record, nor in flight, as one of other arguments, or of another tool."""
-        return call_of(key) not in self._done and self._begun_calls.get(call_of(key), _place_of(key)) == _place_of(key)
+        return call_of(key) not in self._done and (call_of(key) not in self._begun or self.was_begun(key))
 
     def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
-        return key in self._begun or all(explains(call_id) for call_id in self._done)
+        return self.was_begun(key) or all(explains(call_id) for call_id in self._done)
 
     def was_begun(self, key: str) -> bool:
         """Tell whether an earlier attempt made this call, as far as is known, and did not see its end.
 
         Also where it asked for something else (the time, say): that may have had its effect.
         """
-        return _place_of(key) in self._begun_places
+        return self._begun.get(call_of(key)) == _place_of(key)
 
     def begin(self, key: str) -> None:
         """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""

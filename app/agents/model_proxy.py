@@ -15,7 +15,6 @@ from smolagents.models import (
 )
 
 from app.agents.code_text import CodeText
-from app.agents.effects import Effect
 from app.agents.json_text import JsonText
 from app.agents.messages import message_in, of_error, of_message
 from app.agents.plain import plain, text_of
@@ -91,8 +90,7 @@ class ModelProxy(Proxy):
     def _once(self, track: Track, call_id: str, telling: Telling, ask: Callable[[], ChatMessage]) -> ChatMessage:
         """Give what an earlier attempt was told, or ask; an answer is written before the agent acts upon it."""
         recorder, key = track.recorder, f"model:{call_id}"
-        written = recorder.journal.take(key, track.explains(0))
-        known = Effect.from_bytes(written) if written is not None else None
+        known = recorder.journal.take(key, track.explains(0))
         if known and not known.is_opaque:
             message = message_in(known)
             telling.whole(message)

@@ -190,9 +190,8 @@ class Track:
         self._checks += 1
         step_id = self._where.step_id if self._where else str(self._steps)
         key, journal = f"check:{step_id}.c{self._checks}", self.recorder.journal
-        written = journal.take(key, lambda _: True)
-        if written is not None:
-            return bool(Effect.from_bytes(written).outcome(()))
+        if known := journal.take(key, lambda _: True):
+            return bool(known.outcome(()))
         journal.begin(key)
         self.recorder.check()
         try:

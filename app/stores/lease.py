@@ -294,18 +294,13 @@ class HeldLease:
         return self._desk.sealer.seal(data, self.scope, *place)
 
 
-def _passed_s(fence: bytes, started: bytes) -> float:
-    """Tell how long ago a turn was first taken, by the server's clock: a fence ends in when it was made."""
-    return max(0, int(fence.rpartition(b":")[2]) - int(started)) / 1_000_000
-
-
 def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     desk: Desk,
     name: bytes,
     number: bytes,
     fence: bytes,
     attempt: int,
-    started: bytes,
+    passed_us: int,
     record: bytes,
     given: bytes,
     generation: bytes,
@@ -340,7 +335,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         desk,
         scope=scope,
         fence=fence.decode(),
-        turn=codec.started(played, time.time() - _passed_s(fence, started), attempt),
+        turn=codec.started(played, time.time() - passed_us / 1_000_000, attempt),
         given=opened_input,
         head=opened_head,
         version=tag_of(head) if head else b"",

@@ -47,7 +47,7 @@ while #claims < most and passed < 1000 do
   else
     redis.call('ZREM', key('ready', agents[place]), ref)
     if turn then
-      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. string.format('%.0f', at)
+      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
       redis.call('HSET', conversation, 'fence', fence)
       redis.call('ZADD', leases, at + lease_us, ref)
       local attempt = tonumber(known[1] or 0)
@@ -56,10 +56,10 @@ while #claims < most and passed < 1000 do
       end
       redis.call('HSETNX', run, 'started', at)
       if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
-      redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0)
+      redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0, 'claimed', at)
       local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
       local head = redis.call('HMGET', conversation, 'generation', 'head')
-      claims[#claims + 1] = {ref, turn, fence, attempt, state[1], redis.call('LINDEX', key('turns', ref), turn - 1) or '',
+      claims[#claims + 1] = {ref, turn, fence, attempt, at - state[1], redis.call('LINDEX', key('turns', ref), turn - 1) or '',
         state[2] or '', head[1], head[2] or '', redis.call('LLEN', key('steps', ref, head[1])),
         redis.call('LLEN', key('log', ref, turn)), state[3] or '', redis.call('SMEMBERS', key('watch', ref, turn)),
         redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4]}

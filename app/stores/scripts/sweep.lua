@@ -13,16 +13,15 @@ if all ~= '1' and (not last or at - last > lease_us / 2) then
 end
 local outage = all ~= '1' and tonumber(redis.call('GET', partition .. ':outage') or 0) or 0
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and '+inf' or at, 'LIMIT', 0, 100)) do
-  local claimed = tonumber(string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(%d+)$') or 0)
   redis.call('ZREM', leases, ref)
   redis.call('HDEL', key('conversation', ref), 'fence')
   local turn = redis.call('LINDEX', key('queue', ref), 0)
   if turn then
-    local run = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at', 'attempts')
+    local run = redis.call('HMGET', key('run', ref, turn), 'effects', 'effects_at', 'attempts', 'claimed')
     local began = redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. (run[3] or '')) == 1
     if (run[1] or '0') ~= (run[2] or '0') then
       redis.call('HDEL', key('run', ref, turn), 'counted')
-    elseif began and claimed > outage then
+    elseif began and tonumber(run[4]) > outage then
       redis.call('HINCRBY', key('run', ref, turn), 'counted', 1)
     end
     make_ready(ref, wake)
