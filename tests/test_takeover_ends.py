@@ -237,6 +237,8 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(tmp_path: Pa
         ended = over(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "seal_broken", 2)
         assert it.ledger.calls == it.calls
+        assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
+        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
         assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 

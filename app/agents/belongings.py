@@ -37,13 +37,16 @@ class Belongings:
         self._told: frozenset[str] = frozenset(json.loads(pieces.get(f":{TOLD}", b"[]")))
         self._lock = threading.Lock()
         self._states: dict[str, dict[str, bytes]] = {}
-        self._tools: dict[str, bytes] = {}
-        self._changing: set[str] = set()
+        self._own: dict[str, bytes] = {}
+        """The pieces of tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
         for member in family.members:
             self._restore(member)
             member.seat.keeper = self
+        for piece, data in pieces.items():
+            if piece.partition(":")[2].startswith((TOOL, RESET)):
+                self._restore_tool(piece, data)
 
     def changes(self) -> dict[str, bytes | None]:
         """Give the pieces that are new, other or gone (None) since they were last given, or were kept."""
@@ -60,7 +63,7 @@ class Belongings:
     def changed(self, tool: Any, before: object) -> dict[str, bytes]:
         """Give what changed with a tool's call: agents' states, and the tool's own state, or that it has one."""
         with self._lock:
-            name = self._name_of(tool)
+            path, name = self._place_of(tool)
             try:
                 changes = self._changed_states()
             except Exception:  # the call was made, and its result counts
@@ -68,25 +71,22 @@ class Belongings:
                 changes = {}
             state = self._state_of(tool) if before is None else None
             if state is not None:
-                if self._tools.get(name) != state:
-                    changes[TOOL + name] = self._tools[name] = state
+                if self._own.get(path + TOOL + name) != state:
+                    changes[path + TOOL + name] = self._own[path + TOOL + name] = state
             elif before != _looks_of(tool):
-                self._changing.add(name)
-                changes[RESET + name] = b""
+                changes[path + RESET + name] = self._own[path + RESET + name] = b"1"
             return changes
 
     def change(self, kept: dict[str, bytes]) -> None:
         """Make the changes of a call that is not made again."""
         with self._lock:
-            for name, data in kept.items():
-                kind, _, place = name.partition(":")
-                if kind == STATE:
-                    self._change_state(place, data)
-                elif kind == TOOL.rstrip(":"):
-                    self._set_tool(place, data)
+            for piece, data in kept.items():
+                path, _, rest = piece.partition(":")
+                if rest == STATE:
+                    self._change_state(path, data)
                 else:
-                    self._changing.add(place)
-                    self._reset.add(place)
+                    self._restore_tool(piece, data)
+                    self._own[piece] = data
 
     def begin_turn(self) -> str:
         """Give what the model must be told of the turns before; from now on `dropped` names what this turn loses."""
@@ -106,8 +106,7 @@ class Belongings:
 
         A tool that lost a state of its own, since it cannot give it, is `tool:NAME`.
         """
-        tools = (f"{TOOL}{_shown(name)}" for name in self._reset)
-        return (*sorted(self._gone() - self._gone_before), *sorted(tools))
+        return (*sorted(self._gone() - self._gone_before), *sorted(TOOL + name for name in self._reset))
 
     def rest(self) -> None:
         """End the interpreters' processes: the turn is over."""
@@ -126,12 +125,22 @@ class Belongings:
                 if name.startswith(start + PIECE)
             }
             member.interpreter.variables, member.interpreter.gone = pieces, frozenset(names)
-        for name, data in self._kept.items():
-            path, _, rest = name.partition(":")
-            if path == member.path and rest.startswith(TOOL):
-                self._set_tool(f"{path}:{rest.removeprefix(TOOL)}", data)
-            elif path == member.path and rest.startswith(RESET):
-                self._reset.add(f"{path}:{rest.removeprefix(RESET)}")
+
+    def _restore_tool(self, piece: str, data: bytes) -> None:
+        """Give a tool the state that it gave; one that changed and gave none has lost it."""
+        path, _, rest = piece.partition(":")
+        kind, _, name = rest.partition(":")
+        if kind + ":" == RESET:
+            self._reset.add(f"{path}.{name}" if path else name)
+            return
+        member = next((member for member in self._family.members if member.path == path), None)
+        tool: Any = unproxied(member.agent.tools.get(name)) if member else None
+        try:
+            tool.set_state(loads(data, self._family.carries))
+            self._own[piece] = data
+        except Exception:
+            log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
+            self._reset.add(f"{path}.{name}" if path else name)
 
     def _changed_states(self) -> dict[str, bytes]:
         changes = {}
@@ -145,7 +154,7 @@ class Belongings:
             gone = [name for name in before if name not in now]
             if written or gone:
                 self._states[member.path] = now
-                changes[f"{STATE}:{member.path}"] = dumps([written, gone])
+                changes[f"{member.path}:{STATE}"] = dumps([written, gone])
         return changes
 
     def _change_state(self, path: str, data: bytes) -> None:
@@ -159,23 +168,13 @@ class Belongings:
             known.pop(name, None)
             member.agent.state.pop(name, None)
 
-    def _name_of(self, tool: Any) -> str:
+    def _place_of(self, tool: Any) -> tuple[str, str]:
+        """Give the beginning of a tool's pieces, and its name."""
         for member in self._family.members:
             for name, one in member.agent.tools.items():
                 if unproxied(one) is tool:
-                    return f"{member.path}:{name}"
-        return f":{tool.name}"
-
-    def _set_tool(self, place: str, data: bytes) -> None:
-        path, _, name = place.partition(":")
-        member = next((member for member in self._family.members if member.path == path), None)
-        tool: Any = unproxied(member.agent.tools.get(name)) if member else None
-        try:
-            tool.set_state(loads(data, self._family.carries))
-            self._tools[place] = data
-        except Exception:
-            log.exception("the tool %s could not take its state", place, extra={"action": "tool.reset"})
-            self._reset.add(place)
+                    return f"{member.path}:", name
+        return ":", tool.name
 
     def _state_of(self, tool: Any) -> bytes | None:
         """Ask a tool for its state; nothing where that fails: then it counts as one that cannot be kept."""
@@ -194,10 +193,7 @@ class Belongings:
                     yield f"{member.path}:{PIECE}{name}", data
                 if member.interpreter.gone:
                     yield f"{member.path}:{GONE}", json.dumps(sorted(member.interpreter.gone)).encode()
-        for kind, places in ((TOOL, self._tools), (RESET, dict.fromkeys(self._changing, b"1"))):
-            for place, data in places.items():
-                path, _, tool = place.partition(":")
-                yield f"{path}:{kind}{tool}", data
+        yield from self._own.items()
         if self._told:
             yield f":{TOLD}", json.dumps(sorted(self._told)).encode()
 
@@ -221,11 +217,6 @@ def _looks_of(tool: Any) -> dict[str, tuple[int, int]]:
         for name, value in vars(tool).copy().items()
         if name not in _NO_STATE and type(value) in _DATA
     }
-
-
-def _shown(place: str) -> str:
-    path, _, name = place.partition(":")
-    return f"{path}.{name}" if path else name
 
 
 def _state(state: dict[str, Any], carries: tuple[type, ...]) -> bytes:
