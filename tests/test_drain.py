@@ -84,6 +84,16 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
         assert goes_on(service, it, ended)
 
 
+def told_to_end_amid(service: Service, it: Doomed) -> None:
+    """Play a turn until it stands still at its call, ask its process to end, and let the call go."""
+    it.turn = begin(service, *it.script, agent=it.agent)
+    until(lambda: it.ledger.stands)
+    service.process.send_signal(signal.SIGTERM)
+    until(lambda: "stopping" in service.log())
+    it.ledger.go()
+    assert service.process.wait(15) == 0
+
+
 def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "turn.ledger", 3)
     path = str(ledger.path)
@@ -91,12 +101,7 @@ def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path)
     it = Doomed(ledger, "boss", [{"call": [["helper", {"task": task}]]}, noting(path, "c"), DONE])
     service = Service(tmp_path / "service", SETTINGS | LEASE)
     with service:
-        it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: it.ledger.stands)
-        service.process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping" in service.log())
-        it.ledger.go()
-        assert service.process.wait(15) == 0
+        told_to_end_amid(service, it)
     assert called(it) == ["model", "model", "note a", "model", "note b", "model"]
     with service:
         ended = over(service, it.turn)
@@ -110,12 +115,7 @@ def test_a_plan_that_is_made_is_kept(tmp_path: Path) -> None:
     it = doom(tmp_path, 1, agent="planner")
     service = Service(tmp_path / "service", SETTINGS | LEASE)
     with service:
-        it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: it.ledger.stands)
-        service.process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping" in service.log())
-        it.ledger.go()
-        assert service.process.wait(15) == 0
+        told_to_end_amid(service, it)
     assert called(it) == ["model"]
     with service:
         ended = over(service, it.turn)
