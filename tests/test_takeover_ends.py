@@ -242,6 +242,23 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(tmp_path: Pa
         assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 
+def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(
+    tmp_path: Path, server: Server
+) -> None:
+    it = doom(tmp_path, 4)
+    service = Service(tmp_path / "service", SETTINGS | server.settings)
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    raw, steps = server.client(), f"{P}:steps:local/{it.turn['conversation_id']}:0"
+    raw.lset(steps, -1, b"x" * 60)
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "seal_broken", 0)
+        assert raw.llen(steps) == 0
+        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+
+
 @pytest.mark.parametrize("agent", ["teller", "writer"])
 def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
     tmp_path: Path, server: Server, agent: str
