@@ -107,15 +107,15 @@ class ValkeyCluster:
 
         def all_agree() -> bool:
             found[:] = self.owners(key)
-            return len(found) == 1 and found[0].alive
+            return len(found) == 1 and found[0].lives
 
         until(all_agree, FAILOVER_S, f"{key} has a primary")
         return found[0]
 
-    def owners(self, key: str | int, besides: Node | None = None) -> list[Node]:
-        """Give those that hold a key's slot, as they are seen who are alive (and are not `besides`)."""
+    def owners(self, key: str | int) -> list[Node]:
+        """Give those that hold a key's slot, as those see it who live."""
         slot = key if isinstance(key, int) else self.slot_of(key)
-        views = [self.view(node) for node in self._living() if node is not besides]
+        views = [self.view(node) for node in self._living()]
         names = {each.name for members in views for each in members if each.holds(slot)}
         return [self._names[name] for name in names]
 
@@ -123,19 +123,32 @@ class ValkeyCluster:
         """Give the living replica of a primary."""
         name = self._name_of(primary)
         replicas = [self._names[each.name] for each in self.view(primary) if each.primary == name]
-        return next(node for node in replicas if node.alive)
+        return next(node for node in replicas if node.lives)
 
     def primaries(self) -> list[Node]:
         """Give the living primaries that hold slots."""
         asked = self._living()[0]
         held = [self._names[each.name] for each in self.view(asked) if "master" in each.flags and each.slots]
-        return [node for node in held if node.alive]
+        return [node for node in held if node.lives]
 
     def restart(self, node: Node) -> None:
         """Start a node again that was killed; it comes back as what it finds itself to be."""
         node.start()
         for name, rules in self._users.items():
             node.ask("ACL", "SETUSER", name, *rules)
+
+    def roll(self) -> None:
+        """Start every node again somewhere else, one after the other, as a rolling update of its operator does."""
+        for node in sorted(self.nodes, key=lambda node: node in self.primaries()):
+            if node in self.primaries():
+                heir = self.replica_of(node)
+                heir.ask("CLUSTER", "FAILOVER")
+                until(lambda heir=heir: heir in self.primaries(), FAILOVER_S, "the replica has taken over")  # type: ignore[misc]
+                self.until_whole()
+            node.kill()
+            node.renumber()
+            self.restart(node)
+            self.until_whole()
 
     def until_whole(self) -> None:
         """Wait until all slots are served, every living node knows it, and every replica follows its primary."""
@@ -217,7 +230,7 @@ class ValkeyCluster:
         )
 
     def _living(self) -> list[Node]:
-        return [node for node in self.nodes if node.alive]
+        return [node for node in self.nodes if node.lives]
 
     def _name_of(self, node: Node) -> str:
         return next(name for name, known in self._names.items() if known is node)

@@ -17,7 +17,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from app.stores.embedded import find_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -65,12 +65,13 @@ class Node:
     """`options` are lines of its configuration; what a server writes there itself (Sentinel) outlives it."""
 
     folder: Path
-    options: Mapping[str, str]
+    options: dict[str, str]
     password: str = ""
     arguments: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    frozen: bool = False
 
     def spawn(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,13 @@ class Node:
         self.spawn()
         self.until_up()
 
+    def renumber(self) -> None:
+        """Be somewhere else from the next start on."""
+        self.port = free_port()
+        if "cluster-port" in self.options:
+            self.options["cluster-port"] = str(free_port())
+        (self.folder / "server.conf").unlink()
+
     def until_up(self) -> None:
         until(self._answers, START_S, f"a server in {self.folder} answers")
 
@@ -94,19 +102,22 @@ class Node:
         if self.process:
             self.process.kill()
             self.process.wait(END_S)
-            self.process = None
+            self.process, self.frozen = None, False
 
     def freeze(self) -> None:
         assert self.process
+        self.frozen = True
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         assert self.process
+        self.frozen = False
         self.process.send_signal(signal.SIGCONT)
 
     @property
-    def alive(self) -> bool:
-        return bool(self.process and self.process.poll() is None)
+    def lives(self) -> bool:
+        """It runs, and is not frozen."""
+        return bool(self.process and self.process.poll() is None and not self.frozen)
 
     def client(self, **options: Any) -> Raw:
         """Give a client that goes straight to it, as its administrator."""
@@ -121,7 +132,7 @@ class Node:
         return (self.folder / "server.log").read_text(errors="replace")
 
     def _answers(self) -> bool:
-        assert self.alive, self.log()[-1000:]
+        assert self.lives, self.log()[-1000:]
         with suppress(BusyLoadingError):
             return bool(self.ask("PING"))
         return False
@@ -129,4 +140,4 @@ class Node:
     def _configuration(self) -> list[str]:
         place = {"bind": HOST, "port": str(self.port), "dir": str(self.folder), "daemonize": "no"}
         secret = {"requirepass": self.password, "primaryauth": self.password} if self.password else {}
-        return [f"{name} {value}" for name, value in (place | secret | dict(self.options)).items()]
+        return [f"{name} {value}" for name, value in (place | secret | self.options).items()]

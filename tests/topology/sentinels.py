@@ -78,7 +78,7 @@ class Sentinels:
 
     def primary(self) -> Node:
         """Give the primary as most sentinels see it."""
-        ports = [self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.alive]
+        ports = [self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.lives]
         port = max(ports, key=ports.count)
         return next(node for node, line in zip(self.nodes, self.lines, strict=True) if line.port == port)
 
@@ -94,7 +94,7 @@ class Sentinels:
 
         def is_over() -> bool:
             new = self.primary()
-            agree = {self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.alive}
+            agree = {self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.lives}
             return len(agree) == 1 and new is not old and new.ask("ROLE")[0] == b"master"
 
         until(is_over, FAILOVER_S, "another primary")
@@ -106,7 +106,7 @@ class Sentinels:
 
     def _is_whole(self) -> bool:
         primary = self.primary()
-        others = [node for node in self.nodes if node.alive and node is not primary]
+        others = [node for node in self.nodes if node.lives and node is not primary]
         line = self.lines[self.nodes.index(primary)]
         following = [node.ask("ROLE") for node in others]
         about = primary.client().info("replication")
