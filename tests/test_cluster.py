@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
 from tests.patient import Patient, playing
 from tests.problems import problem
 from tests.refusals import Refused, sentence_of, started
-from tests.service import Service
-from tests.streaming import log_of, place, posting, watching
+from tests.service import Service, run
+from tests.streaming import posting, watching
 from tests.test_busy import held, shown
 from tests.test_idempotency import ask, made
-from tests.test_stop import DONE, ECHO, ENDLESS, stop, wait
+from tests.test_stop import DONE, ECHO, ENDLESS, stop
 from tests.test_store import Gate, begin, over, until
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
+from tests.topology.node import Node, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.refusals import Ending
     from tests.streaming import Event
-    from tests.topology.node import Node
+    from tests.topology.certificates import Authority
 
 pytest_plugins = ["tests.streaming"]
 pytestmark = pytest.mark.timeout(120)
@@ -352,6 +354,166 @@ def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
 
 
 SECRET, ANOTHER = "hunter2", "sword/fi:sh"
-RIGHTS = (
-    "resetkeys ~{p* resetchannels &{p* -@all +@read +@write +@pubsub +evalsha +script|load +info +wait +time".split()
+PLACES = "~{p* &{p*"
+RIGHTS = "+@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time +wait +cluster|slots"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A cluster that wants a password and speaks TLS, and what one needs to get in."""
+
+    cluster: ValkeyCluster
+    folder: Path
+    authority: Authority
+    single: Node
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"REDIS_CA_FILE": str(self.authority.ca_file), **self.cluster.settings, **REPLICATED}
+
+    def as_worker(self, password: str = ANOTHER) -> dict[str, str]:
+        return self.settings | {"REDIS_URL": self.cluster.url(user="worker", password=password)}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    authority = new_authority(folder / "ours")
+    with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context) as cluster:
+        cluster.add_user("worker", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+        single = Node(folder / "single", {})
+        try:
+            single.start()
+            yield Guarded(cluster, folder, authority, single)
+        finally:
+            single.kill()
+
+
+def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_path: Path) -> None:
+    with Service(tmp_path / "service", guarded.as_worker()) as service:
+        first, *others = some(service, 18)
+        assert all(spread(guarded.cluster, others).values())
+        with posting(service, ECHO, ENDLESS) as stream:
+            turn = stream.until("message.delta", step=2)
+            stop(service, turn)
+            assert stream.rest()[-1].event == "turn.cancelled"
+        for turn in others:
+            assert service.follow_up(turn, {"say": "two"})["turn"] == 2
+        assert service.client.delete(f"/conversations/{first['conversation_id']}").status_code == 204
+        assert len(service.get("/conversations", limit=100)["items"]) == len(others) + 1
+        assert "permission" not in service.log()
+        said = service.log() + "".join(service.said)
+        assert SECRET not in said
+        assert ANOTHER not in said
+
+
+def test_the_rights_that_a_refusal_names_are_those_that_do(guarded: Guarded, tmp_path: Path) -> None:
+    guarded.cluster.add_user("poor", f">{ANOTHER}", "~{p*", "&{p*", "+@read")
+    url = {"REDIS_URL": guarded.cluster.url(user="poor", password=ANOTHER)}
+    sentence = sentence_of(run(tmp_path, guarded.settings | url))
+    assert "permission" in sentence
+    assert [right for right in (*PLACES.split(), *RIGHTS.split()) if right not in sentence] == [], sentence
+
+
+def test_a_password_may_be_in_a_file_which_may_change(guarded: Guarded, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{ANOTHER}\n")
+    address = guarded.cluster.url(user="worker", password="x").replace(":x@", "@")
+    settings = guarded.settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(file)}
+    with Service(tmp_path / "service", settings) as service:
+        turn = service.play({"say": "one"})
+        file.write_text("the new one\n")
+        for node in guarded.cluster.nodes:
+            node.ask("ACL", "SETUSER", "worker", f"<{ANOTHER}", ">the new one")
+            node.ask("CLIENT", "KILL", "USER", "worker")
+        try:
+            goes_on((service, service), [turn])
+        finally:
+            guarded.cluster.add_user("worker", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+
+
+def refused(guarded: Guarded) -> dict[str, Refused]:
+    """Give starts that cannot work on a cluster that is guarded, and what each must be told."""
+    cluster, settings = guarded.cluster, guarded.settings
+    theirs = new_authority(guarded.folder / "theirs")
+    wrong_file = guarded.folder / "wrong"
+    wrong_file.write_text("wrong-sesame\n")
+    address, port = cluster.url(user="worker", password="x").replace(":x@", "@"), free_port()
+    plain = f"redis+cluster://worker:{quote(ANOTHER, safe='')}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
+    return {
+        "a wrong password": Refused(guarded.as_worker("wrong-sesame"), ("refuses us", "SMOLSESSIONS_REDIS_URL")),
+        "a wrong password in a file": Refused(
+            settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(wrong_file)},
+            ("refuses us", "SMOLSESSIONS_REDIS_PASSWORD_FILE"),
+        ),
+        "a password file that is not there": Refused(
+            settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": "/nowhere/password"},
+            ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "/nowhere/password"),
+        ),
+        "another authority": Refused(
+            guarded.as_worker() | {"REDIS_CA_FILE": str(theirs.ca_file)}, ("certificate", "SMOLSESSIONS_REDIS_CA_FILE")
+        ),
+        "no authority": Refused(
+            {k: v for k, v in guarded.as_worker().items() if k != "REDIS_CA_FILE"},
+            ("certificate", "SMOLSESSIONS_REDIS_CA_FILE"),
+        ),
+        "an authority's file that is not there": Refused(
+            guarded.as_worker() | {"REDIS_CA_FILE": "/nowhere/ca.pem"},
+            ("SMOLSESSIONS_REDIS_CA_FILE", "/nowhere/ca.pem"),
+        ),
+        "nodes that nobody runs": Refused(
+            settings | {"REDIS_URL": f"rediss+cluster://worker:{SECRET}@127.0.0.1:{port},127.0.0.1:{port}"},
+            ("SMOLSESSIONS_REDIS_URL does not answer",),
+        ),
+        "a server that is no cluster": Refused(
+            {"REDIS_URL": f"redis+cluster://127.0.0.1:{guarded.single.port}", "SEAL_KEYS": cluster.key},
+            ("is no cluster", "redis://"),
+        ),
+        "a node of a cluster as a server": Refused(
+            guarded.as_worker() | {"REDIS_URL": plain.replace("redis+cluster", "redis")}, ("redis+cluster://",)
+        ),
+        "a cluster's address with a database": Refused(
+            settings | {"REDIS_URL": f"{cluster.url()}/3"}, ("SMOLSESSIONS_REDIS_URL", "redis+cluster://")
+        ),
+        "another number of partitions": Refused(
+            guarded.as_worker() | {"PARTITIONS": "8"}, ("SMOLSESSIONS_PARTITIONS", "16")
+        ),
+    }
+
+
+REFUSED = (
+    "a wrong password",
+    "a wrong password in a file",
+    "a password file that is not there",
+    "another authority",
+    "no authority",
+    "an authority's file that is not there",
+    "nodes that nobody runs",
+    "a server that is no cluster",
+    "a node of a cluster as a server",
+    "a cluster's address with a database",
+    "another number of partitions",
 )
+
+
+@pytest.fixture(scope="module")
+def table(guarded: Guarded) -> dict[str, Refused]:
+    found = refused(guarded)
+    assert tuple(found) == REFUSED
+    return found
+
+
+@pytest.fixture(scope="module")
+def endings(table: dict[str, Refused], guarded: Guarded) -> Iterator[dict[str, Future[Ending]]]:
+    with started(table, guarded.folder / "refused") as found:
+        yield found
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
+    what: str, table: dict[str, Refused], endings: dict[str, Future[Ending]]
+) -> None:
+    sentence = sentence_of(endings[what].result())
+    assert [part for part in table[what].told if part not in sentence] == [], sentence
+    secrets = (SECRET, ANOTHER, quote(ANOTHER, safe=""), "wrong-sesame")
+    assert not [secret for secret in secrets if secret in sentence]
