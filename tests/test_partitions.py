@@ -98,7 +98,8 @@ async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: Serve
     async with opened(server) as web, opened(server) as work:
         for number in range(8):
             taken = asyncio.create_task(claim_soon(work))
-            await asyncio.sleep(0)
+            while not work.scheduler.waiting:
+                await asyncio.sleep(0)
             await submit(web, str(number))
             async with asyncio.timeout(5):
                 assert [lease.turn.ref.id for lease in await taken] == [str(number)]
@@ -135,7 +136,7 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
         while leases := await store.scheduler.claim({AGENT: KIND}, 1, idle=False):
             taken += [lease.turn.ref.id for lease in leases]
         assert "3" not in taken
-        assert len(taken) < len(others)
+        assert len(taken) < PARTITIONS  # those that were visited before
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 1, idle=True)]
 
 
@@ -202,6 +203,8 @@ def test_a_key_finds_the_conversation_that_it_began(pair: tuple[Service, Service
         first, again = say(one, f"new-{number}").json(), say(other, f"new-{number}").json()
         assert (first["conversation_id"], first["turn"]) == (again["conversation_id"], again["turn"])
         assert problem(say(other, f"new-{number}", message="else"), 422, "idempotency_key_reused")
+        assert one.post("/conversations", id=f"z{number}", agent="demo").status_code == 201
+        assert problem(say(other, f"new-{number}", conversation_id=f"z{number}"), 422, "idempotency_key_reused")
 
 
 def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair: tuple[Service, Service]) -> None:
