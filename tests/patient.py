@@ -38,7 +38,6 @@ class Patient:
     refusals: int = 0
     breaks: int = 0
     """How often its stream ended before the turn did."""
-    answered_at: float = 0
 
     @property
     def turn(self) -> Event:
@@ -62,10 +61,12 @@ class Patient:
             assert time.monotonic() < end, f"{self.refusals} refusals, {self.breaks} breaks, {self.frames[-3:]}"
             service = self.services[number % len(self.services)]
             number += 1
+            before = len(self.frames)
             with suppress(httpx2.TransportError):
-                if self._read(service, key):
-                    continue
-            time.sleep(PAUSE_S)
+                self._read(service, key)
+            if not self.is_over:
+                self.breaks += len(self.frames) > before
+                time.sleep(PAUSE_S)
         return self
 
     def check(self, service: Service) -> None:
@@ -81,8 +82,8 @@ class Patient:
         assert [step["observations"] for step in steps] == [event["observations"] for event in shown]
         assert turn["steps"] == len(steps)
 
-    def _read(self, service: Service, key: str) -> bool:
-        """Read what comes; tell whether it was accepted and there was something to read."""
+    def _read(self, service: Service, key: str) -> None:
+        """Read what comes, if there is anything to read."""
         asked = {"agent": self.agent, "message": json.dumps(self.script)} | self.body
         if self.frames:
             headers = EVENTS | {"Last-Event-ID": str(self.frames[-1].id)}
@@ -93,13 +94,11 @@ class Patient:
             if response.status_code == 503:
                 assert int(response.headers["retry-after"]) > 0
                 self.refusals += 1
-                return False
+                return
             assert response.status_code == 200, response.read()
             for frame in Stream(response):
                 assert frame.id == len(self.frames) + 1, (frame.id, len(self.frames))
                 self.frames.append(frame)
-        self.breaks += not self.is_over
-        return self.is_over
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def pair(cluster: ValkeyCluster, services: Pair) -> Pair:
 def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
     """Give the tag of a conversation's keys."""
     name = f"*:conversation:local/{turn['conversation_id']}"
-    found = {key.decode() for node in cluster.primaries() for key in node.ask("KEYS", name)}
+    found: set[str] = {key.decode() for node in cluster.primaries() for key in node.ask("KEYS", name)}
     assert len(found) == 1, found
     return found.pop().partition(":")[0]
 
@@ -93,7 +93,7 @@ def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]
 
 
 def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
-    """Give turns of a few seconds, half of them handed in at each service."""
+    """Give turns that take two seconds, half of them handed in at each service."""
     script = [ECHO, SLOWLY, ECHO, SLOWLY, ECHO, DONE]
     return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
 
@@ -154,7 +154,7 @@ def test_requests_of_one_key_at_both_services_make_one_turn(pair: Pair) -> None:
     for _ in range(6):
         key = os.urandom(8).hex()
         with ThreadPoolExecutor(6) as pool:
-            turns = [made(a) for a in pool.map(lambda number, key=key: ask(pair[number % 2], key, DONE), range(6))]  # type: ignore[misc]
+            turns = [made(a) for a in pool.map(lambda number, key=key: ask(pair[number % 2], key, DONE), range(6))]
         assert turns == turns[:1] * 6
         assert shown(pair[0], turns[0]) == (1, None, 0)
 
@@ -231,6 +231,14 @@ def goes_on(pair: Pair, turns: list[Event]) -> None:
             assert patient.result["reply"] == "done"
 
 
+def check_all(pair: Pair, patients: list[Patient]) -> None:
+    """See that turns of `load` lost nothing, and that no reader of them had to come back."""
+    for number, patient in enumerate(patients):
+        patient.check(pair[number % 2])
+        assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)
+        assert patient.breaks == 0
+
+
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partition(
     cluster: ValkeyCluster, pair: Pair, how: str
@@ -257,10 +265,26 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partiti
             else:
                 old.thaw()
     cluster.until_whole()
-    for number, patient in enumerate([*patients, *late]):
-        patient.check(pair[number % 2])
-        assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)
+    check_all(pair, [*patients, *late])
     goes_on(pair, [turn for turns in owners.values() for turn in turns])
+
+
+def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
+    cluster: ValkeyCluster, pair: Pair, tmp_path: Path
+) -> None:
+    gates = [Gate(tmp_path / f"gate {number}") for number in range(24)]
+    doomed = Service(tmp_path / "doomed", cluster.settings | REPLICATED)
+    with doomed:
+        turns = [begin(doomed, ECHO, gate.script, DONE) for gate in gates]
+        for gate in gates:
+            gate.reached()
+        assert len({partition_of(cluster, turn) for turn in turns}) > 4
+        doomed.kill()
+        for gate in gates:
+            gate.open()
+        ended = [over(pair[number % 2], turn) for number, turn in enumerate(turns)]
+    assert {(turn["status"], turn["reply"], turn["steps"]) for turn in ended} == {("finished", "done", 3)}
+    assert {turn["attempts"] for turn in ended} == {1, 2}
 
 
 @pytest.mark.parametrize("atomically", [True, False], ids=["at once", "key by key"])
@@ -276,10 +300,8 @@ def test_a_partition_that_moves_amid_turns_loses_nothing(
             target = next(node for node in cluster.primaries() if node is not cluster.primary_of(tag))
             cluster.move(tag, target, atomically=atomically)
         assert not all(future.done() for future in playing_on)
-    for number, patient in enumerate(patients):
-        patient.check(pair[number % 2])
-        assert patient.result["status"] == "finished"
-        assert (patient.result["attempts"], patient.breaks) == (1, 0)
+    check_all(pair, patients)
+    assert {patient.result["attempts"] for patient in patients} == {1}
     goes_on(pair, turns)
 
 
@@ -294,7 +316,8 @@ def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster
     slot = cluster.slot_of(tag)
     cluster.begin_move(slot, source, target)
     refused = pair[0].client.get(f"/conversations/{turn['conversation_id']}/steps")
-    assert int(problem(refused, 503, "store_unavailable") and refused.headers["retry-after"]) > 0
+    problem(refused, 503, "store_unavailable")
+    assert int(refused.headers["retry-after"]) > 0
     problem(
         pair[1].post("/turn", agent="scripted", message="[]", conversation_id=turn["conversation_id"]),
         503,
@@ -309,12 +332,16 @@ def test_services_follow_a_cluster_whose_nodes_all_move_away(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
     first = some(pair[0], 4)
-    patients = load(pair, 4)
-    with playing(patients):
-        cluster.roll()
-    for patient in patients:
-        patient.check(pair[0])
-        assert patient.result["status"] == "finished"
+    patients: list[Patient] = []
+    with ThreadPoolExecutor(1) as pool:
+        rolling = pool.submit(cluster.roll)
+        while not rolling.done():
+            some_more = load(pair, 4)
+            patients += some_more
+            with playing(some_more):
+                pass
+        rolling.result()
+    check_all(pair, patients)
     goes_on(pair, first)
     seeds = cluster.settings["REDIS_URL"]
     assert seeds != pair[0].settings["REDIS_URL"]
@@ -379,7 +406,7 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     authority = new_authority(folder / "ours")
-    with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context) as cluster:
+    with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context, full_coverage=True) as cluster:
         cluster.add_user("worker", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
         single = Node(folder / "single", {})
         try:
@@ -405,6 +432,28 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_p
         said = service.log() + "".join(service.said)
         assert SECRET not in said
         assert ANOTHER not in said
+
+
+def test_a_service_goes_on_at_the_replica_of_a_primary_that_stands_still(guarded: Guarded, tmp_path: Path) -> None:
+    """Here the primary's word is enough, and all partitions are closed while one has none: the servers' own default."""
+    cluster = guarded.cluster
+    with Service(tmp_path / "service", guarded.as_worker() | {"DURABILITY": "primary"}) as service:
+        owners = spread(cluster, some(service, 12, "streamed"))
+        old = max(owners, key=lambda node: len(owners[node]))
+        tags = {partition_of(cluster, turn) for turn in owners[old]}
+        patients = load((service, service), 4)
+        try:
+            with playing(patients):
+                until(lambda: begun(patients))
+                old.freeze()
+                assert old not in {cluster.primary_of(tag) for tag in tags}
+                start = time.monotonic()
+                goes_on((service, service), [turn for turns in owners.values() for turn in turns])
+                assert time.monotonic() - start < 10
+        finally:
+            old.thaw()
+            cluster.until_whole()
+        assert {patient.result["status"] for patient in patients} == {"finished"}
 
 
 def test_the_rights_that_a_refusal_names_are_those_that_do(guarded: Guarded, tmp_path: Path) -> None:

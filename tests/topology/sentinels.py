@@ -30,7 +30,7 @@ class Sentinels:
     """`with Sentinels(folder) as sentinels:` starts all, whole, and ends all.
 
     Everybody reaches a server through its line. A partition cuts those who come from `INSIDE`, so that the server is
-    alone with its clients.
+    alone with its clients. With `tls`, the lines of servers and sentinels speak it too, as `url` does.
     """
 
     folder: Path
@@ -41,6 +41,7 @@ class Sentinels:
     nodes: list[Node] = field(init=False)
     lines: list[Line] = field(init=False)
     sentinels: list[Node] = field(default_factory=list)
+    sentinel_lines: list[Line] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lines = [Line(self.tls) for _ in range(1 + self.replicas)]
@@ -62,7 +63,7 @@ class Sentinels:
     def end(self) -> None:
         for node in (*self.sentinels, *self.nodes):
             node.kill()
-        for line in self.lines:
+        for line in (*self.lines, *self.sentinel_lines):
             line.close()
 
     @property
@@ -73,7 +74,7 @@ class Sentinels:
         """Give the address as the service takes it."""
         password = password or self.password
         secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-        places = ",".join(f"{HOST}:{node.port}" for node in self.sentinels)
+        places = ",".join(f"{HOST}:{each.port}" for each in (self.sentinel_lines or self.sentinels))
         return f"{'rediss' if self.tls else 'redis'}+sentinel://{secret}{places}/{service}/{db}"
 
     def primary(self) -> Node:
@@ -106,10 +107,11 @@ class Sentinels:
 
     def _is_whole(self) -> bool:
         primary = self.primary()
+        with primary.client() as client:
+            about = client.info("replication")
         others = [node for node in self.nodes if node.lives and node is not primary]
         line = self.lines[self.nodes.index(primary)]
         following = [node.ask("ROLE") for node in others]
-        about = primary.client().info("replication")
         online = [value for name, value in about.items() if name.startswith("slave") and isinstance(value, dict)]
         return (
             all(role[0] == b"slave" and role[2] == line.port and role[3] == b"connected" for role in following)
@@ -156,6 +158,9 @@ class Sentinels:
         for sentinel in self.sentinels:
             sentinel.until_up()
             sentinel.ask("SENTINEL", "DEBUG", *HASTE)
+            if self.tls:
+                self.sentinel_lines.append(Line(self.tls))
+                self.sentinel_lines[-1].open(sentinel.port)
         until(self._all_know_each_other, WHOLE_S, "the sentinels know each other and the replicas")
         self.until_whole()
 
