@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from app.threads import Threads
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+class Figures(Protocol):
+    """What a scrape is answered with."""
+
+    async def text(self) -> bytes:
+        """Give all figures in Prometheus' text format."""
+        ...
 
 
 class Metrics:
@@ -64,8 +72,12 @@ class Metrics:
         self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Give them in Prometheus' text format."""
+        return self.own_text()
+
+    def own_text(self) -> bytes:
+        """Give those of this process alone."""
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
