@@ -387,7 +387,7 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> Non
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    with several(tmp_path) as service:
+    with several(tmp_path, LEASE_S="30") as service:
         doomed = standing(service, tmp_path, 3)
         everyone = family(service)
         service.kill()
