@@ -19,7 +19,8 @@ from app.records import AgentName
 from app.registry import Registry
 from app.seal import Sealer, keys_in, parse_keys
 from app.stores.embedded import embedded_server
-from app.stores.space import open_store
+from app.stores.servers import Address
+from app.stores.space import Options, open_store
 from app.threads import Threads
 from app.turns import TurnDesk
 from app.web.api import create_app, create_health_app
@@ -76,7 +77,8 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     if default not in dict(factories):
         names = ", ".join(name for name, _ in factories)
         raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
-    secrets = (settings.data_dir, settings.seal_keys_file, settings.api_keys_file, *hidden)
+    files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file)
+    secrets = (settings.data_dir, *files, *hidden)
     return Catalog(factories, [path for path in secrets if path]), AgentName(default)
 
 
@@ -105,16 +107,13 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             figures = await stack.enter_async_context(shared_figures(metrics, place.number, place.figures))
         store = await stack.enter_async_context(
             open_store(
-                url,
+                Address(url, settings.redis_password_file, settings.redis_ca_file),
                 sealer,
-                lease_s=settings.lease_s,
-                log_ttl_s=settings.log_ttl_s,
-                max_waiting=settings.max_waiting_turns,
-                on_loss=metrics.store_lost,
-                patience_s=0 if is_embedded else settings.drain_s,
-                ours_alone=place.has_store_alone if place else is_embedded,
+                _options(settings, is_embedded=is_embedded, alone=place.has_store_alone if place else is_embedded),
+                metrics.store_lost,
             )
         )
+        metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
         worker: Worker | Idler = Idler()
         if role.plays:
@@ -138,6 +137,24 @@ def _callers(settings: Settings, role: Role) -> Callers:
     if not role.answers:
         path, anonymous = None, True
     return Callers.read(path, loopback=settings.loopback, anonymous=anonymous)
+
+
+def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
+    if is_embedded and settings.durability == "replicated":
+        raise StartError(
+            "the embedded store has no replica: set SMOLSESSIONS_REDIS_URL to a store that has one, or leave "
+            "SMOLSESSIONS_DURABILITY at primary"
+        )
+    return Options(
+        lease_s=settings.lease_s,
+        log_ttl_s=settings.log_ttl_s,
+        max_waiting=settings.max_waiting_turns,
+        max_queued=settings.max_queued_turns,
+        partitions=settings.partitions,
+        replicated=settings.durability == "replicated",
+        patience_s=0 if is_embedded else settings.drain_s,
+        ours_alone=alone,
+    )
 
 
 def _limits(settings: Settings) -> Limits:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from app.web.metrics import Metrics
 
-PATIENCE_S = 1.0  # how long another process may take for its figures
+PATIENCE_S = 2.0  # how long another process may take for its figures
 END = b"# EOF\n"
 
 
@@ -27,7 +27,7 @@ async def shared_figures(metrics: Metrics, number: int, sockets: Sequence[Path])
 
     async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            writer.write(metrics.own_text() + END)
+            writer.write(await metrics.text() + END)
             await writer.drain()
         writer.close()
 
@@ -53,7 +53,7 @@ class SharedFigures:
     async def _text_of(self, number: int) -> str | None:
         """Give what a process tells; nothing where it tells nothing in time."""
         if number == self._number:
-            return self._metrics.own_text().decode()
+            return (await self._metrics.text()).decode()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_unix_connection(self._sockets[number])

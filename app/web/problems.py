@@ -37,6 +37,7 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.MediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyTurnsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.OverloadedError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
