@@ -16,6 +16,7 @@ from tests.problems import problem
 from tests.service import Service, run
 from tests.test_busy import follow, held
 from tests.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
+from tests.test_scripts import until as soon
 from tests.test_stop import DONE
 from tests.test_store import Server, begin, over, running
 
@@ -98,8 +99,7 @@ async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: Serve
     async with opened(server) as web, opened(server) as work:
         for number in range(8):
             taken = asyncio.create_task(claim_soon(work))
-            while not work.scheduler.waiting:
-                await asyncio.sleep(0)
+            await soon(lambda: work.scheduler.waiting)
             await submit(web, str(number))
             async with asyncio.timeout(5):
                 assert [lease.turn.ref.id for lease in await taken] == [str(number)]
@@ -238,6 +238,11 @@ def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:
             assert problem(refused, 503, "overloaded")["detail"]
             assert int(refused.headers["Retry-After"]) > 0
             assert begin(service, {"say": "another agent"}, agent="code")["status"] == "queued"
+            figures = service.client.get("/metrics").text
+            assert 'smolsessions_queue_length{agent="scripted"} 2.0' in figures
+            assert 'smolsessions_queue_length{agent="code"} 1.0' in figures
+            assert 'smolsessions_queue_length{agent="demo"} 0.0' in figures
+            assert 0 < float(figures.split('smolsessions_queue_oldest_seconds{agent="scripted"} ')[1].split()[0]) < 60
             behind = follow(service, first, DONE)  # waits for its conversation, not for a thread
             with Redis(unix_socket_path=str(server.socket_path)) as client:
                 assert len(client.keys("*:conversation:*")) == 4
