@@ -118,6 +118,13 @@ class TooManyTurnsError(ServiceError):
     retry_after_s = 2
 
 
+class OverloadedError(ServiceError):
+    """Too many turns wait for a free thread; try again later (SMOLSESSIONS_MAX_QUEUED_TURNS)."""
+
+    code = "overloaded"
+    retry_after_s = 5
+
+
 class OtherAgentError(ConflictError):
     """The conversation belongs to another agent."""
 

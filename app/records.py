@@ -225,6 +225,14 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """How many of an agent's conversations wait for a thread of any process, and for how long the oldest does."""
+
+    length: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
 

@@ -30,7 +30,25 @@ class Settings(BaseSettings):
     )
     redis_url: SecretStr | None = Field(
         None,
-        description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// or unix://.",
+        description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// (TLS) or unix://; "
+        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for what Sentinel watches.",
+    )
+    redis_password_file: Path | None = Field(
+        None, description="Holds the password for REDIS_URL, which need not be in it then; read at every connect."
+    )
+    redis_ca_file: Path | None = Field(
+        None, description="Certificates of the authorities that a store with TLS is checked against; else the system's."
+    )
+    partitions: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Parts that a new store is made of, each on one server: as many as a cluster may ever need, fixed "
+        "at its first use. Else 16 for a cluster, 1 for others.",
+    )
+    durability: Literal["primary", "replicated"] = Field(
+        "primary",
+        description="Who must have what is acknowledged: the store's primary, or a replica of it too (WAIT).",
     )
     seal_keys: SecretStr | None = Field(
         None,
@@ -80,6 +98,11 @@ class Settings(BaseSettings):
     )
     max_waiting_turns: int = Field(
         16, ge=1, description="Turns that may wait behind a conversation's running one (`on_busy`); then it is a 429."
+    )
+    max_queued_turns: int = Field(
+        1000,
+        ge=1,
+        description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503.",
     )
     drain_s: float = Field(
         20,

@@ -18,7 +18,8 @@ from app.records import AgentName
 from app.registry import Registry
 from app.seal import Sealer, keys_in, parse_keys
 from app.stores.embedded import embedded_server
-from app.stores.space import open_store
+from app.stores.servers import Address
+from app.stores.space import Options, open_store
 from app.threads import Threads
 from app.turns import TurnDesk
 from app.web.api import create_app
@@ -93,14 +94,19 @@ async def make_service(settings: Settings) -> AsyncIterator[Service]:
         metrics = Metrics(threads, lambda: len(registry))
         store = await stack.enter_async_context(
             open_store(
-                url,
+                Address(url, settings.redis_password_file, settings.redis_ca_file),
                 sealer,
-                lease_s=settings.lease_s,
-                log_ttl_s=settings.log_ttl_s,
-                max_waiting=settings.max_waiting_turns,
-                on_loss=metrics.store_lost,
-                patience_s=settings.drain_s if settings.redis_url else 0,
-                ours_alone=settings.redis_url is None,
+                Options(
+                    lease_s=settings.lease_s,
+                    log_ttl_s=settings.log_ttl_s,
+                    max_waiting=settings.max_waiting_turns,
+                    max_queued=settings.max_queued_turns,
+                    partitions=settings.partitions,
+                    replicated=settings.durability == "replicated",
+                    patience_s=settings.drain_s if settings.redis_url else 0,
+                    ours_alone=settings.redis_url is None,
+                ),
+                metrics.store_lost,
             )
         )
         keep_memory_private()

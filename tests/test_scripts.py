@@ -49,7 +49,8 @@ from app.seal import Sealer, new_key, parse_keys
 from app.stores import codec
 from app.stores.embedded import embedded_server
 from app.stores.script import script
-from app.stores.space import PARTITION, Store, open_store
+from app.stores.servers import Address
+from app.stores.space import Options, Store, open_store
 from tests.played import Ended, Played, Ready, Wish
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ KIND = "0123456789abcdef"
 LEASE_S = 60.0
 LOG_TTL_S = 60
 DONE = Outcome("finished", reply="done")
+PARTITION = "{p000}"
 LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
@@ -105,10 +107,8 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 @asynccontextmanager
 async def opened(socket_path: Path, sealer: Sealer, *, max_waiting: int = 100) -> AsyncIterator[Store]:
-    url, lose = f"unix://{socket_path}", lambda: None
-    async with open_store(
-        url, sealer, lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, on_loss=lose
-    ) as store:
+    options = Options(lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, max_queued=1000)
+    async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
         yield store
 
 
@@ -519,6 +519,7 @@ def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> 
         "wake": "",
         "on_busy": on_busy,
         "most_waiting": 2,
+        "most_queued": 1000,
         "idem": "",
         "digest": "",
     }

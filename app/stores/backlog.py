@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 
     from app.events import Event
-    from app.stores.connection import Answer
+    from app.stores.line import Answer
     from app.stores.script import Argument
 else:
     from app.frozen import dataclass

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from dataclasses import replace
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -25,26 +28,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.records import Owner, Ref, StoredStep, Turn
-    from app.stores.desk import Desk
+    from app.stores.desk import Desk, Desks
     from app.stores.script import Argument
     from app.stores.turns import Turns
 
 log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
+MOST_PARTITIONS = 1000
 
 
 class Conversations:
     """The store's side of conversations."""
 
-    def __init__(self, desk: Desk, turns: Turns) -> None:
-        self._desk = desk
+    def __init__(self, desks: Desks, turns: Turns) -> None:
+        self._desks = desks
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
         """Make an empty conversation."""
-        state, *rest = await self._desk.scripts.call(
+        state, *rest = await self._desks.of(ref).scripts.call(
             "create", owner=ref.owner, ref=str(ref), agent=agent, record=self._record(ref, agent, metadata)
         )
         if state == b"exists":
@@ -56,12 +60,28 @@ class Conversations:
         return self._conversation(*await self._row(ref))
 
     async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Read a page; the cursor is the age of the last one shown."""
-        rows = await self._desk.scripts.call("list", owner=owner, cursor=cursor or "", limit=limit + 1)
-        more = len(rows) > limit
-        rows = rows[:limit]
-        found = [conversation for row in rows if (conversation := self._readable(row))]
-        return Page(tuple(found), rows[-1][1][4].decode() if more else None)
+        """Read a page, merged of all partitions; the cursor is the age of the last one shown, and its partition."""
+        pages = [self._rows(desk, place, owner, cursor, limit + 1) for place, desk in enumerate(self._desks)]
+        rows = list(islice(heapq.merge(*await asyncio.gather(*pages), key=itemgetter(0)), limit + 1))
+        shown = rows[:limit]
+        found = [conversation for _, row in shown if (conversation := self._readable(row))]
+        if len(rows) <= limit:
+            return Page(tuple(found), None)
+        age, place = shown[-1][0]
+        return Page(tuple(found), str(-age * MOST_PARTITIONS + place if len(self._desks) > 1 else -age))
+
+    async def _rows(
+        self, desk: Desk, place: int, owner: Owner, cursor: str | None, most: int
+    ) -> list[tuple[tuple[int, int], Any]]:
+        """Read what a partition has behind the cursor, newest first; each with what it is to be sorted by."""
+        before = "+inf"
+        if cursor and len(self._desks) > 1:
+            age, last = divmod(int(cursor), MOST_PARTITIONS)
+            before = str(age) if place > last else f"({age}"
+        elif cursor:
+            before = f"({cursor}"
+        rows = await desk.scripts.call("list", owner=owner, before=before, limit=most)
+        return [((-int(row[1][4]), place), row) for row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
         """Read, change and write the metadata, until no other writer comes between; in this process one at a time."""
@@ -74,55 +94,59 @@ class Conversations:
             row = await self._row(ref)
             conversation = self._conversation(*row)
             written = self._record(ref, conversation.agent, change(conversation.metadata))
-            state, *rest = await self._desk.scripts.call("patch", ref=str(ref), read=row[1][1], written=written)
+            state, *rest = await self._desks.of(ref).scripts.call(
+                "patch", ref=str(ref), read=row[1][1], written=written
+            )
             if state == b"ok":
                 return self._conversation(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
         """End what runs and what waits, then take everything away."""
+        desk = self._desks.of(ref)
         for _ in range(MOST_TRIES):
             ended = [_cancelled(turn) for turn in await self._turns.open_turns(ref)]
             given: list[Argument] = []
             for turn in ended:
                 given += [turn.number, self._seal(codec.turn_to_bytes(turn), ref, "turn", turn.number)]
-            state, *rest = await self._desk.scripts.call(
+            state, *rest = await desk.scripts.call(
                 "delete",
                 *given,
                 owner=ref.owner,
                 ref=str(ref),
-                me=self._desk.channel,
-                log_ttl_s=self._desk.log_ttl_s,
+                me=desk.channel,
+                log_ttl_s=desk.log_ttl_s,
             )
             if state == b"unknown":
                 raise ConversationNotFoundError
             if state == b"ok":
                 for turn, seq in zip(ended, rest[0], strict=True):
-                    self._desk.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
+                    desk.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
                 return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
     async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
         """Read steps, each checked against its place."""
-        scope = str(ref)
-        found = await self._desk.scripts.call("steps", ref=scope, first=first, last=first + limit)
+        scope, desk = str(ref), self._desks.of(ref)
+        found = await desk.scripts.call("steps", ref=scope, first=first, last=first + limit)
         if not found:
             raise ConversationNotFoundError
         agent, generation, head_blob, blobs = found
-        head = open_head(self._desk.sealer, scope, generation, head_blob)
+        head = open_head(desk.sealer, scope, generation, head_blob)
         items = []
         for index, blob in enumerate(blobs[:limit], first):
-            opened = self._desk.sealer.open(blob, scope, "step", head.generation, index)
+            opened = desk.sealer.open(blob, scope, "step", head.generation, index)
             items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
         page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
-        return AgentName(agent.decode()), page, await load_images(self._desk, scope, items)
+        return AgentName(agent.decode()), page, await load_images(desk, scope, items)
 
     async def image(self, ref: Ref, name: str) -> bytes:
         """Read an attachment."""
-        (blob,) = await self._desk.scripts.call("images", name, ref=str(ref))
+        desk = self._desks.of(ref)
+        (blob,) = await desk.scripts.call("images", name, ref=str(ref))
         if blob is None:
             raise NotFoundError
-        return await asyncio.to_thread(self._desk.sealer.open, blob, str(ref), "image", name)
+        return await asyncio.to_thread(desk.sealer.open, blob, str(ref), "image", name)
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
@@ -133,7 +157,7 @@ class Conversations:
             return None
 
     async def _row(self, ref: Ref) -> Any:
-        row = await self._desk.scripts.call("show", ref=str(ref))
+        row = await self._desks.of(ref).scripts.call("show", ref=str(ref))
         if not row:
             raise ConversationNotFoundError
         return row
@@ -141,7 +165,8 @@ class Conversations:
     def _conversation(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
         agent, record, head, generation, created, updated, turns = fields
         ref = codec.ref_of(scope.decode())
-        opened = self._desk.sealer.open(record, str(ref), "conversation")
+        sealer = self._desks.of(ref).sealer
+        opened = sealer.open(record, str(ref), "conversation")
         return Conversation(
             ref=ref,
             agent=codec.agent_of(opened, agent),
@@ -149,7 +174,7 @@ class Conversations:
             created_at=int(created) / 1_000_000,
             updated_at=int(updated) / 1_000_000,
             turns=int(turns),
-            step_counts=open_head(self._desk.sealer, str(ref), generation, head).step_counts if head else {},
+            step_counts=open_head(sealer, str(ref), generation, head).step_counts if head else {},
             running_turn=int(running) if running else None,
             queued_turns=queued - 1 if running else queued,
         )
@@ -158,7 +183,7 @@ class Conversations:
         return self._seal(codec.conversation_to_bytes(agent, metadata), ref, "conversation")
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
-        return self._desk.sealer.seal(data, str(ref), *place)
+        return self._desks.of(ref).sealer.seal(data, str(ref), *place)
 
 
 def _cancelled(turn: Turn) -> Turn:

@@ -6,38 +6,62 @@ import asyncio
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
 from app.errors import SealBrokenError, StartError
-from app.stores.connection import ANSWER_TIMEOUT_S
+from app.stores.line import ANSWER_TIMEOUT_S
+from app.stores.witness import REPLICAS, WAIT_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from redis.asyncio import Redis
 
     from app.seal import Sealer
+    from app.stores.servers import Servers
 
 log = logging.getLogger(__name__)
 
 OLDEST_MAJOR = 7
-SCHEMA, PARTITIONS = b"1", b"1"
+SCHEMA = b"1"
+FIRST = "{p000}"  # the partition where the store says what it is
+PARTITIONS_OF_A_CLUSTER = 16
 CANARY = b"smolsessions"
 PEPPER_BYTES = 32
 
 
-async def look_at(client: Redis, sealer: Sealer, partition: str, channels: Sequence[str]) -> tuple[str, bytes]:
-    """Say which server it is and give the store's pepper, or raise `StartError` with the mend."""
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a store is, and the secret that all processes on it share."""
+
+    server: str
+    partitions: int
+    pepper: bytes
+
+
+async def look_at(servers: Servers, sealer: Sealer, partitions: int | None, *, replicated: bool) -> About:
+    """Look at the store, make it ours if it is new, or raise `StartError` with the mend."""
     with _refusals():
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            name = await _server(client)
-            async with client.pubsub() as pubsub:
-                await pubsub.ssubscribe(*channels)
-                await pubsub.get_message(timeout=ANSWER_TIMEOUT_S)
-            pepper = await _data(client, sealer, f"{partition}:about")
-    return name, pepper
+            async with (await servers.client(FIRST)).client() as client:
+                name = await _server(client)
+                await _may_listen(await servers.client(FIRST))
+                count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
+                if replicated and not await client.wait(REPLICAS, WAIT_MS):
+                    log.warning(
+                        "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
+                        "every request that needs the store is a 503"
+                    )
+    return About(f"{name}, a cluster" if servers.is_cluster else name, count, pepper)
+
+
+async def _may_listen(client: Redis) -> None:
+    async with client.pubsub() as pubsub:
+        await pubsub.ssubscribe(f"{FIRST}:wake")
+        await pubsub.get_message(timeout=ANSWER_TIMEOUT_S)
 
 
 async def _server(client: Redis) -> str:
@@ -54,21 +78,28 @@ async def _server(client: Redis) -> str:
     return f"{name} {version}"
 
 
-async def _data(client: Redis, sealer: Sealer, key: str) -> bytes:
+async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> tuple[int, bytes]:
     """See that the store holds nothing, or what this release can read with these keys.
 
     The pepper is a secret that all processes on this store share, whichever keys seal: made once, by whoever is first.
+    How many partitions there are is fixed by whoever is first, too.
     """
-    canary: Any
     secret: Any
-    sealed = sealer.seal(CANARY, "", "about")
-    for field, value in (("schema", SCHEMA), ("partitions", PARTITIONS), ("canary", sealed)):
+    key, sealed = f"{FIRST}:about", sealer.seal(CANARY, "", "about")
+    count = wanted or (PARTITIONS_OF_A_CLUSTER if is_cluster else 1)
+    for field, value in (("schema", SCHEMA), ("partitions", str(count).encode()), ("canary", sealed)):
         await client.hsetnx(key, field, value)
-    schema, partitions, canary = await client.hmget(key, ["schema", "partitions", "canary"])
-    if (schema, partitions) != (SCHEMA, PARTITIONS):
+    found: Any = await client.hmget(key, ["schema", "partitions", "canary"])
+    schema, partitions, canary = found
+    if schema != SCHEMA:
         raise StartError(
-            f"the store holds data of schema {schema!r} with {partitions!r} partitions, this release knows {SCHEMA!r} "
-            f"with {PARTITIONS!r}; run the release that wrote it, or use another store"
+            f"the store holds data of schema {schema!r}, this release knows {SCHEMA!r}; run the release that wrote it, "
+            "or use another store"
+        )
+    if wanted not in {None, int(partitions)}:
+        raise StartError(
+            f"the store's data has {int(partitions)} partitions, which is fixed when a store is first used, and "
+            f"SMOLSESSIONS_PARTITIONS is {wanted}: unset it, or use another store"
         )
     try:
         sealer.open(canary, "", "about")
@@ -82,7 +113,7 @@ async def _data(client: Redis, sealer: Sealer, key: str) -> bytes:
         ) from error
     # Sealed anew, so that an old key, once nothing else needs it, can be taken away.
     await client.hset(key, mapping={"canary": sealed, "pepper": sealer.seal(pepper, "", "pepper")})
-    return pepper
+    return int(partitions), pepper
 
 
 @contextmanager

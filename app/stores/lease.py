@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from app.ports import StopReason
     from app.records import Outcome, PackedStep
     from app.stores.backlog import Entry
-    from app.stores.connection import Answer
     from app.stores.desk import Desk
+    from app.stores.line import Answer
     from app.stores.script import Argument
     from app.stores.stops import Stop
 

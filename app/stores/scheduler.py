@@ -1,40 +1,49 @@
-"""Who plays what: claiming conversations, keeping their leases, taking back what expired."""
+"""Who plays what: claiming conversations at all partitions, keeping their leases, taking back what expired."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
+from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from app.records import MOST_COUNTED
+from app.errors import StoreUnavailableError
+from app.records import MOST_COUNTED, Queue
 from app.stores.lease import HeldLease, open_lease
+from app.stores.script import answered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from app.ports import Lease
     from app.records import AgentName
-    from app.stores.desk import Desk
+    from app.stores.desk import Desk, Desks
+    from app.stores.line import Answer
     from app.stores.script import Argument
 
 
 MOST_UNHEARD = 1000
 _STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
+LATE_S = 0.5  # how long a partition may hold up the others
 
 
 class Scheduler:
     """Claims conversations for this process's worker and keeps its leases."""
 
-    def __init__(self, desk: Desk, *, worker: str, lease_s: float, patience_s: float) -> None:
+    def __init__(self, desks: Desks, *, worker: str, lease_s: float, patience_s: float) -> None:
         """`patience_s` is how long a turn that another kind of agent began is left to those that have it."""
-        self._desk = desk
+        self._desks = desks
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
+        self._due: dict[Desk, None] = dict.fromkeys(desks)  # in the order in which they are visited
+        self._late: dict[Desk, tuple[Answer, float]] = {}
+        self._running: dict[tuple[str, Desk], asyncio.Task[int]] = {}
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._unheard: dict[tuple[str, int], bytes] = {}
         self.lease_s = lease_s
@@ -45,23 +54,46 @@ class Scheduler:
         """This process's own worker has nothing to do, so a nudge is enough and no other worker need be woken."""
         return self._waiting
 
-    def nudge(self) -> None:
-        """A conversation may be ready."""
+    def nudge(self, desk: Desk | None = None) -> None:
+        """A conversation may be ready, at this partition or at any."""
+        self._due.update(dict.fromkeys([desk] if desk else self._desks))
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
         self._waiting = not self._work.is_set()
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._work.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+        except TimeoutError:
+            self.nudge()
         finally:
             self._waiting = False
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
+        """Visit the partitions that are due, one after the other; one that gave all that was asked goes to the end."""
+        leases = self._late_ones()
+        for desk in list(self._due or self._desks):
+            if len(leases) >= most:
+                break
+            self._due.pop(desk, None)
+            if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
+                continue
+            with suppress(StoreUnavailableError):
+                is_enough, found = await self._claim_at(desk, agents, most - len(leases), idle=idle and not leases)
+                if len(found) >= most - len(leases):
+                    self._due[desk] = None
+                leases += found
+                if is_enough:
+                    break
+        self._unheard.clear()
+        return leases
+
+    async def _claim_at(
+        self, desk: Desk, agents: Mapping[AgentName, str], most: int, *, idle: bool
+    ) -> tuple[bool, list[HeldLease]]:
         at = time.monotonic()
-        found = await self._desk.scripts.call(
+        answer = desk.scripts.send(
             "claim",
             *(part for agent in agents.items() for part in agent),
             worker=self._worker,
@@ -72,15 +104,33 @@ class Scheduler:
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
             most_counted=MOST_COUNTED,
         )
-        leases = [open_lease(self._desk, *fields) for fields in found]
-        for lease in leases:
-            lease.confirm(at)
-            name = (lease.scope, lease.turn.number)
-            self._held[name] = lease
-            if name in self._unheard:
-                lease.cancel(self._unheard[name])
-        self._unheard.clear()
+        if len(self._desks) > 1:  # the others must not wait for this one
+            await asyncio.wait((answer,), timeout=LATE_S)
+            if not answer.done():
+                self._late[desk] = answer, at
+                answer.add_done_callback(lambda _: self.nudge(desk))
+                return False, []
+        is_enough, found = await answered("claim", answer)
+        return bool(is_enough), [self._opened(desk, fields, at) for fields in found]
+
+    def _late_ones(self) -> list[HeldLease]:
+        """Give what was claimed by a question whose answer has come at last."""
+        leases = []
+        for desk, (answer, at) in list(self._late.items()):
+            if answer.done():
+                del self._late[desk]
+                if not answer.exception():
+                    leases += [self._opened(desk, fields, at) for fields in answer.result()[1]]
         return leases
+
+    def _opened(self, desk: Desk, fields: Sequence[bytes], at: float) -> HeldLease:
+        lease = open_lease(desk, *fields)  # type: ignore[arg-type]
+        lease.confirm(at)
+        name = (lease.scope, lease.turn.number)
+        self._held[name] = lease
+        if name in self._unheard:
+            lease.cancel(self._unheard[name])
+        return lease
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
         """A turn that this worker plays is to be stopped."""
@@ -95,29 +145,67 @@ class Scheduler:
             self._unheard[name] = why  # a claim of ours may be on its way back
 
     async def renew(self, leases: Sequence[Lease]) -> None:
+        at_desk: defaultdict[Desk, list[Lease]] = defaultdict(list)
+        for lease in leases:
+            at_desk[self._desks.of(lease.turn.ref)].append(lease)
+        await self._everywhere("renew", at_desk, lambda desk: self._renew_at(desk, at_desk[desk]))
+
+    async def _renew_at(self, desk: Desk, leases: Sequence[Lease]) -> int:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence, lease.turn.number]
         at = time.monotonic()
-        lost, stopped = await self._desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        lost, stopped = await desk.scripts.call("renew", *held, lease_us=self._lease_us)
         for lease in leases:
             lease.confirm(at)
         for place in lost:
             leases[place].lose()
         for place, why in stopped:
             leases[place].cancel(why)
+        return len(leases)
 
     async def sweep(self, *, all_are_over: bool = False) -> int:
         """Also give up all leases, where no other process can hold one."""
-        wake = self._desk.wake
-        taken = await self._desk.scripts.call("sweep", lease_us=self._lease_us, all=int(all_are_over), wake=wake)
+        return await self._everywhere("sweep", self._desks, lambda desk: self._sweep_at(desk, all_are_over))
+
+    async def _sweep_at(self, desk: Desk, all_are_over: bool) -> int:
+        taken = await desk.scripts.call("sweep", lease_us=self._lease_us, all=int(all_are_over), wake=desk.wake)
         return len(taken)
 
     async def hand_back(self, lease: Lease) -> None:
         turn = lease.turn
-        await self._desk.scripts.call(
-            "hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=self._desk.wake
-        )
+        desk = self._desks.of(turn.ref)
+        await desk.scripts.call("hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=desk.wake)
+
+    async def queues(self, agents: Iterable[AgentName]) -> dict[AgentName, Queue]:
+        names = list(agents)
+        found = await asyncio.gather(*(desk.scripts.call("queue", *names) for desk in self._desks))
+        return {
+            name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
+            for name, *here in zip(names, *found, strict=True)
+        }
+
+    async def _everywhere(
+        self, what: str, desks: Iterable[Desk], job: Callable[[Desk], Coroutine[None, None, int]]
+    ) -> int:
+        """Do something at each partition, and wait for those that are not late; where it still runs it is not begun."""
+        if len(self._desks) == 1:
+            return sum([await job(desk) for desk in desks])
+        for desk in desks:
+            name = (what, desk)
+            if name not in self._running:
+                task = self._running[name] = asyncio.create_task(job(desk))
+                task.add_done_callback(partial(self._forget, name))
+        running = [task for (which, _), task in self._running.items() if which == what]
+        if not running:
+            return 0
+        done, _ = await asyncio.wait(running, timeout=LATE_S)
+        return sum(task.result() for task in done if not task.exception())
+
+    def _forget(self, name: tuple[str, Desk], task: asyncio.Task[int]) -> None:
+        del self._running[name]
+        if not task.cancelled():
+            task.exception()  # the store is away: the next round comes soon
 
     @property
     def _lease_us(self) -> int:

@@ -14,7 +14,10 @@ from redis.exceptions import ResponseError
 from app.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from app.stores.connection import Answer, Command, Pipeline
+    from collections.abc import Mapping
+
+    from app.stores.command import Command
+    from app.stores.line import Answer, Line
 
 log = logging.getLogger(__name__)
 
@@ -47,35 +50,45 @@ class Script:
             )
         return "\n".join(lines) + "\n"
 
-    def command(self, partition: str, rest: tuple[Argument, ...], named: dict[str, Argument]) -> Command:
+    def command(self, partition: str, rest: tuple[Argument, ...], named: Mapping[str, Argument]) -> Command:
         """Give the EVALSHA of this call; a missing or a surplus argument is a KeyError or an assertion here."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
 
 
 class Scripts:
-    """Runs the scripts over one pipelining connection."""
+    """Runs the scripts at one partition."""
 
-    def __init__(self, pipeline: Pipeline, partition: str) -> None:
-        self._pipeline = pipeline
+    def __init__(self, line: Line, partition: str) -> None:
+        self._line = line
         self._partition = partition
+
+    @property
+    def is_up(self) -> bool:
+        """The partition's server answers, as far as is known."""
+        return self._line.is_up
 
     def send(self, name: str, *rest: Argument, **named: Argument) -> Answer:
         """Queue a call; calls that are queued one after the other run in that order."""
-        return self._pipeline.send(*script(name).command(self._partition, rest, named))
+        return self._line.send(*script(name).command(self._partition, rest, named))
 
     async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
         """Run a script and give its answer."""
-        try:
-            return await self.send(name, *rest, **named)
-        except ResponseError as error:
-            log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})  # noqa: TRY400
-            raise StoreUnavailableError("The store refused an operation.") from error
+        return await answered(name, self.send(name, *rest, **named))
+
+
+async def answered(name: str, answer: Answer) -> Any:
+    """Wait for what a script gives."""
+    try:
+        return await answer
+    except ResponseError as error:
+        log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})  # noqa: TRY400
+        raise StoreUnavailableError("The store refused an operation.") from error
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list outage past patch peek recall renew show steps "
-    "submit sweep turns variables watch"
+    "cancel claim commit create delete emit hand_back images list note outage past patch peek queue recall renew show "
+    "steps submit sweep turns variables watch"
 ).split()
 
 

@@ -1,32 +1,28 @@
-"""A store in use: one pipeline, one subscription, and the check that this data is ours and readable."""
+"""A store in use: a line to each partition's server, and the check that this data is ours and readable."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.stores.connection import Listener, Pipeline, connect
 from app.stores.conversations import Conversations
-from app.stores.desk import Desk
+from app.stores.desk import Desk, Desks
 from app.stores.first_look import look_at
 from app.stores.idempotency import Pepper
+from app.stores.line import Line
 from app.stores.log import Log
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands, script
+from app.stores.servers import Address, servers_at
 from app.stores.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from app.seal import Sealer
-
-log = logging.getLogger(__name__)
-
-PARTITION = "{p000}"
 
 
 @dataclass(frozen=True)
@@ -41,49 +37,83 @@ class Store:
     """What must not end while the store is in use."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a store is used. `partitions` is for a store that is new: else what it has.
+
+    `replicated`: nothing is acknowledged that only one server has. `ours_alone`: no other process uses the store, so
+    what an earlier one held is free at once.
+    """
+
+    lease_s: float
+    log_ttl_s: int
+    max_waiting: int
+    max_queued: int
+    partitions: int | None = None
+    replicated: bool = False
+    patience_s: float = 0.0
+    ours_alone: bool = False
+
+
 @contextlib.asynccontextmanager
 async def open_store(
-    url: str,
-    sealer: Sealer,
-    *,
-    lease_s: float,
-    log_ttl_s: int,
-    max_waiting: int,
-    on_loss: Callable[[], None],
-    patience_s: float = 0.0,
-    ours_alone: bool = False,
+    address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
 ) -> AsyncIterator[Store]:
-    """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used.
-
-    `ours_alone`: no other process uses the store, so what an earlier one held is free at once.
-    """
-    client = connect(url)
-    me = secrets.token_hex(8)
-    channel, stop, wake = f"{PARTITION}:replica:{me}", f"{PARTITION}:stop:{me}", f"{PARTITION}:wake"
+    """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
+    servers = servers_at(address)
     try:
-        server, pepper = await look_at(client, sealer, PARTITION, (channel, stop, wake))
-        away = script("outage").command(PARTITION, (), {"lease_us": int(lease_s * 1_000_000)})
-        pipeline = Pipeline(client, load_commands(), [away], on_loss)
-        scripts = Scripts(pipeline, PARTITION)
-        turn_log = Log(scripts, sealer, channel)
-        desk = Desk(scripts, sealer, turn_log, channel, wake, log_ttl_s, lease_s)
-        scheduler = Scheduler(desk, worker=me, lease_s=lease_s, patience_s=patience_s)
-        turns = Turns(desk, scheduler, Pepper(pepper), max_waiting=max_waiting)
-        heard = {
-            wake.encode(): lambda *_: scheduler.nudge(),
-            channel.encode(): turn_log.hear,
-            stop.encode(): scheduler.hear_stop,
-        }
-        listener = Listener(client, heard, lambda name, data: heard[name](name, data), turn_log.on_gap)
-        running = (asyncio.create_task(pipeline.run()), asyncio.create_task(listener.run()))
+        about = await look_at(servers, sealer, options.partitions, replicated=options.replicated)
+        me = secrets.token_hex(8)
+        away = {"lease_us": int(options.lease_s * 1_000_000)}
+        names = [f"{{p{place:03}}}" for place in range(about.partitions)]
+        lines = [
+            Line(
+                servers,
+                name,
+                on_connect=load_commands(),
+                on_return=[script("outage").command(name, (), away)],
+                on_loss=on_loss,
+                replicated=options.replicated,
+            )
+            for name in names
+        ]
+        desks = Desks([_desk(line, name, sealer, me, options) for line, name in zip(lines, names, strict=True)])
+        scheduler = Scheduler(desks, worker=me, lease_s=options.lease_s, patience_s=options.patience_s)
+        turns = Turns(
+            desks, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
+        )
+        for line, name, desk in zip(lines, names, desks, strict=True):
+            _listen(line, desk, f"{name}:stop:{me}", scheduler)
+        running = tuple(asyncio.create_task(line.run()) for line in lines)
         try:
-            while ours_alone and await scheduler.sweep(all_are_over=True):
+            while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            yield Store(server, turns, Conversations(desk, turns), scheduler, running)
+            yield Store(about.server, turns, Conversations(desks, turns), scheduler, running)
         finally:
             await _cancel(running)
     finally:
-        await client.aclose()
+        await servers.aclose()
+
+
+def _desk(line: Line, partition: str, sealer: Sealer, me: str, options: Options) -> Desk:
+    scripts, channel = Scripts(line, partition), f"{partition}:replica:{me}"
+    turn_log = Log(scripts, sealer, channel)
+    return Desk(scripts, sealer, turn_log, channel, f"{partition}:wake", options.log_ttl_s, options.lease_s)
+
+
+def _listen(line: Line, desk: Desk, stop: str, scheduler: Scheduler) -> None:
+    """Say who hears what; where messages may have been lost, all look."""
+
+    def on_gap() -> None:
+        desk.log.on_gap()
+        scheduler.nudge(desk)
+
+    heard = {
+        desk.wake: lambda *_: scheduler.nudge(desk),
+        desk.channel: desk.log.hear,
+        stop: scheduler.hear_stop,
+    }
+    line.listen(heard, on_gap)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

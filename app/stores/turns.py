@@ -18,6 +18,7 @@ from app.errors import (
     IdempotencyKeyReusedError,
     NotFoundError,
     OtherAgentError,
+    OverloadedError,
     SealBrokenError,
     StoreUnavailableError,
     TooManyTurnsError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from app.records import AgentVersion, OnBusy, Once, Owner, Ref, Turn, TurnInput
-    from app.stores.desk import Desk
+    from app.stores.desk import Desk, Desks
     from app.stores.idempotency import Pepper
     from app.stores.log import Reader
     from app.stores.scheduler import Scheduler
@@ -49,15 +50,19 @@ LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
 class Turns:
     """The store's side of turns that are submitted and looked at."""
 
-    def __init__(self, desk: Desk, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int) -> None:
+    def __init__(
+        self, desks: Desks, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int, max_queued: int
+    ) -> None:
         """`scheduler` is asked whether this process's own worker waits, and told at once that there is work.
 
-        `max_waiting` is how many turns may wait behind a conversation's first.
+        `max_waiting` is how many turns may wait behind a conversation's first, `max_queued` how many conversations of
+        an agent may wait for a thread; each partition has its share of these.
         """
-        self._desk = desk
+        self._desks = desks
         self._scheduler = scheduler
         self._pepper = pepper
         self._max_waiting = max_waiting
+        self._max_queued = max_queued
         self._moving: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
@@ -74,17 +79,22 @@ class Turns:
     ) -> tuple[Turn, bool]:
         """Hand a turn in; one that begins a conversation with a key takes the first id of that key that is free."""
         wanted = _Wanted(given, create, asked, version_of, on_busy, once)
-        if once is None or create is None:
+        if once is None:
             return await self._submit_to(turn, wanted)
+        if create is None:
+            submitted = await self._submit_to(turn, wanted)
+            await self._note(turn.ref, once)
+            return submitted
         nth = 0
         while True:
             ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
-            with suppress(ConversationExistsError):
-                return await self._submit_to(replace(turn, ref=ref), wanted)
             nth += 1
+            if self._desks.of(ref) is self._home(turn.ref.owner, once):
+                with suppress(ConversationExistsError):
+                    return await self._submit_to(replace(turn, ref=ref), wanted)
 
     async def recall(self, owner: Owner, once: Once) -> Turn | None:
-        state, *rest = await self._desk.scripts.call(
+        state, *rest = await self._home(owner, once).scripts.call(
             "recall", idem=self._pepper.name(owner, once), digest=self._pepper.digest(owner, once)
         )
         if state == b"attached":
@@ -93,8 +103,22 @@ class Turns:
             raise _refusal(state, rest)
         return None
 
+    def _home(self, owner: Owner, once: Once) -> Desk:
+        """Give the partition where a key is looked up; a conversation that begins with it lies there too."""
+        return self._desks.named(self._pepper.name(owner, once))
+
+    async def _note(self, ref: Ref, once: Once) -> None:
+        """Leave word of a key whose turn lies elsewhere, so that another request with it is refused."""
+        home = self._home(ref.owner, once)
+        if home is self._desks.of(ref):
+            return
+        with suppress(StoreUnavailableError):  # the turn is accepted, and the same request again finds it
+            await home.scripts.call(
+                "note", idem=self._pepper.name(ref.owner, once), digest=self._pepper.digest(ref.owner, once)
+            )
+
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[Reader]:
-        return self._desk.log.reader(ref, looks=looks, wants_all=wants_all)
+        return self._desks.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """End a turn that nobody has begun; tell the worker of one that is played."""
@@ -108,17 +132,18 @@ class Turns:
             outcome=Outcome("cancelled"),
             last_seq=LAST_SEQ_UNBEGUN,
         )
-        record = self._desk.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
-        state, *rest = await self._desk.scripts.call(
+        desk = self._desks.of(ref)
+        record = desk.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
+        state, *rest = await desk.scripts.call(
             "cancel",
             ref=str(ref),
             turn=number,
             record=record,
-            me=self._desk.channel,
-            log_ttl_s=self._desk.log_ttl_s,
+            me=desk.channel,
+            log_ttl_s=desk.log_ttl_s,
         )
         if state == b"ended":
-            self._desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+            desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
             return ended, True
         return (await self.turn(ref, number) if state == b"over" else turn), False
 
@@ -146,14 +171,15 @@ class Turns:
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], dict[int, tuple[bytes, bytes]]]:
         """Give records, and of those turns that are not over when they started (if they did) and their attempts."""
-        found = await self._desk.scripts.call("turns", ref=str(ref), first=first, last=last)
+        found = await self._desks.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
         records, known = found
         return records, {int(number): (at, attempts) for number, at, attempts in known}
 
     def _opened(self, ref: Ref, number: int, record: bytes, known: dict[int, tuple[bytes, bytes]]) -> Turn:
-        turn = codec.turn_from_bytes(self._desk.sealer.open(record, str(ref), "turn", number), ref, number)
+        sealer = self._desks.of(ref).sealer
+        turn = codec.turn_from_bytes(sealer.open(record, str(ref), "turn", number), ref, number)
         at, attempts = known.get(number, (b"", b""))
         return codec.started(turn, int(at) / 1_000_000, int(attempts)) if at and not turn.outcome else turn
 
@@ -183,8 +209,9 @@ class Turns:
         state, *rest = await self._submit(turn, wanted)
         if state == b"ok":
             self._remember(turn.ref, number + 1, agent)
-            self._desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-            self._scheduler.nudge()
+            desk = self._desks.of(turn.ref)
+            desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
+            self._scheduler.nudge(desk)
             return turn, True
         if state == b"attached":
             return await self._attached(turn.ref.owner, *rest), False
@@ -208,14 +235,15 @@ class Turns:
         return await self._peek(turn.ref)
 
     async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        agent, turns, record = await self._desk.scripts.call("peek", ref=str(ref))
+        agent, turns, record = await self._desks.of(ref).scripts.call("peek", ref=str(ref))
         if not agent:
             raise ConversationNotFoundError
-        opened = self._desk.sealer.open(record or b"", str(ref), "conversation")
+        opened = self._desks.of(ref).sealer.open(record or b"", str(ref), "conversation")
         return int(turns) + 1, codec.agent_of(opened, agent)
 
     async def _submit(self, turn: Turn, wanted: _Wanted) -> Any:
-        scope, seal = str(turn.ref), self._desk.sealer.seal
+        desk = self._desks.of(turn.ref)
+        scope, seal = str(turn.ref), desk.sealer.seal
         conversation, once = b"", wanted.once
         if wanted.create is not None:
             conversation = seal(codec.conversation_to_bytes(turn.agent.name, wanted.create), scope, "conversation")
@@ -230,17 +258,18 @@ class Turns:
             "record": seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
             "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
-            "me": self._desk.channel,
-            "wake": "" if self._scheduler.waiting else self._desk.wake,
+            "me": desk.channel,
+            "wake": "" if self._scheduler.waiting else desk.wake,
             "on_busy": wanted.on_busy,
             "most_waiting": self._max_waiting,
+            "most_queued": -(-self._max_queued // len(self._desks)),
             "idem": self._pepper.name(turn.ref.owner, once) if once else "",
             "digest": self._pepper.digest(turn.ref.owner, once) if once else "",
         }
         give_up_at, lost = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:  # the same sealed record again is the same turn, so asking twice makes one
             try:
-                answer = await self._desk.scripts.call("submit", **arguments)
+                answer = await desk.scripts.call("submit", **arguments)
                 break
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
@@ -290,6 +319,8 @@ def _refusal(state: bytes, rest: list[bytes]) -> Exception:
                 f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_WAITING_TURNS); try "
                 "again when one of them is over."
             )
+        case b"overloaded":
+            return OverloadedError()
         case b"reused":
             place = {"pointer": "header:Idempotency-Key", "message": "was sent with another request before"}
             return IdempotencyKeyReusedError(errors=[place])

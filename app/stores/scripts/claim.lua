@@ -3,9 +3,10 @@
 -- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
 -- A turn that one more counted attempt would convict goes to an idle worker, alone: so none is convicted for its neighbours. One
 -- that is not idle reserves it and takes nothing until it is.
--- One that has waited for it for `longest_us` goes to any.
+-- One that has waited for it for `longest_us` goes to any. The first of the answer says that nothing more is to be taken, here or
+-- elsewhere, for the sake of such a turn.
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted ...agents
-local claims, skipped, passed, at = {}, {}, 0, now()
+local claims, skipped, passed, at, is_enough = {}, {}, 0, now(), 0
 local alone = partition .. ':alone'
 most = tonumber(most)
 
@@ -40,7 +41,10 @@ while #claims < most and passed < 1000 do
   local counted = tonumber(known[2] or 0)
   local suspect = counted == most_counted - 1 and at - score < tonumber(longest_us)
   if suspect and (idle ~= '1' or #claims > 0) then
-    if #claims == 0 and reserve() then break end
+    if #claims == 0 and reserve() then
+      is_enough = 1
+      break
+    end
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
   elseif known[3] and known[3] ~= agents[place + 1] and begun(ref, turn, 1) and at - score < tonumber(patience_us) then
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
@@ -65,9 +69,10 @@ while #claims < most and passed < 1000 do
         redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4]}
       if suspect then
         if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
+        is_enough = 1
         break
       end
     end
   end
 end
-return claims
+return {is_enough, claims}

@@ -67,12 +67,13 @@ local function stop(ref, turn, why)
 end
 
 -- What became of the request that was first sent with an Idempotency-Key (nothing: it is new). `idem` stands for owner and
--- key, `digest` for all that was asked.
+-- key, `digest` for all that was asked. Of one whose turn lies at another partition there is but word.
 local function recall(idem, digest)
   local known = idem ~= '' and redis.call('GET', key('idem', idem))
   if not known then return nil end
   local ref, turn, created, asked = string.match(known, '^(.-)\n(.-)\n(.-)\n(.*)$')
   if asked ~= digest then return {'reused'} end
+  if ref == '' then return nil end
   if redis.call('HGET', key('conversation', ref), 'created') ~= created then return {'gone'} end
   return {'attached', ref, turn}
 end

@@ -2,15 +2,18 @@
 -- The caller sealed the record for turn number `turn` of `agent`; where that is not what comes next it is told what is.
 -- A turn that meets others goes behind them, at most `most_waiting` behind the first; `on_busy` says what becomes of that
 -- one (reject, enqueue, interrupt, rollback). What an Idempotency-Key (`idem`, with the request's `digest`) has made before
--- is the answer, whatever else is so; a refusal is not kept.
--- ARGV: owner ref agent conversation turn record input event me wake on_busy most_waiting idem digest
+-- is the answer, whatever else is so; a refusal is not kept. Where `most_queued` conversations of the agent wait for a thread,
+-- one more may not.
+-- ARGV: owner ref agent conversation turn record input event me wake on_busy most_waiting most_queued idem digest
 local known = recall(idem, digest)
 if known then return known end
+local function is_overloaded() return redis.call('ZCARD', key('ready', agent)) >= tonumber(most_queued) end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'turns'), nil
 if not found[1] then
   if conversation == '' then return {'unknown'} end
   if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'taken'} end
   if turn ~= '1' then return {'unknown'} end
+  if is_overloaded() then return {'overloaded'} end
   create(owner, ref, agent, conversation)
 else
   if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- asked again: the answer was lost
@@ -19,6 +22,7 @@ else
   if first and on_busy == 'reject' then return {'busy', first} end
   if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_waiting) then return {'full', most_waiting} end
   if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved', found[1], found[2] + 1} end
+  if not first and is_overloaded() then return {'overloaded'} end
 end
 redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
 redis.call('RPUSH', key('turns', ref), record)

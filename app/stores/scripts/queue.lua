@@ -1,0 +1,8 @@
+-- How many conversations of each agent wait for a thread, and for how long the oldest does, in microseconds.
+-- ARGV: ...agents
+local found, at = {}, now()
+for i, agent in ipairs(agents) do
+  local first = redis.call('ZRANGE', key('ready', agent), 0, 0, 'WITHSCORES')
+  found[i] = {redis.call('ZCARD', key('ready', agent)), first[1] and math.max(0, at - first[2]) or 0}
+end
+return found

@@ -1,0 +1,84 @@
+"""Durability beyond one server: what it says is held back until a replica has all that it may rest on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from redis.exceptions import OutOfMemoryError
+
+from app.errors import StoreUnavailableError
+from app.stores.command import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redis.asyncio.connection import AbstractConnection
+
+REPLICAS = 1
+WAIT_MS = 1000
+MOST_MISSES = 3  # then another server is looked for, which may be the primary by now
+NO_WITNESS = (
+    "No replica of the store has confirmed it in time (SMOLSESSIONS_DURABILITY=replicated), so it may or may not last: "
+    "look before you send it again."
+)
+
+
+class Witness:
+    """Gives answers their values once a replica has confirmed a write that came after them.
+
+    `WAIT` says how far replicas are with the writes of its own connection, and holds up all that is sent behind it. So
+    it has a connection of its own, with a write of its own: replicas take writes in order, so one that has this write
+    has all before it. What comes to be held meanwhile shares the next one.
+    """
+
+    def __init__(self, partition: str) -> None:
+        self._question = packed(("SET", f"{partition}:witness", "1")) + packed(("WAIT", REPLICAS, WAIT_MS))
+        self._held: list[tuple[asyncio.Future[Any], Any]] = []
+        self._asking: list[tuple[asyncio.Future[Any], Any]] = []
+        self._news = asyncio.Event()
+
+    def hold(self, answer: asyncio.Future[Any], value: Any) -> None:
+        """Give the answer its value when it is certain, or an error."""
+        self._held.append((answer, value))
+        self._news.set()
+
+    async def run(self, connection: AbstractConnection) -> NoReturn:
+        """Confirm what is held. Raises a `TimeoutError` where no replica has answered for long."""
+        misses = 0
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._asking, self._held = self._held, []
+            if await self._is_confirmed(connection):
+                misses = 0
+                for answer, value in self._asking:
+                    if not answer.done():
+                        answer.set_result(value)
+                continue
+            _refuse(self._asking, StoreUnavailableError(NO_WITNESS))
+            misses += 1
+            if misses >= MOST_MISSES:
+                raise TimeoutError("no replica of the store has confirmed anything for long")
+
+    def give_up(self, error: StoreUnavailableError) -> None:
+        """Refuse all that is held: the server that said it is gone."""
+        _refuse([*self._asking, *self._held], error)
+        self._asking, self._held = [], []
+
+    async def _is_confirmed(self, connection: AbstractConnection) -> bool:
+        await connection.send_packed_command(self._question, check_health=False)
+        try:
+            await connection.read_response()
+            is_written = True
+        except OutOfMemoryError:
+            is_written = False
+        found: int = await connection.read_response()
+        return is_written and found >= REPLICAS
+
+
+def _refuse(held: Iterable[tuple[asyncio.Future[Any], Any]], error: StoreUnavailableError) -> None:
+    for answer, _ in held:
+        if not answer.done():
+            answer.set_exception(error)
+            answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved
