@@ -29,6 +29,7 @@ ENV PATH=/opt/smolsessions/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/data \
+    TMPDIR=/data \
     SMOLSESSIONS_HOST=0.0.0.0 \
     SMOLSESSIONS_DATA_DIR=/data
 WORKDIR /agents

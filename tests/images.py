@@ -1,27 +1,33 @@
 """Runs a Dockerfile's own instructions without an engine, and starts what they make as an engine would.
 
-Not an image: the base is this machine's system with this test's Python at `/usr/local`, not the one that `FROM` names.
-All else is as the Dockerfile has it, at the same paths: what `COPY` and `RUN` leave, environment, user, command. It runs
-in a root of its own, which is read-only, with the volumes that are named and nothing else that could be written to.
+Not an image: the base is this machine's system with this test's Python at `/usr/local`, not what `FROM` names. All else
+is as the Dockerfile has it, at the same paths: what `COPY` and `RUN` leave, environment, user, command. It runs in a
+root of its own, which is read-only, with the volumes that are named and nothing else that could be written to.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pickle
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import httpx2
 
 from tests.service import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILD_S = 300
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,11 +64,11 @@ class Image:
             environment: on top of ENV; nothing of this process's own is handed on.
             mounts: what of this machine appears at which path; read-only but for `writable`.
             writable: paths of mounts.
-            entrypoint: in place of ENTRYPOINT.
+            entrypoint: in place of ENTRYPOINT; CMD does not apply then.
         """
         uid, _, gid = (user or self.user).partition(":")
         variables = [f"{name}={value}" for name, value in {**self.environment, **(environment or {})}.items()]
-        words = [*(self.entrypoint if entrypoint is None else entrypoint), *(arguments or self.cmd)]
+        words = [*self.entrypoint, *(arguments or self.cmd)] if entrypoint is None else [*entrypoint, *arguments]
         inside = ["setpriv", f"--reuid={uid}", f"--regid={gid or 0}", "--clear-groups", "--no-new-privs"]
         inside += ["env", "-i", "-C", self.workdir, *variables, *words]
         return _apart(self.root, mounts or {}, set(writable), inside)
@@ -85,6 +91,22 @@ def build(dockerfile: Path, context: Path, stages: Path, bases: Mapping[str, Ima
     return image
 
 
+def build_once(folder: Path) -> Image:
+    """Build the Dockerfile into `folder`, or give what another process built there."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = folder / "image.pickle"
+        if not built.exists():
+            image = build(ROOT / "Dockerfile", ROOT, folder / "stages")
+            for stage in (folder / "stages").iterdir():
+                if stage != image.root:
+                    shutil.rmtree(stage)
+            built.write_bytes(pickle.dumps(image))
+        found: Image = pickle.loads(built.read_bytes())
+        return found
+
+
 @cache
 def refusal() -> str:
     """Say why this machine can start nothing in a root of its own, as another user; empty if it can."""
@@ -95,6 +117,41 @@ def refusal() -> str:
         return f"there is no {missing[0]}"
     tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False, timeout=10)
     return tried.stderr.strip()
+
+
+@dataclass
+class Container:
+    """A process of an image that listens."""
+
+    process: subprocess.Popen[str]
+    first: str
+    client: httpx2.Client
+    log: Path
+
+    def end(self, within_s: float) -> int:
+        """Send SIGTERM; give the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(within_s)
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[Container]:
+    """Start a command and wait until it says where it listens."""
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout
+            first = process.stdout.readline().strip()
+            port = first.rpartition(":")[2]
+            assert port.isdigit(), first + log.read_text()
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                yield Container(process, first, client, log)
+        finally:
+            process.kill()
 
 
 def _from(base: Image | None, root: Path) -> Image:
@@ -119,33 +176,33 @@ def _instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
 
 
 def _step(image: Image, instruction: str, text: str, context: Path, built: Mapping[str, Image]) -> Image:
-    match instruction:
-        case "RUN":
-            _run(image, text)
-        case "COPY":
-            _copy(image, text.split(), context, built)
-        case "ENV":
-            expanded = text.replace("$PATH", image.environment["PATH"])
-            pairs = dict(word.split("=", 1) for word in shlex.split(expanded))
-            return replace(image, environment={**image.environment, **pairs})
-        case "WORKDIR":
-            _inside(image, text).mkdir(parents=True, exist_ok=True)
-            return replace(image, workdir=text)
-        case "USER":
-            return replace(image, user=text)
-        case "VOLUME":
-            return replace(image, volumes=(*image.volumes, text))
-        case "ENTRYPOINT":
-            return replace(image, entrypoint=tuple(json.loads(text)))
-        case "CMD":
-            return replace(image, cmd=tuple(json.loads(text)))
-        case "HEALTHCHECK":
-            return replace(image, healthcheck=tuple(json.loads(text.partition("CMD ")[2])))
-        case "EXPOSE":
-            pass
-        case _:
-            raise AssertionError(f"{instruction} is not known here; teach tests/images.py what it does")
-    return image
+    if instruction == "RUN":
+        _run(image, text)
+    elif instruction == "COPY":
+        _copy(image, text.split(), context, built)
+    elif instruction == "WORKDIR":
+        _inside(image, text).mkdir(parents=True, exist_ok=True)
+    return replace(image, **_SAID[instruction](image, text))
+
+
+def _variables(image: Image, text: str) -> dict[str, str]:
+    pairs = (word.split("=", 1) for word in shlex.split(text.replace("$PATH", image.environment["PATH"])))
+    return {**image.environment, **dict(pairs)}
+
+
+_SAID: Mapping[str, Callable[[Image, str], dict[str, Any]]] = {
+    "RUN": lambda _image, _text: {},
+    "COPY": lambda _image, _text: {},
+    "EXPOSE": lambda _image, _text: {},
+    "WORKDIR": lambda _image, text: {"workdir": text},
+    "ENV": lambda image, text: {"environment": _variables(image, text)},
+    "USER": lambda _image, text: {"user": text},
+    "VOLUME": lambda image, text: {"volumes": (*image.volumes, text)},
+    "ENTRYPOINT": lambda _image, text: {"entrypoint": tuple(json.loads(text))},
+    "CMD": lambda _image, text: {"cmd": tuple(json.loads(text))},
+    "HEALTHCHECK": lambda _image, text: {"healthcheck": tuple(json.loads(text.partition("CMD ")[2]))},
+}
+"""What an instruction changes of an image's facts; one that is not here is not known, and stops the test."""
 
 
 def _run(image: Image, text: str) -> None:
@@ -198,7 +255,9 @@ def _inside(image: Image, path: str) -> Path:
 def _apart(root: Path, mounts: Mapping[str, Path], writable: set[str], command: Sequence[str]) -> list[str]:
     python = Path(sys.base_prefix).resolve()
     shown = {name: Path("/", name) for name in ("usr", "etc", "proc", "dev")}
-    shown |= {name: Path("/", name) for name in _SYSTEM if Path("/", name).is_dir() and not Path("/", name).is_symlink()}
+    shown |= {
+        name: Path("/", name) for name in _SYSTEM if Path("/", name).is_dir() and not Path("/", name).is_symlink()
+    }
     if python != Path("/usr"):
         shown |= {"usr/local": python, str(python).lstrip("/"): python}  # the second: its libraries are named so
     shown |= {path.lstrip("/"): source for path, source in mounts.items()}

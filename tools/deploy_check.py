@@ -9,6 +9,10 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -45,7 +49,7 @@ def main(tools: Path) -> int:
         rendered = Path(temporary, "rendered")
         rendered.mkdir()
         shutil.copy2(ROOT / "Dockerfile", rendered)
-        checks = {
+        checks: dict[str, Callable[[], object]] = {
             "kustomize": lambda: _write(render(Path(temporary)), rendered),
             "kubernetes-validate": lambda: _validate(tools, rendered),
             "checkov": lambda: _run(
