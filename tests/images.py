@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BUILD_S = 300
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CONFIGURATION = "group hosts ld.so.cache nsswitch.conf passwd pip.conf resolv.conf ssl/certs ssl/openssl.cnf".split()
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -158,6 +159,11 @@ def _from(base: Image | None, root: Path) -> Image:
     if base:
         shutil.copytree(base.root, root, symlinks=True)
         return replace(base, root=root)
+    return bare(root)
+
+
+def bare(root: Path) -> Image:
+    """Give an image of this machine's system alone."""
     for folder in ("usr", "etc", "proc", "dev", "tmp", "run", "opt"):
         (root / folder).mkdir(parents=True)
     for name in _SYSTEM:
@@ -165,6 +171,13 @@ def _from(base: Image | None, root: Path) -> Image:
             (root / name).symlink_to(system.readlink())
         elif system.is_dir():
             (root / name).mkdir()
+    for name in _CONFIGURATION:
+        source, target = Path("/etc", name), root / "etc" / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        elif source.exists():
+            shutil.copy(source, target)
     return Image(root)
 
 
@@ -231,7 +244,9 @@ def _pip(*words: str) -> str:
 
 
 def _copy(image: Image, words: Sequence[str], context: Path, built: Mapping[str, Image]) -> None:
-    if words[0].startswith("--from="):
+    copy = shutil.copy2
+    if words[0].startswith("--from="):  # of a stage that nothing writes to any more
+        copy = os.link
         context, words = built[words[0].removeprefix("--from=")].root, words[1:]
     *sources, to = words
     target = _inside(image, to)
@@ -239,7 +254,7 @@ def _copy(image: Image, words: Sequence[str], context: Path, built: Mapping[str,
         found = context / source.lstrip("/")
         if found.is_dir():
             unseen = shutil.ignore_patterns("__pycache__") if context == ROOT else None
-            shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True, ignore=unseen)
+            shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True, ignore=unseen, copy_function=copy)
         elif to.endswith(("/", ".")):
             target.mkdir(parents=True, exist_ok=True)
             shutil.copy2(found, target)
@@ -254,7 +269,7 @@ def _inside(image: Image, path: str) -> Path:
 
 def _apart(root: Path, mounts: Mapping[str, Path], writable: set[str], command: Sequence[str]) -> list[str]:
     python = Path(sys.base_prefix).resolve()
-    shown = {name: Path("/", name) for name in ("usr", "etc", "proc", "dev")}
+    shown = {name: Path("/", name) for name in ("usr", "proc", "dev")}
     shown |= {
         name: Path("/", name) for name in _SYSTEM if Path("/", name).is_dir() and not Path("/", name).is_symlink()
     }

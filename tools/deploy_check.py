@@ -27,30 +27,33 @@ class FailedError(Exception):
     """What a tool said against it."""
 
 
-def render(folder: Path) -> dict[str, str]:
-    """Give the manifests of each overlay, with secrets made for the occasion; works in a copy in `folder`."""
+def render(folder: Path, secrets: Path) -> dict[str, str]:
+    """Give the manifests of each overlay, with these secrets; works in a copy in `folder`."""
     deploy = folder / "deploy"
     shutil.copytree(ROOT / "deploy", deploy, ignore=shutil.ignore_patterns("secrets"))
-    make_secrets(deploy / "dev" / "secrets")
-    shutil.copytree(deploy / "dev" / "secrets", deploy / "site" / "secrets")
+    for name in ("dev", "site"):
+        shutil.copytree(secrets, deploy / name / "secrets")
     (deploy / "ingress").mkdir()
     (deploy / "ingress" / "kustomization.yaml").write_text(_INGRESS)
     return {name: _run(BIN / "kubectl", "kustomize", deploy / name) for name in OVERLAYS}
 
 
 def make_secrets(folder: Path) -> str:
-    """Do what an operator does, and give what the operator is told."""
-    return _run(ROOT / "deploy" / "make-secrets", folder, BIN / "smolsessions")
+    """Do what an operator does; give the API key that the operator is shown."""
+    command = (ROOT / "deploy" / "make-secrets", folder, BIN / "smolsessions")
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    return ended.stderr.splitlines()[-1]
 
 
 def main(tools: Path) -> int:
     """Check all with the tools of that folder; give the exit status."""
     with TemporaryDirectory() as temporary:
-        rendered = Path(temporary, "rendered")
+        folder, rendered = Path(temporary), Path(temporary, "rendered")
         rendered.mkdir()
+        make_secrets(folder / "secrets")
         shutil.copy2(ROOT / "Dockerfile", rendered)
         checks: dict[str, Callable[[], object]] = {
-            "kustomize": lambda: _write(render(Path(temporary)), rendered),
+            "kustomize": lambda: _write(render(folder, folder / "secrets"), rendered),
             "kubernetes-validate": lambda: _validate(tools, rendered),
             "checkov": lambda: _run(
                 tools / "checkov", "--config-file", ROOT / "deploy" / "checkov.yaml", "-d", rendered
