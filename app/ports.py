@@ -74,7 +74,8 @@ class Turns(Protocol):
         `create` holds the metadata of a conversation to be made where there is none; `asked` says that the caller named
         the agent, so that another one is an error; `version_of` describes
         the agent that it turns out to be. Raises `ConversationNotFoundError`, `OtherAgentError`,
-        `AgentUnavailableError`, `BusyError`, `TooManyTurnsError`, and what `recall` raises; then nothing was written.
+        `AgentUnavailableError`, `BusyError`, `TooManyTurnsError`, `OverloadedError`, and what `recall` raises; then
+        nothing was written.
         """
         ...
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.agents.catalog import Catalog, factories_of
@@ -22,17 +23,19 @@ from app.stores.servers import Address
 from app.stores.space import Options, open_store
 from app.threads import Threads
 from app.turns import TurnDesk
-from app.web.api import create_app
+from app.web.api import create_app, create_health_app
 from app.web.auth import Callers
 from app.web.common import Limits
-from app.web.metrics import Metrics
-from app.worker import Worker
+from app.web.figures import shared_figures
+from app.web.metrics import Figures, Metrics
+from app.worker import Idler, Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fastapi import FastAPI
 
+    from app.roles import Place, Role
     from app.settings import Settings
 
 
@@ -41,7 +44,7 @@ class Service:
     """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
 
     app: FastAPI
-    worker: Worker
+    worker: Worker | Idler
     turns: TurnDesk
     threads: Threads
     store: str
@@ -50,8 +53,11 @@ class Service:
     agents: list[AgentName]
 
 
-def make_catalog(settings: Settings) -> tuple[Catalog, AgentName]:
-    """Gather the agents; the default one is the most particular there is."""
+def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]:
+    """Gather the agents; the default one is the most particular there is.
+
+    What is `hidden`, and what holds secrets, is out of sight for model-written code.
+    """
     factories = factories_of(settings.agents)
     if settings.model_id:
         chat = chat_factory(
@@ -71,64 +77,98 @@ def make_catalog(settings: Settings) -> tuple[Catalog, AgentName]:
     if default not in dict(factories):
         names = ", ".join(name for name, _ in factories)
         raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
-    secrets = (settings.data_dir, settings.seal_keys_file, settings.api_keys_file)
+    files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file)
+    secrets = (settings.data_dir, *files, *hidden)
     return Catalog(factories, [path for path in secrets if path]), AgentName(default)
 
 
 @contextlib.asynccontextmanager
-async def make_service(settings: Settings) -> AsyncIterator[Service]:
-    """Put the parts together; `StartError` names the mend where one of them cannot be had."""
-    callers = Callers.read(settings.api_keys_file, loopback=settings.loopback, anonymous=settings.allow_anonymous)
-    catalog, default = make_catalog(settings)
+async def make_service(settings: Settings, role: Role, place: Place | None = None) -> AsyncIterator[Service]:
+    """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
+    callers = _callers(settings, role)
+    catalog, default = make_catalog(settings, *([Path(place.folder)] if place else []))
     running: list[asyncio.Future[None]] = []
     async with AsyncExitStack() as stack:
         if settings.redis_url:
             url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
         else:
             server = stack.enter_context(embedded_server(settings.data_dir))
-            url, where = f"unix://{server.socket_path}", f"embedded, in {settings.data_dir}"
+            url = f"unix://{server.socket_path}"
             running.append(asyncio.wrap_future(server.ended))
+        is_embedded = place.embedded if place else not settings.redis_url
+        if is_embedded:
+            where = f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
-        threads = Threads(settings.threads)
+        threads = Threads(settings.threads if role.plays else 0)
         registry = Registry(settings.warm_sessions, settings.warm_idle_s)
         metrics = Metrics(threads, lambda: len(registry))
+        figures: Figures = metrics
+        if place:
+            figures = await stack.enter_async_context(shared_figures(metrics, place.number, place.figures))
         store = await stack.enter_async_context(
             open_store(
                 Address(url, settings.redis_password_file, settings.redis_ca_file),
                 sealer,
-                Options(
-                    lease_s=settings.lease_s,
-                    log_ttl_s=settings.log_ttl_s,
-                    max_waiting=settings.max_waiting_turns,
-                    max_queued=settings.max_queued_turns,
-                    partitions=settings.partitions,
-                    replicated=settings.durability == "replicated",
-                    patience_s=settings.drain_s if settings.redis_url else 0,
-                    ours_alone=settings.redis_url is None,
-                ),
+                _options(settings, is_embedded=is_embedded, alone=place.has_store_alone if place else is_embedded),
                 metrics.store_lost,
             )
         )
+        metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
-        catalog.start()
-        worker = Worker(store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s)
+        worker: Worker | Idler = Idler()
+        if role.plays:
+            catalog.start()
+            worker = Worker(
+                store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
+            )
         turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
-        limits = Limits(
-            settings.host,
-            settings.max_body_bytes,
-            settings.max_message_chars,
-            settings.max_steps,
-            settings.max_image_pixels,
-            settings.wait_s,
-            settings.max_deadline_s,
-            settings.send_timeout_s,
-            settings.origins,
-        )
-        app = create_app(turns, conversations, callers, metrics, limits)
+        app = create_health_app(figures)
+        if role.answers:
+            app = create_app(turns, conversations, callers, figures, _limits(settings))
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
         yield Service(app, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
+
+
+def _callers(settings: Settings, role: Role) -> Callers:
+    """Find out who may connect; what only plays has nothing to show to anyone."""
+    path, anonymous = settings.api_keys_file, settings.allow_anonymous
+    if not role.answers:
+        path, anonymous = None, True
+    return Callers.read(path, loopback=settings.loopback, anonymous=anonymous)
+
+
+def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
+    if is_embedded and settings.durability == "replicated":
+        raise StartError(
+            "the embedded store has no replica: set SMOLSESSIONS_REDIS_URL to a store that has one, or leave "
+            "SMOLSESSIONS_DURABILITY at primary"
+        )
+    return Options(
+        lease_s=settings.lease_s,
+        log_ttl_s=settings.log_ttl_s,
+        max_waiting=settings.max_waiting_turns,
+        max_queued=settings.max_queued_turns,
+        partitions=settings.partitions,
+        replicated=settings.durability == "replicated",
+        patience_s=0 if is_embedded else settings.drain_s,
+        ours_alone=alone,
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.host,
+        settings.max_body_bytes,
+        settings.max_message_chars,
+        settings.max_steps,
+        settings.max_image_pixels,
+        settings.wait_s,
+        settings.max_deadline_s,
+        settings.send_timeout_s,
+        settings.origins,
+    )
 
 
 def _sealer(settings: Settings) -> Sealer:

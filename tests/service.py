@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PROGRAM = (sys.executable, "-m", "app")
 COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
+SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 START_S = 20.0
 END_S = 20.0
 AGENTS = ",".join(
@@ -52,12 +53,16 @@ AGENTS = ",".join(
 
 @dataclass
 class Service:
-    """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix."""
+    """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
+
+    `command` is a role, and its options.
+    """
 
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     cwd: Path = ROOT
+    command: tuple[str, ...] = ("serve",)
     process: subprocess.Popen[str] = field(init=False)
     client: httpx2.Client = field(init=False)
 
@@ -72,10 +77,11 @@ class Service:
 
     def start(self) -> None:
         """Start and wait until it says where it listens."""
-        self.process = spawn(self.folder, self.settings, self.environment, cwd=self.cwd)
+        self.process = spawn(self.folder, self.settings, self.environment, *self.command, cwd=self.cwd)
         first = self._line()
-        assert "serves on" in first, first + self.log()
-        self.said = [first] + [self._line() for _ in range(6)]
+        assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
+        lines = SAID[self.command[0]] + ("--processes" in self.command)
+        self.said = [first] + [self._line() for _ in range(lines)]
         self.client = httpx2.Client(base_url=f"http://{first.split()[-1]}", timeout=30)
         self.wait_ready()
 

@@ -152,6 +152,7 @@ STATUSES = {
     "unknown_agent": 422,
     "idempotency_key_reused": 422,
     "too_many_turns": 429,
+    "overloaded": 503,
     "store_unavailable": 503,
     "shutting_down": 503,
 }
@@ -470,6 +471,7 @@ def test_every_error_has_a_status_and_a_code_of_its_own() -> None:
 
 def test_errors_that_pass_are_those_that_say_when_to_come_back() -> None:
     assert {kind.code for kind in _errors() if kind.retry_after_s} == {
+        "overloaded",
         "store_unavailable",
         "shutting_down",
         "too_many_turns",

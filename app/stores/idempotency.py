@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from app.records import Once, Owner
 
-MOST_DERIVED = 10_000
+MOST_DERIVED = 20
 ID_CHARS = 24
 
 
@@ -30,7 +30,7 @@ class Pepper:
     def conversation_id(self, owner: Owner, once: Once, nth: int) -> str:
         """Give the id of a conversation that begins with this key; the nth one, where those before are taken.
 
-        They are of days that the key has outlived, or belong to another partition; one that finds none gets any id.
+        They are of days that the key has outlived, so a key that is used for ever gets any id at last.
         """
         if nth >= MOST_DERIVED:
             return secrets.token_hex(ID_CHARS // 2)

@@ -81,17 +81,9 @@ class Turns:
         wanted = _Wanted(given, create, asked, version_of, on_busy, once)
         if once is None:
             return await self._submit_to(turn, wanted)
-        if create is None:
-            submitted = await self._submit_to(turn, wanted)
-            await self._note(turn.ref, once)
-            return submitted
-        nth = 0
-        while True:
-            ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
-            nth += 1
-            if self._desks.of(ref) is self._home(turn.ref.owner, once):
-                with suppress(ConversationExistsError):
-                    return await self._submit_to(replace(turn, ref=ref), wanted)
+        submitted = await (self._submit_to(turn, wanted) if create is None else self._begin(turn, wanted, once))
+        await self._note(submitted[0].ref, once)
+        return submitted
 
     async def recall(self, owner: Owner, once: Once) -> Turn | None:
         state, *rest = await self._home(owner, once).scripts.call(
@@ -103,8 +95,16 @@ class Turns:
             raise _refusal(state, rest)
         return None
 
+    async def _begin(self, turn: Turn, wanted: _Wanted, once: Once) -> tuple[Turn, bool]:
+        nth = 0
+        while True:
+            ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
+            with suppress(ConversationExistsError):
+                return await self._submit_to(replace(turn, ref=ref), wanted)
+            nth += 1
+
     def _home(self, owner: Owner, once: Once) -> Desk:
-        """Give the partition where a key is looked up; a conversation that begins with it lies there too."""
+        """Give the partition where a key is looked up, whatever conversation it was sent for."""
         return self._desks.named(self._pepper.name(owner, once))
 
     async def _note(self, ref: Ref, once: Once) -> None:

@@ -11,13 +11,10 @@ from app.errors import StoreUnavailableError
 from app.stores.command import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from redis.asyncio.connection import AbstractConnection
 
 REPLICAS = 1
 WAIT_MS = 1000
-MOST_MISSES = 3  # then another server is looked for, which may be the primary by now
 NO_WITNESS = (
     "No replica of the store has confirmed it in time (SMOLSESSIONS_DURABILITY=replicated), so it may or may not last: "
     "look before you send it again."
@@ -44,26 +41,25 @@ class Witness:
         self._news.set()
 
     async def run(self, connection: AbstractConnection) -> NoReturn:
-        """Confirm what is held. Raises a `TimeoutError` where no replica has answered for long."""
-        misses = 0
+        """Confirm what is held. Raises a `TimeoutError` where no replica does: another server may be primary by now."""
         while True:
             await self._news.wait()
             self._news.clear()
             self._asking, self._held = self._held, []
-            if await self._is_confirmed(connection):
-                misses = 0
-                for answer, value in self._asking:
-                    if not answer.done():
-                        answer.set_result(value)
-                continue
-            _refuse(self._asking, StoreUnavailableError(NO_WITNESS))
-            misses += 1
-            if misses >= MOST_MISSES:
-                raise TimeoutError("no replica of the store has confirmed anything for long")
+            if not await self._is_confirmed(connection):
+                self.give_up(StoreUnavailableError(NO_WITNESS))
+                raise TimeoutError("no replica has confirmed what was written")
+            for answer, value in self._asking:
+                if not answer.done():
+                    answer.set_result(value)
+            self._asking = []
 
     def give_up(self, error: StoreUnavailableError) -> None:
         """Refuse all that is held: the server that said it is gone."""
-        _refuse([*self._asking, *self._held], error)
+        for answer, _ in [*self._asking, *self._held]:
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved
         self._asking, self._held = [], []
 
     async def _is_confirmed(self, connection: AbstractConnection) -> bool:
@@ -75,10 +71,3 @@ class Witness:
             is_written = False
         found: int = await connection.read_response()
         return is_written and found >= REPLICAS
-
-
-def _refuse(held: Iterable[tuple[asyncio.Future[Any], Any]], error: StoreUnavailableError) -> None:
-    for answer, _ in held:
-        if not answer.done():
-            answer.set_exception(error)
-            answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved

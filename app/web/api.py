@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from app.conversations import Conversations
     from app.turns import TurnDesk
-    from app.web.metrics import Metrics
+    from app.web.metrics import Figures
 
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
@@ -46,7 +46,7 @@ PAGE_HEADERS = {
 
 
 def create_app(
-    turns: TurnDesk, conversations: Conversations, callers: Callers, metrics: Metrics, limits: Limits
+    turns: TurnDesk, conversations: Conversations, callers: Callers, figures: Figures, limits: Limits
 ) -> FastAPI:
     """Make the application."""
     app = FastAPI(
@@ -64,7 +64,7 @@ def create_app(
     app.include_router(watch_routes(turns, limits, frames))
     app.include_router(conversation_routes(conversations))
     app.include_router(agent_routes(conversations))
-    app.include_router(health_routes(metrics))
+    app.include_router(health_routes(figures))
     _serve_docs(app)
     _serve_page(app)
     problems.install(app)
@@ -84,6 +84,15 @@ def create_app(
             expose_headers=["Location", "Preference-Applied", "Retry-After"],
         )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def create_health_app(figures: Figures) -> FastAPI:
+    """Make the application of a process that only plays: health and figures."""
+    app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
+    app.state.draining = False
+    app.include_router(health_routes(figures))
+    problems.install(app, problems.OF_A_WORKER)
     return app
 
 

@@ -10,10 +10,10 @@ from app.errors import ShuttingDownError
 from app.web.common import answer, problems
 
 if TYPE_CHECKING:
-    from app.web.metrics import Metrics
+    from app.web.metrics import Figures
 
 
-def health_routes(metrics: Metrics) -> APIRouter:
+def health_routes(metrics: Figures) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["health"])
 
@@ -32,6 +32,6 @@ def health_routes(metrics: Metrics) -> APIRouter:
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **problems()})
     async def figures() -> Response:
         """Give figures in Prometheus' text format."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

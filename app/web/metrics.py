@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from app.errors import StoreUnavailableError
 
-    from app.records import Turn
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from app.records import AgentName, Queue, Turn
     from app.threads import Threads
 
+QUEUES_S = 1.0  # how long the store may take to say how long its queues are
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+class Figures(Protocol):
+    """What a scrape is answered with."""
+
+    async def text(self) -> bytes:
+        """Give all figures in Prometheus' text format."""
+        ...
 
 
 class Metrics:
@@ -42,6 +55,14 @@ class Metrics:
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
         self._gauge("threads_stuck", "Threads given up on: foreign code in them heeds no stop.", lambda: threads.stuck)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
+        self._lengths, self._ages = (
+            Gauge(f"smolsessions_queue_{name}", text, ("agent",), registry=self._registry)
+            for name, text in {
+                "length": "Conversations that wait for a thread, in the whole store: the same from every process.",
+                "oldest_seconds": "How long the first of them has waited: the same from every process.",
+            }.items()
+        )
+        self.queues: Callable[[], Awaitable[Mapping[AgentName, Queue]]] | None = None
         self._store_errors = Counter(
             "smolsessions_store_errors",
             "Lost connections and refused operations.",
@@ -64,9 +85,22 @@ class Metrics:
         self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Give them in Prometheus' text format."""
+        found = await self._look_at_queues()
+        self._lengths.clear()
+        self._ages.clear()
+        for agent, queue in found.items():
+            self._lengths.labels(agent).set(queue.length)
+            self._ages.labels(agent).set(queue.oldest_s)
         return generate_latest(self._registry)
+
+    async def _look_at_queues(self) -> Mapping[AgentName, Queue]:
+        """Ask the store; where it does not answer there is no figure, rather than an old one."""
+        with suppress(StoreUnavailableError, TimeoutError):
+            async with asyncio.timeout(QUEUES_S):
+                return await self.queues() if self.queues else {}
+        return {}
 
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
         Gauge(f"smolsessions_{name}", text, registry=self._registry).set_function(value)

@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from app import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import FastAPI, Request
 
 MOST_PROBLEMS = 20
@@ -35,6 +37,7 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.MediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyTurnsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.OverloadedError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
@@ -42,6 +45,10 @@ _OF_THE_FRAMEWORK = {
     HTTPStatus.NOT_FOUND: errors.NotFoundError("There is nothing at this path; /docs lists what there is."),
     HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError(),
     HTTPStatus.BAD_REQUEST: errors.MalformedError(),
+}
+OF_A_WORKER = _OF_THE_FRAMEWORK | {
+    HTTPStatus.NOT_FOUND: errors.NotFoundError("This process plays turns; it answers /livez, /readyz and /metrics."),
+    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError("This path takes GET alone."),
 }
 
 
@@ -92,8 +99,8 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     return JSONResponse(body, status.value, headers, media_type="application/problem+json")
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the application this way."""
+def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_THE_FRAMEWORK) -> None:
+    """Answer every error of the application this way; `of_framework` are those that its framework finds."""
 
     @app.exception_handler(errors.ServiceError)
     async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
@@ -104,8 +111,8 @@ def install(app: FastAPI) -> None:
         return response_to(_as_service_error(error))
 
     @app.exception_handler(HTTPException)
-    async def of_framework(_request: Request, error: HTTPException) -> JSONResponse:
-        response = response_to(_OF_THE_FRAMEWORK.get(HTTPStatus(error.status_code), errors.ServiceError()))
+    async def found_by_framework(_request: Request, error: HTTPException) -> JSONResponse:
+        response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError()))
         if error.headers and "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

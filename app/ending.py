@@ -1,0 +1,35 @@
+"""How a process is told to end: once, and then once more, in a hurry."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Ending:
+    """What was asked for so far."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+
+    def ask(self) -> None:
+        self.asked.set()
+
+    def hurry(self) -> None:
+        self.asked.set()
+        self.hurried.set()
+
+    def on_signals(self) -> None:
+        """Take the first signal as a request and any later one as the wish to hurry."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.asked.is_set():
+            self.hurry()
+        else:
+            self.ask()
