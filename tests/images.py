@@ -13,7 +13,6 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -129,10 +128,11 @@ class Container:
     client: httpx2.Client
     log: Path
 
-    def end(self, within_s: float) -> int:
-        """Send SIGTERM; give the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(within_s)
+    def is_healthy(self, image: Image, user: str) -> bool:
+        """Run the image's own check as an engine does: inside, with the service's environment."""
+        environment = {"SMOLSESSIONS_PORT": str(self.client.base_url.port), "http_proxy": "http://127.0.0.1:1"}
+        command = image.command(entrypoint=image.healthcheck, user=user, environment=environment)
+        return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
 
 
 @contextmanager
@@ -244,7 +244,7 @@ def _pip(*words: str) -> str:
 
 
 def _copy(image: Image, words: Sequence[str], context: Path, built: Mapping[str, Image]) -> None:
-    copy = shutil.copy2
+    copy: Callable[[str, str], object] = shutil.copy2
     if words[0].startswith("--from="):  # of a stage that nothing writes to any more
         copy = os.link
         context, words = built[words[0].removeprefix("--from=")].root, words[1:]

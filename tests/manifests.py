@@ -133,7 +133,7 @@ class Pod:
                 file = place / path
                 file.write_bytes(content)
                 os.chown(file, 0, group)
-                file.chmod(volume.get("projected", volume.get("secret", {})).get("defaultMode", 0o644))
+                file.chmod(_mode_of(volume))
             mounts[mount["mountPath"]] = place
             if "emptyDir" in volume or "claim" in volume:
                 os.chown(place, 0, group)
@@ -160,3 +160,8 @@ class Pod:
     def _secret(self, name: str) -> dict[str, bytes]:
         data = self.overlay.one("Secret", name)["data"]
         return {key: base64.b64decode(text) for key, text in data.items()}
+
+
+def _mode_of(volume: Manifest) -> int:
+    source: Manifest = volume.get("projected") or volume.get("secret") or {}
+    return int(source.get("defaultMode", 0o644))

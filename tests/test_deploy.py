@@ -422,10 +422,11 @@ def cluster(rendered: Rendered, image: Image, tmp_path: Path) -> Iterator[Cluste
         yield Cluster(rendered, image, tmp_path, stack)
 
 
-def test_the_rendered_pods_serve_and_play(cluster: Cluster, rendered: Rendered) -> None:
+def test_the_rendered_pods_serve_and_play(cluster: Cluster, rendered: Rendered, image: Image) -> None:
     web, work = cluster.start("web"), cluster.start("work")
     for pod in (web, work):
         assert {kind: pod.probe(kind) for kind in pod.pod.probes} == dict.fromkeys(pod.pod.probes, 200)
+        assert pod.container.is_healthy(image, pod.pod.user)
     for agent in ("demo", "demo-code"):
         turn = cluster.post(web, "What is 12 * 7?", agent=agent).json()
         assert (turn["reply"], turn["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import stat
 import subprocess
 from typing import TYPE_CHECKING
@@ -88,29 +87,30 @@ def owner(image: Image, tmp_path: Path) -> Owner:
     return Owner(image, tmp_path)
 
 
-def is_healthy(image: Image, container: Container, user: str) -> bool:
-    """Run the image's own check where an engine runs it: inside, with the service's environment."""
-    environment = {"SMOLSESSIONS_PORT": str(container.client.base_url.port), "http_proxy": "http://127.0.0.1:1"}
-    command = image.command(entrypoint=image.healthcheck, user=user, environment=environment)
-    return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
-
-
 def test_any_user_runs_it_with_nothing_but_its_volume_to_write_to(image: Image, user: str, owner: Owner) -> None:
     with owner.starts(image, user=user) as container:
         first = owner.asks(container, "What is 12 * 7?")
         assert (first["reply"], first["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])
         written = owner.asks(container, "What is 12 * 7?", agent="demo-code")
         assert (written["reply"], written["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])
-        assert is_healthy(image, container, user)
-        container.process.send_signal(signal.SIGTERM)
+        assert container.is_healthy(image, user)
+        container.process.terminate()
         assert container.process.wait(20) == 0
-        assert not is_healthy(image, container, user)
+        assert not container.is_healthy(image, user)
         assert "Traceback" not in container.log.read_text()
     uid = int(user.partition(":")[0])
     assert {path.stat().st_uid for path in owner.volume.rglob("*")} == {uid}
     with owner.starts(image, user=user) as container:
         asked = owner.asks(container, "What did I ask first?", conversation_id=str(first["conversation_id"]))
         assert "12 * 7" in str(asked["reply"])
+
+
+def test_several_processes_need_no_other_place_to_write_to(image: Image, owner: Owner) -> None:
+    with owner.starts(image, "serve", "--processes", "2", user="12345:0") as container:
+        assert container.is_healthy(image, "12345:0")
+        assert owner.asks(container, "What is 12 * 7?")["reply"] == "12 * 7 = 84."
+        container.process.terminate()
+        assert container.process.wait(20) == 0
 
 
 def test_without_keys_it_listens_to_no_network(image: Image) -> None:
