@@ -111,7 +111,11 @@ class Pod:
     def environment(self) -> dict[str, str]:
         values: dict[str, str] = {}
         for source in self.container.get("envFrom", []):
-            values |= self.overlay.one("ConfigMap", source["configMapRef"]["name"])["data"]
+            if "configMapRef" in source:
+                values |= self.overlay.one("ConfigMap", source["configMapRef"]["name"])["data"]
+            else:
+                secret = self._secret(source["secretRef"]["name"])
+                values |= {name: value.decode() for name, value in secret.items()}
         return values | {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
 
     def files(self) -> dict[str, bytes]:

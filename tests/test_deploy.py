@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import socket
 import subprocess
 import threading
@@ -21,11 +23,12 @@ from app import __version__
 from app.process import CLOSE_S
 from app.settings import PREFIX, Settings
 from app.stores.embedded import find_binary
+from app.stores.refusals import RIGHTS
 from tests.images import bare, started
 from tests.manifests import Overlay, Pod
 from tests.service import ROOT
 from tests.test_store import until
-from tools.deploy_check import OVERLAYS, make_secrets, render
+from tools.deploy_check import OVERLAYS, kustomize, make_secrets, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,6 +259,54 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
     most = int(options["maxmemory"][:-2]) * bytes_of["mb"]
     limit = store.container["resources"]["limits"]["memory"]
     assert most * 2 <= int(limit[:-2]) * bytes_of["Gi"]  # rewriting its file may double it
+
+
+def test_what_the_docs_add_to_a_site_renders_into_both_roles(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deploying.md").read_text()
+    additions = re.findall(r"```yaml\n# added to kustomization\.yaml\n(.*?)```", text, re.DOTALL)
+    assert len(additions) == 2
+    deploy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
+    site = deploy / "site"
+    make_secrets(site / "secrets")
+    (site / "secrets" / "model.env").write_text("OPENAI_API_KEY=the-models\n")
+    (site / "ca.crt").write_text("a certificate")
+    for addition in additions:
+        mine = yaml.safe_load((site / "kustomization.yaml").read_text())
+        for key, more in yaml.safe_load(addition).items():
+            same = [one for one in mine[key] for new in more if "behavior" in new and one["name"] == new["name"]]
+            for one, new in zip(same, more, strict=False):  # a generator of the same name is one, with more literals
+                one["literals"] += new["literals"]
+            mine[key] += more[len(same) :]
+        (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    overlay = Overlay.read(kustomize(site))
+    for role in ROLES:
+        pod = overlay.pod(f"smolsessions-{role}")
+        assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
+        assert pod.environment["OPENAI_API_KEY"] == "the-models"
+        assert pod.environment[pod.environment[f"{PREFIX}MODEL_API_KEY_ENV"]] == "the-models"
+
+
+def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    off, ours = (tmp_path / "store-users.acl").read_text().splitlines()
+    assert off == "user default off"
+    password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
+    assert ours == f"user smolsessions on #{password} {RIGHTS}"
+    assert RIGHTS in (ROOT / "docs" / "deploying.md").read_text()
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    key = make_secrets(tmp_path / "secrets")
+    made = {file.name: file.read_bytes() for file in (tmp_path / "secrets").iterdir()}
+    (tmp_path / "secrets" / "store-password").write_text("mine")
+    (tmp_path / "secrets" / "api-keys").unlink()
+    again = make_secrets(tmp_path / "secrets")
+    after = {file.name: file.read_bytes() for file in (tmp_path / "secrets").iterdir()}
+    assert made.keys() == after.keys() == {"seal-keys", "api-keys", "store-password", "store-users.acl"}
+    assert {name for name in made if made[name] != after[name]} == {"api-keys", "store-password"}
+    assert (key != again, after["store-password"]) == (True, b"mine")
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
 def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: Path) -> None:

@@ -35,7 +35,11 @@ def render(folder: Path, secrets: Path) -> dict[str, str]:
         shutil.copytree(secrets, deploy / name / "secrets")
     (deploy / "ingress").mkdir()
     (deploy / "ingress" / "kustomization.yaml").write_text(_INGRESS)
-    return {name: _run(BIN / "kubectl", "kustomize", deploy / name) for name in OVERLAYS}
+    return {name: kustomize(deploy / name) for name in OVERLAYS}
+
+
+def kustomize(folder: Path) -> str:
+    return _run(BIN / "kubectl", "kustomize", folder)
 
 
 def make_secrets(folder: Path) -> str:
