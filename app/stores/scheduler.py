@@ -59,9 +59,16 @@ class Scheduler:
         return self._waiting
 
     def nudge(self, desk: Desk | None = None) -> None:
-        """A conversation may be ready, at this partition or at any."""
-        for due in [desk] if desk else self._desks:
-            self._due.setdefault(due, time.time())
+        """A conversation is ready at this partition, just now; or one may be, anywhere, for whatever time."""
+        if desk:
+            self._due.setdefault(desk, time.time())
+        else:
+            self._due = dict.fromkeys(self._desks, 0.0) | self._due
+        self._work.set()
+
+    def look(self, desk: Desk) -> None:
+        """Nobody knows what is ready at this partition."""
+        self._due[desk] = 0.0
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
@@ -82,15 +89,16 @@ class Scheduler:
         for desk in sorted(self._due, key=self._due.__getitem__) or self._desks:
             if self._room <= 0:
                 break
-            self._due.pop(desk, None)
-            if desk in self._late:
-                continue
-            if len(self._desks) > 1 and not desk.scripts.is_up:
+            if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
                 self._misses_some = True
                 continue
-            with suppress(StoreUnavailableError):
+            self._due.pop(desk, None)
+            try:
                 if await self._claim_at(desk, agents, idle=idle and not self._taken):
                     self._room = 0
+            except StoreUnavailableError:
+                self.look(desk)
+                self._misses_some = True
         self._unheard.clear()
         leases, self._taken = self._taken, []
         return leases
@@ -128,7 +136,7 @@ class Scheduler:
         self._late.discard(desk)
         if not answer.exception():
             self._claimed(desk, answer.result(), at)
-        self.nudge(desk)
+        self.look(desk)
 
     def _take(self, leases: list[HeldLease]) -> None:
         """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""

@@ -106,7 +106,7 @@ def _listen(line: Line, desk: Desk, stop: str, scheduler: Scheduler) -> None:
 
     def on_gap() -> None:
         desk.log.on_gap()
-        scheduler.nudge(desk)
+        scheduler.look(desk)
 
     heard = {
         desk.wake: lambda *_: scheduler.nudge(desk),
