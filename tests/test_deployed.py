@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from app.settings import PREFIX
 from app.stores.refusals import RIGHTS
 from tests.manifests import metrics_of
 from tests.nodes import USER, Nodes, StorePod, password_of
+from tests.service import ROOT
 from tests.test_store import until
 from tests.topology.certificates import new_authority
 from tests.topology.sentinels import Sentinels
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from tests.nodes import Running
 
 pytest_plugins = ["tests.manifests"]
-pytestmark = pytest.mark.timeout(300)  # whoever comes first builds the image, and others wait for that
+pytestmark = pytest.mark.timeout(600)  # whoever comes first builds the image, and others wait for that
 
 WELL = dict.fromkeys(("startup", "liveness", "readiness"), 200)
 
@@ -82,7 +84,10 @@ def test_pods_serve_and_play_and_pass_their_probes(
         assert (turn["reply"], turn["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])
     assert web.container.client.post("/turn", json={"message": "x"}).status_code == 401
     assert work.container.client.post("/turn", json={"message": "x"}, headers=nodes.headers).status_code == 404
-    assert metrics_of(rendered["production"]) <= {name.partition("{")[0] for name in work.metrics}
+    told = {name.partition("{")[0] for name in work.metrics}
+    assert metrics_of(rendered["production"]) <= told
+    documented = set(re.findall(r"\bsmolsessions_[a-z_]+", (ROOT / "docs" / "deploying.md").read_text()))
+    assert {name for name in documented if not {name, f"{name}_count"} & told} == set()
 
 
 def test_a_worker_that_is_told_to_end_hands_its_turn_over_within_its_grace(dev: Nodes) -> None:
