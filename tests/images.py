@@ -28,7 +28,7 @@ from tests.service import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-BUILD_S = 300
+BUILD_S = 500
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONFIGURATION = "group hosts ld.so.cache nsswitch.conf passwd pip.conf resolv.conf ssl/certs ssl/openssl.cnf".split()
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
