@@ -218,10 +218,10 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
     assert most * 2 <= int(limit[:-2]) * bytes_of["Gi"]  # rewriting its file may double it
 
 
-def test_what_the_docs_add_to_a_site_renders_into_both_roles(tmp_path: Path) -> None:
+def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "deploying.md").read_text()
     additions = re.findall(r"```yaml\n# added to kustomization\.yaml\n(.*?)```", text, re.DOTALL)
-    assert len(additions) == 2
+    assert len(additions) == 3
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
     site = deploy / "site"
@@ -237,6 +237,7 @@ def test_what_the_docs_add_to_a_site_renders_into_both_roles(tmp_path: Path) -> 
             mine[key] += more[len(same) :]
         (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     overlay = Overlay.read(kustomize(site))
+    assert [each["kind"] for each in overlay.all("HTTPRoute", "Ingress")] == ["Ingress"]
     for role in ROLES:
         pod = overlay.pod(f"smolsessions-{role}")
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
