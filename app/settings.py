@@ -104,7 +104,8 @@ class Settings(BaseSettings):
     max_queued_turns: int = Field(
         1000,
         ge=1,
-        description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503.",
+        description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503. "
+        "Each partition has its share, so one that is full may refuse somewhat earlier.",
     )
     drain_s: float = Field(
         20,

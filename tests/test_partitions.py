@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +255,24 @@ def test_the_number_of_partitions_is_the_stores(pair: tuple[Service, Service], s
     assert status == 2
     assert f"has {PARTITIONS} partitions" in said
     assert "unset it" in said
+
+
+@pytest.mark.parametrize("partitions", ["1", "4"])
+def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_path: Path) -> None:
+    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as client:
+        raw: Raw = client
+
+        def refused() -> int:
+            return int(raw.info("errorstats").get("errorstat_NOREPLICAS", {"count": 0})["count"])
+
+        with Service(tmp_path / "service", server.settings | {"PARTITIONS": partitions}) as service:
+            raw.config_set("min-replicas-to-write", 1)
+            until(refused)
+            start, before = time.monotonic(), refused()
+            until(lambda: time.monotonic() > start + 3)
+            assert refused() - before < 60 * int(partitions)
+            raw.config_set("min-replicas-to-write", 0)
+            assert service.play({"say": "again"})["reply"] == "again"
 
 
 def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:

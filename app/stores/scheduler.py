@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from weakref import WeakValueDictionary
 from app.errors import StoreUnavailableError
 from app.records import MOST_COUNTED, Queue
 from app.stores.lease import HeldLease, open_lease
+from app.stores.rounds import FIRST, Rounds
 from app.stores.script import answered
 
 if TYPE_CHECKING:
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
     from app.stores.script import Argument
 
 
+log = logging.getLogger(__name__)
+
 MOST_UNHEARD = 1000
 _STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
-FIRST, UNKNOWN = -1.0, 0.0  # in the place of a time: before all others
-LOOK_S = 2.0  # wake-ups are hints
 LATE_S = 0.5  # how long a partition may hold up the others
 
 
@@ -43,8 +45,7 @@ class Scheduler:
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
-        self._due = dict.fromkeys(desks, UNKNOWN)  # since when the oldest there waits, in seconds
-        self._looked_at = time.monotonic()
+        self._rounds = Rounds(desks)
         self._late: set[Desk] = set()
         self._misses_some = False  # a partition was away when it was due
         self._room = 0  # how many more leases the worker could play
@@ -62,17 +63,16 @@ class Scheduler:
         return self._waiting
 
     def nudge(self, desk: Desk | None = None) -> None:
-        """A conversation is ready at this partition, just now; or one may be, anywhere, for whatever time."""
+        """A conversation has become ready at this partition, or may be at any."""
         if desk:
-            self._due.setdefault(desk, time.time())
+            self._rounds.woken(desk)
         else:
-            self._due = dict.fromkeys(self._desks, UNKNOWN) | self._due
-            self._looked_at = time.monotonic()
+            self._rounds.all_due()
         self._work.set()
 
     def look(self, desk: Desk) -> None:
-        """Nobody knows what is ready at this partition."""
-        self._due[desk] = UNKNOWN
+        """Nobody knows what is ready at this partition: messages of it may have been lost."""
+        self._rounds.due(desk)
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
@@ -81,28 +81,26 @@ class Scheduler:
             async with asyncio.timeout(min(timeout_s, LATE_S) if self._misses_some else timeout_s):
                 await self._work.wait()
         except TimeoutError:
-            self.nudge()
+            self._rounds.all_due()
         finally:
             self._waiting = False
         self._misses_some = False
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
-        """Visit the partitions that are due, where somebody waits for longest first."""
+        """Visit the partitions that are due until there is no more room."""
         self._room = most - len(self._taken)
-        if time.monotonic() - self._looked_at > LOOK_S:  # also one that always has enough to do
-            self.nudge()
-        for desk in sorted(self._due, key=self._due.__getitem__) or self._desks:
+        for desk in self._rounds.next():
             if self._room <= 0:
                 break
             if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
-                self._misses_some = True
+                self._misses_some = True  # it stays due
                 continue
-            self._due.pop(desk, None)
+            self._rounds.asked(desk)
             try:
                 await self._claim_at(desk, agents, idle=idle and not self._taken)
             except StoreUnavailableError:
-                self.look(desk)
+                self._rounds.due(desk)
                 self._misses_some = True
         self._unheard.clear()
         leases, self._taken = self._taken, []
@@ -133,18 +131,17 @@ class Scheduler:
     def _claimed(self, desk: Desk, answer: Any, at: float) -> None:
         is_enough, left_since, found = answer
         if left_since:
-            self._due[desk] = int(left_since) / 1_000_000
+            self._rounds.due(desk, int(left_since) / 1_000_000)
         self._take([self._opened(desk, fields, at) for fields in found])
         if is_enough:  # nothing beside a suspect, anywhere; and it comes first when there is room for it
-            self._due[desk] = FIRST
+            self._rounds.due(desk, FIRST)
             self._room = 0
 
     def _claimed_late(self, desk: Desk, answer: Answer, at: float) -> None:
         self._late.discard(desk)
         if not answer.exception():
             self._claimed(desk, answer.result(), at)
-        self._due.setdefault(desk, UNKNOWN)
-        self._work.set()
+        self.nudge(desk)
 
     def _take(self, leases: list[HeldLease]) -> None:
         """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""
@@ -241,8 +238,9 @@ class Scheduler:
 
     def _forget(self, name: tuple[str, Desk], task: asyncio.Task[int]) -> None:
         del self._running[name]
-        if not task.cancelled():
-            task.exception()  # the store is away: the next round comes soon
+        error = None if task.cancelled() else task.exception()
+        if error and not isinstance(error, StoreUnavailableError):  # an outage is over some time: the next round comes
+            log.error("a %s of leases met a defect", name[0], exc_info=error, extra={"action": "lease.defect"})
 
     @property
     def _lease_us(self) -> int:

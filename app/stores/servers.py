@@ -146,6 +146,7 @@ class _Cluster:
                     raise ConnectionError(str(error)) from error
                 finally:
                     self._asked_at = self._now()
+                self._clients = {name: known for name, known in self._clients.items() if name in self._map.nodes_cache}
             try:
                 node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
             except (KeyError, RedisError, RedisClusterException) as error:
