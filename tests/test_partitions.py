@@ -265,14 +265,21 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
         def refused() -> int:
             return int(raw.info("errorstats").get("errorstat_NOREPLICAS", {"count": 0})["count"])
 
-        with Service(tmp_path / "service", server.settings | {"PARTITIONS": partitions}) as service:
+        settings = server.settings | {"PARTITIONS": partitions}
+        with (
+            Service(tmp_path / "web", settings, command=("web",)) as web,
+            Service(tmp_path / "work", settings, command=("work",)) as work,
+        ):
+            work.process.send_signal(signal.SIGSTOP)  # so that the turn waits when it looks
+            turn = begin(web, DONE)
             raw.config_set("min-replicas-to-write", 1)
+            work.process.send_signal(signal.SIGCONT)
             until(refused)
             start, before = time.monotonic(), refused()
             until(lambda: time.monotonic() > start + 3)
             assert refused() - before < 60 * int(partitions)
             raw.config_set("min-replicas-to-write", 0)
-            assert service.play({"say": "again"})["reply"] == "again"
+            assert over(web, turn)["reply"] == "done"
 
 
 def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
