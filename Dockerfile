@@ -1,32 +1,35 @@
-# One process that serves HTTP and plays turns. Without API keys it refuses to listen to a network, so:
+# One image for every role: `serve` (HTTP and turns), `web`, `work`. Without API keys it refuses to listen to a network:
 #
 #   docker build -t smolsessions .
 #   docker run --rm smolsessions new-api-key ada > api-keys      # the key itself is shown once, beside the file
 #   docker run --rm -p 8000:8000 -v smolsessions:/data -v "$PWD/api-keys:/run/api-keys:ro" \
 #     -e SMOLSESSIONS_API_KEYS_FILE=/run/api-keys --read-only --stop-timeout 40 smolsessions
 #
-# `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running turns may end. Any `--user` will do.
+# `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running steps may end. Any `--user` will do.
 # Your own agents: FROM smolsessions, COPY my_agents.py . and ENV SMOLSESSIONS_AGENTS=name=my_agents:factory.
+# Packages that they need: USER 0, RUN pip --python /opt/smolsessions install …, USER 10001:10001.
+# For Kubernetes and compose: docs/deploying.md.
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
-RUN python -m venv /opt/smolsessions
-ENV PATH=/opt/smolsessions/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY requirements.lock ./
-RUN pip install --require-hashes --only-binary :all: -r requirements.lock
+ENV PIP_NO_CACHE_DIR=1
+COPY deploy/image/install requirements.lock ./
+RUN ./install packages /opt/smolsessions
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
-# No dependencies and no isolation: all that is installed stands in the lock file, what builds the package too.
-RUN pip install --no-deps --no-build-isolation . && pip check
+RUN ./install service /opt/smolsessions /opt/service
 
 FROM python:3.11-slim-bookworm
-COPY --from=build /opt/smolsessions /opt/smolsessions
 # Any user may write into the volume, which is the only place that is written to; the service keeps its files to itself.
 RUN mkdir -m 1777 /data && mkdir /agents
+# Two layers: the packages' stays the same until the lock file changes.
+COPY --from=build /opt/smolsessions /opt/smolsessions
+COPY --from=build /opt/service /opt/smolsessions
 ENV PATH=/opt/smolsessions/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/data \
+    TMPDIR=/data \
     SMOLSESSIONS_HOST=0.0.0.0 \
     SMOLSESSIONS_DATA_DIR=/data
 WORKDIR /agents

@@ -1,10 +1,11 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need in .venv.
 PYTHON ?= python3
 VENV := .venv
+DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser chaos check bench lock refresh clean
+.PHONY: run test coverage browser chaos check deploy-check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -22,7 +23,7 @@ $(VENV)/test-ready: requirements-dev.lock $(VENV)/run-ready
 run: $(VENV)/run-ready
 	$(BIN)/smolsessions serve
 
-test: check
+test: check deploy-check
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest browser_tests
@@ -49,6 +50,16 @@ check: $(VENV)/test-ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(DEPLOY)/ready: requirements-deploy.lock
+	@echo "setting up $(DEPLOY) from requirements-deploy.lock (once) …"
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip --disable-pip-version-check -q install --require-hashes --only-binary :all: -r requirements-deploy.lock
+	@touch $@
+
+# Renders deploy/ and checks it, and the Dockerfile; part of `make test`.
+deploy-check: $(VENV)/test-ready $(DEPLOY)/ready
+	$(BIN)/python -m tools.deploy_check $(DEPLOY)/bin
+
 bench: $(VENV)/test-ready
 	$(BIN)/python -m benchmarks
 
@@ -57,10 +68,11 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 lock: $(VENV)/test-ready
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build -o requirements.lock
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) --group deploy -o requirements-deploy.lock
 
 # What is generated from the code: openapi.yaml and the settings table in README.md.
 refresh: $(VENV)/run-ready
 	$(BIN)/python tools/refresh.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage*
+	rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -107,7 +107,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             figures = await stack.enter_async_context(shared_figures(metrics, place.number, place.figures))
         store = await stack.enter_async_context(
             open_store(
-                Address(url, settings.redis_password_file, settings.redis_ca_file),
+                Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
                 sealer,
                 _options(settings, is_embedded=is_embedded, alone=place.has_store_alone if place else is_embedded),
                 metrics.store_lost,

@@ -96,7 +96,7 @@ class Worker:
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
             free = self._threads.free
-            if not free or self._is_watching_a_suspect:
+            if free <= 0 or self._is_watching_a_suspect:
                 self._slot_free.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(SWEEP_S if free else None):

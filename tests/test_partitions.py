@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,29 @@ async def claim_soon(store: Store) -> list[HeldLease]:
     while not (leases := await claim(store)):
         await store.scheduler.wait_for_work(60)
     return leases
+
+
+async def test_what_comes_late_is_no_more_than_there_is_room_for(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as store:
+        names = {str(number) for number in range(12)}
+        for name in names:
+            await submit(store, name)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            assert await claim(store, most=2) == []
+            assert await claim(store, most=1) == []
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        taken: list[str] = []
+        async with asyncio.timeout(20):
+            while set(taken) != names:
+                leases = await claim(store, most=1)
+                assert len(leases) <= 1
+                taken += [lease.turn.ref.id for lease in leases]
+                if not leases:
+                    await store.scheduler.wait_for_work(0.1)
+        assert len(taken) == len(names)
 
 
 async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: Server, raw: Raw) -> None:

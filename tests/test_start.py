@@ -95,6 +95,16 @@ REFUSED = {
     "a port that Kubernetes made of a Service": Refused(
         {"PORT": "tcp://10.0.0.1:80"}, ("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false")
     ),
+    "replicas of an embedded store": Refused(
+        {"DURABILITY": "replicated"}, ("SMOLSESSIONS_DURABILITY", "SMOLSESSIONS_REDIS_URL")
+    ),
+    "a cluster's address without a host": Refused(
+        {"REDIS_URL": "redis+cluster://", "SEAL_KEYS": KEY_A}, ("redis+cluster://host:port",)
+    ),
+    "a Sentinel's address without a service": Refused(
+        {"REDIS_URL": f"redis+sentinel://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("/service/db",)
+    ),
+    "a number of partitions that cannot be": Refused({"PARTITIONS": "0"}, ("SMOLSESSIONS_PARTITIONS",)),
     "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
     "values of two settings": Refused(
         {"THREADS": "0", "LOG_LEVEL": "x"}, ("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'")

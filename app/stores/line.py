@@ -75,8 +75,8 @@ class Line:
         self._heard: Mapping[bytes, Callable[[bytes, bytes], None]] = {}
         self._on_gap: Callable[[], None] = lambda: None
         self._was_open = self._is_open = False
-        self._waiting: deque[tuple[Command, Answer]] = deque()
-        self._sent: deque[tuple[float, Answer]] = deque()
+        self._waiting: deque[tuple[Command, Answer, bool]] = deque()
+        self._sent: deque[tuple[float, Answer, bool]] = deque()
         self._news = asyncio.Event()
         self._heard_at = 0.0
 
@@ -90,10 +90,13 @@ class Line:
         """The server answers, as far as is known."""
         return self._is_open and not (self._sent and self._silence_s > STALLED_S)
 
-    def send(self, *command: str | bytes | int) -> Answer:
-        """Queue a command and give the future of its answer (bytes, ints and lists of them)."""
+    def send(self, *command: str | bytes | int, told: bool = True) -> Answer:
+        """Queue a command and give the future of its answer (bytes, ints and lists of them).
+
+        One whose answer is not `told` to anybody, whatever it is, needs no witness.
+        """
         answer: Answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((command, answer))
+        self._waiting.append((command, answer, told))
         self._news.set()
         return answer
 
@@ -178,9 +181,9 @@ class Line:
             batch = list(self._waiting)
             self._waiting.clear()
             at = clock()
-            self._sent.extend((at, answer) for _, answer in batch)
+            self._sent.extend((at, answer, told) for _, answer, told in batch)
             try:
-                await connection.send_packed_command([packed(command) for command, _ in batch], check_health=False)
+                await connection.send_packed_command([packed(command) for command, _, _ in batch], check_health=False)
             except RuntimeError as error:  # uvloop's word for a transport that was reset meanwhile
                 raise ConnectionError(str(error)) from error
 
@@ -192,13 +195,13 @@ class Line:
             except ResponseError as error:
                 value = error
             self._heard_at = clock()
-            _, answer = self._sent.popleft()
+            _, answer, told = self._sent.popleft()
             if isinstance(value, ResponseError):
                 self._on_loss()
                 _refuse(answer, StoreUnavailableError() if _is_not_now(value) else value)
                 if isinstance(value, _WRONG_SERVER):
                     raise value  # it forgot what opens a connection, or was demoted: open another one
-            elif self._witness:
+            elif self._witness and told:
                 self._witness.hold(answer, value)
             elif not answer.done():
                 answer.set_result(value)
@@ -214,7 +217,7 @@ class Line:
         return asyncio.get_running_loop().time() - max(self._sent[0][0], self._heard_at)
 
     def _fail(self, error: StoreUnavailableError) -> None:
-        answers = [answer for _, answer in self._sent] + [answer for _, answer in self._waiting]
+        answers = [answer for _, answer, _ in (*self._sent, *self._waiting)]
         self._sent.clear()
         self._waiting.clear()
         if self._witness:

@@ -42,7 +42,11 @@ class Scheduler:
         self._work = asyncio.Event()
         self._waiting = False
         self._due: dict[Desk, None] = dict.fromkeys(desks)  # in the order in which they are visited
-        self._late: dict[Desk, tuple[Answer, float]] = {}
+        self._late: set[Desk] = set()
+        self._misses_some = False  # a partition was away when it was due
+        self._room = 0  # how many more leases the worker could play
+        self._taken: list[HeldLease] = []
+        self._given_back: set[asyncio.Task[None]] = set()
         self._running: dict[tuple[str, Desk], asyncio.Task[int]] = {}
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._unheard: dict[tuple[str, int], bytes] = {}
@@ -62,31 +66,37 @@ class Scheduler:
     async def wait_for_work(self, timeout_s: float) -> None:
         self._waiting = not self._work.is_set()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(min(timeout_s, LATE_S) if self._misses_some else timeout_s):
                 await self._work.wait()
         except TimeoutError:
-            self.nudge()
+            self._due.update(dict.fromkeys(self._desks))
         finally:
             self._waiting = False
+        self._misses_some = False
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
         """Visit the partitions that are due, one after the other; one that gave all that was asked goes to the end."""
-        leases = self._late_ones()
+        self._room = most - len(self._taken)
         for desk in list(self._due or self._desks):
-            if len(leases) >= most:
+            if self._room <= 0:
                 break
             self._due.pop(desk, None)
-            if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
+            if desk in self._late:
+                continue
+            if len(self._desks) > 1 and not desk.scripts.is_up:
+                self._misses_some = True
                 continue
             with suppress(StoreUnavailableError):
-                is_enough, found = await self._claim_at(desk, agents, most - len(leases), idle=idle and not leases)
-                if len(found) >= most - len(leases):
+                asked = self._room
+                is_enough, found = await self._claim_at(desk, agents, asked, idle=idle and not self._taken)
+                if len(found) >= asked:
                     self._due[desk] = None
-                leases += found
+                self._take(found)
                 if is_enough:
-                    break
+                    self._room = 0
         self._unheard.clear()
+        leases, self._taken = self._taken, []
         return leases
 
     async def _claim_at(
@@ -107,21 +117,31 @@ class Scheduler:
         if len(self._desks) > 1:  # the others must not wait for this one
             await asyncio.wait((answer,), timeout=LATE_S)
             if not answer.done():
-                self._late[desk] = answer, at
-                answer.add_done_callback(lambda _: self.nudge(desk))
+                self._late.add(desk)
+                answer.add_done_callback(lambda answer: self._take_late(desk, answer, at))
                 return False, []
         is_enough, found = await answered("claim", answer)
         return bool(is_enough), [self._opened(desk, fields, at) for fields in found]
 
-    def _late_ones(self) -> list[HeldLease]:
-        """Give what was claimed by a question whose answer has come at last."""
-        leases = []
-        for desk, (answer, at) in list(self._late.items()):
-            if answer.done():
-                del self._late[desk]
-                if not answer.exception():
-                    leases += [self._opened(desk, fields, at) for fields in answer.result()[1]]
-        return leases
+    def _take_late(self, desk: Desk, answer: Answer, at: float) -> None:
+        self._late.discard(desk)
+        if not answer.exception():
+            self._take([self._opened(desk, fields, at) for fields in answer.result()[1]])
+        self.nudge(desk)
+
+    def _take(self, leases: list[HeldLease]) -> None:
+        """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""
+        room = max(0, self._room)
+        self._taken += leases[:room]
+        self._room -= len(leases[:room])
+        for lease in leases[room:]:
+            task = asyncio.create_task(self._give_back(lease))
+            self._given_back.add(task)
+            task.add_done_callback(self._given_back.discard)
+
+    async def _give_back(self, lease: HeldLease) -> None:
+        with suppress(StoreUnavailableError):  # its lease expires, which comes to the same
+            await self.hand_back(lease)
 
     def _opened(self, desk: Desk, fields: Sequence[bytes], at: float) -> HeldLease:
         lease = open_lease(desk, *fields)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 Argument = str | bytes | int
+_TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
 
 class Script:
@@ -70,7 +71,7 @@ class Scripts:
 
     def send(self, name: str, *rest: Argument, **named: Argument) -> Answer:
         """Queue a call; calls that are queued one after the other run in that order."""
-        return self._line.send(*script(name).command(self._partition, rest, named))
+        return self._line.send(*script(name).command(self._partition, rest, named), told=name not in _TELL_NOBODY)
 
     async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
         """Run a script and give its answer."""
