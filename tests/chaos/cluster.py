@@ -50,10 +50,12 @@ class ClusterStore:
         await asyncio.to_thread(self.cluster.until_whole)
 
     async def restart_replica_of(self, node: Node) -> None:
-        """Kill a replica and start it again at once."""
-        replica = await asyncio.to_thread(self.cluster.replica_of, node)
-        replica.kill()
-        await asyncio.to_thread(self.cluster.restart, replica)
+        await self.restart(await asyncio.to_thread(self.cluster.replica_of, node))
+
+    async def restart(self, node: Node) -> None:
+        """Kill a node and start it again at once."""
+        node.kill()
+        await asyncio.to_thread(self.cluster.restart, node)
         await asyncio.to_thread(self.cluster.until_whole)
 
     async def freeze(self, node: Node, for_s: float) -> None:

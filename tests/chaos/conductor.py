@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROCESSES: dict[str, float] = {"kill": 38, "stop": 18, "term": 12}
 SHARES = PROCESSES | {"blackout": 0.4, "restart": 2, "freeze": 2, "cut": 8, "stall": 3, "delay": 3}
-SHARES_OF_CLUSTER = PROCESSES | {"primary": 8, "replica": 3, "freeze": 5, "move": 12}
+SHARES_OF_CLUSTER = PROCESSES | {"primary": 8, "bounce": 5, "replica": 3, "freeze": 5, "move": 12}
 PAUSE_S = (0.3, 1.4)  # a turn that is hit three times before it gets anywhere is given up, as it should be
 STOPPED_S = (0.2, 3.0)
 LOOK_S = 0.05

@@ -123,7 +123,13 @@ class ClusterHarm:
 
     def ways(self, did: Callable[[str, str], None]) -> Ways:
         self._did = did
-        return {"primary": self._primary, "replica": self._replica, "freeze": self._freeze, "move": self._move}
+        return {
+            "primary": self._primary,
+            "bounce": self._bounce,
+            "replica": self._replica,
+            "freeze": self._freeze,
+            "move": self._move,
+        }
 
     async def _primary(self) -> None:
         """Kill a primary; when its replica has taken over, start it again as that one's replica."""
@@ -133,6 +139,15 @@ class ClusterHarm:
             node = self.draw.choice(await self.store.primaries())
             self._did("primary", f"port {node.port}")
             await self.store.replace(node)
+
+    async def _bounce(self) -> None:
+        """Kill a primary and start it again before it is replaced: what it serves then is what its disk has."""
+        if self._free.locked():
+            return
+        async with self._free:
+            node = self.draw.choice(await self.store.primaries())
+            self._did("bounce", f"port {node.port}")
+            await self.store.restart(node)
 
     async def _replica(self) -> None:
         if self._free.locked():
