@@ -109,7 +109,8 @@ async def _looking(node: Node) -> AsyncIterator[Redis]:
 
 @asynccontextmanager
 async def running_cluster(folder: Path) -> AsyncIterator[ClusterStore]:
-    cluster = ValkeyCluster(folder)
+    # Synced each time: else a primary that is back before it was replaced serves less than it and its replica had.
+    cluster = ValkeyCluster(folder, options={"appendfsync": "always"})
     await asyncio.to_thread(cluster.__enter__)
     try:
         yield ClusterStore(cluster)
