@@ -140,7 +140,7 @@ class _Set:
                     self._failed.set_result(REFUSED if status == REFUSED else 1)
                 return
             deaths = 1 if time.monotonic() - born > CALM_S else deaths + 1
-            pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (deaths - 2)) if deaths > 1 else 0.0
+            pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(deaths - 2, 10)) if deaths > 1 else 0.0
             log.error("process %d %s; starting it again in %g s", number, how, pause_s, extra={"action": "restart"})
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

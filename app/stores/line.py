@@ -21,7 +21,7 @@ from redis.exceptions import (
 )
 
 from app.errors import StoreUnavailableError
-from app.stores.command import packed
+from app.stores.command import write
 from app.stores.witness import Witness
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 5.0
 STALLED_S = 0.5
+BEAT_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError)
 _NOT_NOW = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
@@ -68,16 +69,17 @@ class Line:
         """
         self._servers = servers
         self._partition = partition
-        self._on_connect = tuple(on_connect)
         self._on_return = tuple(on_return)
         self._on_loss = on_loss
         self._witness = Witness(partition) if replicated else None
+        self._on_connect = [*on_connect, *([self._witness.opening] if self._witness else [])]
         self._heard: Mapping[bytes, Callable[[bytes, bytes], None]] = {}
         self._on_gap: Callable[[], None] = lambda: None
         self._was_open = self._is_open = False
         self._waiting: deque[tuple[Command, Answer, bool]] = deque()
         self._sent: deque[tuple[float, Answer, bool]] = deque()
         self._news = asyncio.Event()
+        self._pong = asyncio.Event()
         self._heard_at = 0.0
 
     def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
@@ -108,9 +110,14 @@ class Line:
                 try:
                     await self._serve()
                 except (RedisError, OSError, TimeoutError) as error:
-                    self._on_loss()
-                    log.warning("the store does not answer: %s", error, extra={"action": "store.lost"})
-                    self._fail(StoreUnavailableError())
+                    what = str(error) or type(error).__name__
+                    log.warning("partition %s is away: %s", self._partition, what, extra={"action": "store.lost"})
+                except Exception:
+                    log.exception(
+                        "partition %s: its line met a defect", self._partition, extra={"action": "store.lost"}
+                    )
+                self._on_loss()
+                self._fail(StoreUnavailableError())
                 pause_s = FIRST_PAUSE_S if self._is_open else min(2 * pause_s, LONGEST_PAUSE_S)
                 self._is_open = False
                 await asyncio.sleep(pause_s)
@@ -138,6 +145,7 @@ class Line:
                 tasks.create_task(self._read(commands))
                 tasks.create_task(self._watch())
                 tasks.create_task(self._hear_news(news))
+                tasks.create_task(self._beat(news))
                 if self._witness and witness:
                     tasks.create_task(self._witness.run(witness))
         except* (RedisError, OSError, TimeoutError) as group:
@@ -161,8 +169,21 @@ class Line:
             if kind == b"smessage":
                 channel, payload = rest
                 self._pass_on(self._heard[channel], channel, payload)
+            elif kind == b"pong":
+                self._pong.set()
             elif kind == b"sunsubscribe":
                 raise ConnectionError("the partition is moving to another server")
+
+    async def _beat(self, news: AbstractConnection) -> NoReturn:
+        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._pong.clear()
+            if self._witness:
+                self._witness.hold(asyncio.get_running_loop().create_future(), None)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await write(news, [("PING",)])
+                await self._pong.wait()
 
     def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:
         if not self._witness:
@@ -182,10 +203,7 @@ class Line:
             self._waiting.clear()
             at = clock()
             self._sent.extend((at, answer, told) for _, answer, told in batch)
-            try:
-                await connection.send_packed_command([packed(command) for command, _, _ in batch], check_health=False)
-            except RuntimeError as error:  # uvloop's word for a transport that was reset meanwhile
-                raise ConnectionError(str(error)) from error
+            await write(connection, [command for command, _, _ in batch])
 
     async def _read(self, connection: AbstractConnection) -> NoReturn:
         clock = asyncio.get_running_loop().time
@@ -233,7 +251,7 @@ def _refuse(answer: Answer, error: Exception) -> None:
 
 
 async def _ask(connection: AbstractConnection, commands: Sequence[Command]) -> None:
-    await connection.send_packed_command([packed(command) for command in commands], check_health=False)
+    await write(connection, commands)
     for _ in commands:
         await connection.read_response()
 

@@ -75,7 +75,7 @@ class Log:
         """Take a message, whatever it is: one that cannot be read (a newer release's) makes readers look."""
         try:
             self.on_message(channel, payload)
-        except (ServiceError, ValueError):
+        except (ServiceError, ValueError, TypeError):
             log.warning("a message of the store cannot be read", exc_info=True, extra={"action": "message.unreadable"})
             self.on_gap()
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import StoreUnavailableError
@@ -41,7 +41,7 @@ class Scheduler:
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
-        self._due: dict[Desk, None] = dict.fromkeys(desks)  # in the order in which they are visited
+        self._due = dict.fromkeys(desks, 0.0)  # since when the oldest there waits, in seconds, as far as is known
         self._late: set[Desk] = set()
         self._misses_some = False  # a partition was away when it was due
         self._room = 0  # how many more leases the worker could play
@@ -60,7 +60,8 @@ class Scheduler:
 
     def nudge(self, desk: Desk | None = None) -> None:
         """A conversation may be ready, at this partition or at any."""
-        self._due.update(dict.fromkeys([desk] if desk else self._desks))
+        for due in [desk] if desk else self._desks:
+            self._due.setdefault(due, time.time())
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
@@ -69,16 +70,16 @@ class Scheduler:
             async with asyncio.timeout(min(timeout_s, LATE_S) if self._misses_some else timeout_s):
                 await self._work.wait()
         except TimeoutError:
-            self._due.update(dict.fromkeys(self._desks))
+            self._due = dict.fromkeys(self._desks, 0.0) | self._due
         finally:
             self._waiting = False
         self._misses_some = False
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
-        """Visit the partitions that are due, one after the other; one that gave all that was asked goes to the end."""
+        """Visit the partitions that are due, where somebody waits for longest first."""
         self._room = most - len(self._taken)
-        for desk in list(self._due or self._desks):
+        for desk in sorted(self._due, key=self._due.__getitem__) or self._desks:
             if self._room <= 0:
                 break
             self._due.pop(desk, None)
@@ -88,27 +89,21 @@ class Scheduler:
                 self._misses_some = True
                 continue
             with suppress(StoreUnavailableError):
-                asked = self._room
-                is_enough, found = await self._claim_at(desk, agents, asked, idle=idle and not self._taken)
-                if len(found) >= asked:
-                    self._due[desk] = None
-                self._take(found)
-                if is_enough:
+                if await self._claim_at(desk, agents, idle=idle and not self._taken):
                     self._room = 0
         self._unheard.clear()
         leases, self._taken = self._taken, []
         return leases
 
-    async def _claim_at(
-        self, desk: Desk, agents: Mapping[AgentName, str], most: int, *, idle: bool
-    ) -> tuple[bool, list[HeldLease]]:
+    async def _claim_at(self, desk: Desk, agents: Mapping[AgentName, str], *, idle: bool) -> bool:
+        """Claim what there is room for; say whether nothing more is to be claimed anywhere."""
         at = time.monotonic()
         answer = desk.scripts.send(
             "claim",
             *(part for agent in agents.items() for part in agent),
             worker=self._worker,
             lease_us=self._lease_us,
-            most=most,
+            most=self._room,
             idle=int(idle),
             patience_us=int(self._patience_s * 1_000_000),
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
@@ -118,15 +113,21 @@ class Scheduler:
             await asyncio.wait((answer,), timeout=LATE_S)
             if not answer.done():
                 self._late.add(desk)
-                answer.add_done_callback(lambda answer: self._take_late(desk, answer, at))
-                return False, []
-        is_enough, found = await answered("claim", answer)
-        return bool(is_enough), [self._opened(desk, fields, at) for fields in found]
+                answer.add_done_callback(lambda answer: self._claimed_late(desk, answer, at))
+                return False
+        return self._claimed(desk, await answered("claim", answer), at)
 
-    def _take_late(self, desk: Desk, answer: Answer, at: float) -> None:
+    def _claimed(self, desk: Desk, answer: Any, at: float) -> bool:
+        is_enough, left_since, found = answer
+        if left_since:
+            self._due[desk] = int(left_since) / 1_000_000
+        self._take([self._opened(desk, fields, at) for fields in found])
+        return bool(is_enough)
+
+    def _claimed_late(self, desk: Desk, answer: Answer, at: float) -> None:
         self._late.discard(desk)
         if not answer.exception():
-            self._take([self._opened(desk, fields, at) for fields in answer.result()[1]])
+            self._claimed(desk, answer.result(), at)
         self.nudge(desk)
 
     def _take(self, leases: list[HeldLease]) -> None:

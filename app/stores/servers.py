@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONNECT_TIMEOUT_S = 2.0
+SENTINEL_S = 0.5
 REFRESH_S = 0.25  # a map of the cluster that is younger is not asked for again
 _SCHEME = re.compile(r"(rediss?)\+(cluster|sentinel)://")
 _WRONG_ADDRESS = (
@@ -100,10 +103,11 @@ class _Sentinels:
         if not service:
             raise ValueError(path)
         own = {name: given.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-        asked = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}
+        # Asked one after the other: one that is silent must not use up the time of those that know.
+        asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
         options, secure = _options(address, given)
         tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
-        self._sentinel = Sentinel(seeds, sentinel_kwargs=asked | own | tls)
+        self._sentinel = Sentinel(seeds, sentinel_kwargs={"protocol": 2} | asked | own | tls)
         self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
         self._client.connection_pool.make_connection()
 
@@ -144,7 +148,7 @@ class _Cluster:
                     self._asked_at = self._now()
             try:
                 node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
-            except (KeyError, RedisError) as error:
+            except (KeyError, RedisError, RedisClusterException) as error:
                 raise ConnectionError(f"no server of the cluster holds partition {partition}") from error
         if node.name not in self._clients:
             self._clients[node.name] = Redis(host=node.host, port=int(node.port), **self._options)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redis.exceptions import OutOfMemoryError
-
 from app.errors import StoreUnavailableError
-from app.stores.command import packed
+from app.stores.command import write
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
+    from app.stores.command import Command
+
 REPLICAS = 1
 WAIT_MS = 1000
+SILENCE_S = 5.0  # after which the server is given up, not the replica
+_WRITE = "#!lua flags=allow-oom\nredis.call('SET', KEYS[1], 1)"  # a full store can be read, and deleted from
+_SHA = hashlib.sha1(_WRITE.encode(), usedforsecurity=False).hexdigest()
 NO_WITNESS = (
     "No replica of the store has confirmed it in time (SMOLSESSIONS_DURABILITY=replicated), so it may or may not last: "
     "look before you send it again."
@@ -29,8 +33,11 @@ class Witness:
     has all before it. What comes to be held meanwhile shares the next one.
     """
 
+    opening: Command = ("SCRIPT", "LOAD", _WRITE)
+    """What its server is told before."""
+
     def __init__(self, partition: str) -> None:
-        self._question = packed(("SET", f"{partition}:witness", "1")) + packed(("WAIT", REPLICAS, WAIT_MS))
+        self._questions: list[Command] = [("EVALSHA", _SHA, 1, f"{partition}:witness"), ("WAIT", REPLICAS, WAIT_MS)]
         self._held: list[tuple[asyncio.Future[Any], Any]] = []
         self._asking: list[tuple[asyncio.Future[Any], Any]] = []
         self._news = asyncio.Event()
@@ -63,11 +70,8 @@ class Witness:
         self._asking, self._held = [], []
 
     async def _is_confirmed(self, connection: AbstractConnection) -> bool:
-        await connection.send_packed_command(self._question, check_health=False)
-        try:
+        async with asyncio.timeout(SILENCE_S):
+            await write(connection, self._questions)
             await connection.read_response()
-            is_written = True
-        except OutOfMemoryError:
-            is_written = False
-        found: int = await connection.read_response()
-        return is_written and found >= REPLICAS
+            found: int = await connection.read_response()
+        return found >= REPLICAS

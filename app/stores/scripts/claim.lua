@@ -4,7 +4,7 @@
 -- A turn that one more counted attempt would convict goes to an idle worker, alone: so none is convicted for its neighbours. One
 -- that is not idle reserves it and takes nothing until it is.
 -- One that has waited for it for `longest_us` goes to any. The first of the answer says that nothing more is to be taken, here or
--- elsewhere, for the sake of such a turn.
+-- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty).
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted ...agents
 local claims, skipped, passed, at, is_enough = {}, {}, 0, now(), 0
 local alone = partition .. ':alone'
@@ -75,4 +75,5 @@ while #claims < most and passed < 1000 do
     end
   end
 end
-return {is_enough, claims}
+local left, since = oldest_ready()
+return {is_enough, left and string.format('%.0f', since) or '', claims}
