@@ -121,9 +121,9 @@ class Backlog:
             self._owner.found_gap()
         elif state != b"ok":
             log.warning("a write of turn %s waits: %s", self._name, error or state)
-            if not self._unsent:
-                self._loop.call_later(RETRY_S, self.send)
             self.send_again()
+            # Also where all were counted as unsent meanwhile: nobody else may be about to send them.
+            self._loop.call_later(RETRY_S, self.send)
         else:
             self._note_written(batch, rest[0], sent_at)
 
