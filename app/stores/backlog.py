@@ -115,8 +115,8 @@ class Backlog:
     def _answered(self, answer: Answer, batch: list[Entry], sent_at: float) -> None:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
-        if state == b"lost":
-            self._owner.lose()
+        if state == b"lost" or (state == b"behind" and self._is_oldest(batch)):
+            self._owner.lose()  # behind: what was acknowledged is gone, so it is played on from what is there
         elif state == b"gap":
             self._owner.found_gap()
         elif state != b"ok":
@@ -126,6 +126,9 @@ class Backlog:
             self._loop.call_later(RETRY_S, self.send)
         else:
             self._note_written(batch, rest[0], sent_at)
+
+    def _is_oldest(self, batch: list[Entry]) -> bool:
+        return bool(self._entries) and self._entries[0].serial == batch[0].serial
 
     def _note_written(self, batch: list[Entry], seqs: list[int], sent_at: float) -> None:
         while self._entries and self._entries[0].serial <= batch[-1].serial:
