@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.images import Image, build_once, refusal
+from tests.images import Image, built_once, refusal
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """Give what the Dockerfile makes, made once for all of pytest's processes."""
     if why := refusal():
         pytest.skip(why)
     base = tmp_path_factory.getbasetemp()
-    return build_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image")
+    with built_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image") as built:
+        yield built

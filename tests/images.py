@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.service import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-BUILD_S = 300
+BUILD_S = 500
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONFIGURATION = "group hosts ld.so.cache nsswitch.conf passwd pip.conf resolv.conf ssl/certs ssl/openssl.cnf".split()
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -91,20 +91,37 @@ def build(dockerfile: Path, context: Path, stages: Path, bases: Mapping[str, Ima
     return image
 
 
-def build_once(folder: Path) -> Image:
-    """Build the Dockerfile into `folder`, or give what another process built there."""
+@contextmanager
+def built_once(folder: Path) -> Iterator[Image]:
+    """Build the Dockerfile into `folder`, or take what another process built there; the last one clears it away."""
     folder.mkdir(exist_ok=True)
+    built = folder / "image.pickle"
+    with (folder / "users").open("w") as users:
+        with _alone(folder):
+            if not built.exists():
+                built.write_bytes(pickle.dumps(_last_stage(folder / "stages")))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        image: Image = pickle.loads(built.read_bytes())
+        yield image
+        with _alone(folder), suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            built.unlink()
+            shutil.rmtree(folder / "stages")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = folder / "image.pickle"
-        if not built.exists():
-            image = build(ROOT / "Dockerfile", ROOT, folder / "stages")
-            for stage in (folder / "stages").iterdir():
-                if stage != image.root:
-                    shutil.rmtree(stage)
-            built.write_bytes(pickle.dumps(image))
-        found: Image = pickle.loads(built.read_bytes())
-        return found
+        yield
+
+
+def _last_stage(stages: Path) -> Image:
+    image = build(ROOT / "Dockerfile", ROOT, stages)
+    for stage in stages.iterdir():
+        if stage != image.root:
+            shutil.rmtree(stage)
+    return image
 
 
 @cache

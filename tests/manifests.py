@@ -1,4 +1,9 @@
-"""Rendered manifests: what an overlay holds, and a pod of it as the processes that its node would start."""
+"""Rendered manifests: what an overlay holds, and its pods as their nodes would start them.
+
+Load the fixture with `pytest_plugins = ["tests.manifests"]`.
+
+PYTEST_DONT_REWRITE: pytest would complain where a test imports this before another one loads it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
+
+from tools.deploy_check import make_secrets, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +23,32 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 WORKLOADS = {"Deployment", "StatefulSet"}
+ROLES = ("web", "work")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All overlays, and the API key that the operator was shown."""
+
+    overlays: dict[str, Overlay]
+    key: str
+
+    def __getitem__(self, name: str) -> Overlay:
+        return self.overlays[name]
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    """Give all overlays, rendered with secrets of their own."""
+    folder = tmp_path_factory.mktemp("rendered")
+    key = make_secrets(folder / "secrets")
+    return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
+
+
+def metrics_of(overlay: Overlay) -> set[str]:
+    """Give the names of the metrics that workers are scaled by."""
+    scaler = overlay.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
+    return {metric[metric["type"].lower()]["metric"]["name"] for metric in scaler["metrics"]}
 
 
 @dataclass(frozen=True)

@@ -1,75 +1,36 @@
-"""deploy/, rendered: its parts fit each other and the service, and its very commands serve, drain and hand over."""
+"""deploy/, rendered: its parts fit each other, the service, and what the docs say of them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
-import socket
-import subprocess
-import threading
-import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from redis import Redis
-from redis.exceptions import RedisError
 
 from app import __version__
 from app.process import CLOSE_S
 from app.settings import PREFIX, Settings
-from app.stores.embedded import find_binary
 from app.stores.refusals import RIGHTS
-from tests.images import bare, started
-from tests.manifests import Overlay, Pod
+from tests.manifests import ROLES, Overlay, metrics_of
 from tests.service import ROOT
-from tests.test_store import until
-from tools.deploy_check import OVERLAYS, kustomize, make_secrets, render
+from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    import httpx2
+    from tests.manifests import Manifest, Pod, Rendered
 
-    from tests.images import Container, Image
-    from tests.manifests import Manifest
-
-pytestmark = pytest.mark.timeout(300)  # whoever comes first builds the image, and others wait for that
+pytest_plugins = ["tests.manifests"]
 
 DEPLOY = ROOT / "deploy"
-ROLES = ("web", "work")
-STORE, USER = "smolsessions-store:6379", "smolsessions"
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """All overlays, and the API key that the operator was shown."""
-
-    overlays: dict[str, Overlay]
-    key: str
-
-    def __getitem__(self, name: str) -> Overlay:
-        return self.overlays[name]
-
-
-@pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
-    folder = tmp_path_factory.mktemp("rendered")
-    key = make_secrets(folder / "secrets")
-    return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
 
 
 @pytest.fixture(params=OVERLAYS)
 def overlay(request: pytest.FixtureRequest, rendered: Rendered) -> Overlay:
     return rendered[request.param]
-
-
-# ------------------------------------------------------------------------------------------------- what fits what
 
 
 def test_web_and_work_are_one_image_in_two_roles(overlay: Overlay) -> None:
@@ -205,16 +166,12 @@ def test_the_number_of_workers_follows_busy_threads_and_the_queues_age(rendered:
     scaler = production.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
     target = production.one(scaler["scaleTargetRef"]["kind"], scaler["scaleTargetRef"]["name"])
     assert "replicas" not in target["spec"]  # else each `apply` undoes what the scaler did
-    assert metrics_of(scaler) == {"smolsessions_threads_busy", "smolsessions_queue_oldest_seconds"}
+    assert metrics_of(production) == {"smolsessions_threads_busy", "smolsessions_queue_oldest_seconds"}
     threads = Settings.model_fields["threads"].default
     assert float(scaler["metrics"][0]["pods"]["target"]["averageValue"]) == threads * 3 / 4
     down = scaler["behavior"]["scaleDown"]
     assert down["stabilizationWindowSeconds"] >= 300
     assert [policy["value"] for policy in down["policies"]] == [1]
-
-
-def metrics_of(scaler: Manifest) -> set[str]:
-    return {metric[metric["type"].lower()]["metric"]["name"] for metric in scaler["metrics"]}
 
 
 def test_the_route_leads_to_the_service_and_cuts_no_stream(rendered: Rendered) -> None:
@@ -261,10 +218,10 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
     assert most * 2 <= int(limit[:-2]) * bytes_of["Gi"]  # rewriting its file may double it
 
 
-def test_what_the_docs_add_to_a_site_renders_into_both_roles(tmp_path: Path) -> None:
+def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "deploying.md").read_text()
     additions = re.findall(r"```yaml\n# added to kustomization\.yaml\n(.*?)```", text, re.DOTALL)
-    assert len(additions) == 2
+    assert len(additions) == 3
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
     site = deploy / "site"
@@ -280,6 +237,7 @@ def test_what_the_docs_add_to_a_site_renders_into_both_roles(tmp_path: Path) -> 
             mine[key] += more[len(same) :]
         (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     overlay = Overlay.read(kustomize(site))
+    assert [each["kind"] for each in overlay.all("HTTPRoute", "Ingress")] == ["Ingress"]
     for role in ROLES:
         pod = overlay.pod(f"smolsessions-{role}")
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
@@ -306,7 +264,10 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert made.keys() == after.keys() == {"seal-keys", "api-keys", "store-password", "store-users.acl"}
     assert {name for name in made if made[name] != after[name]} == {"api-keys", "store-password"}
     assert (key != again, after["store-password"]) == (True, b"mine")
-    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "secrets", *(tmp_path / "secrets").iterdir())]
+    assert (
+        modes == [0o700] + [0o644] * 4
+    )  # closed to others here; whoever a container runs as can read what it is given
 
 
 def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: Path) -> None:
@@ -330,215 +291,3 @@ def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: 
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert services["work"]["deploy"]["replicas"] == 2
     assert services["web"]["ports"] == ["127.0.0.1:8000:8000"]
-
-
-# ---------------------------------------------------------------------------------------- the rendered commands, run
-
-
-@dataclass
-class Running:
-    """A pod's process."""
-
-    pod: Pod
-    container: Container
-
-    def probe(self, kind: str) -> int:
-        """Ask as a node does, on the port that the declared one is here."""
-        declared = self.pod.probes[kind]["httpGet"]
-        assert declared["port"] in self.pod.ports
-        return self.container.client.get(declared["path"]).status_code
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        lines = self.container.client.get("/metrics").text.splitlines()
-        return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
-
-    @property
-    def busy(self) -> bool:
-        return self.metrics["smolsessions_threads_busy"] > 0
-
-    def terminate(self) -> float:
-        """End it as a node does once the preStop's sleep is over; give when."""
-        assert self.pod.pre_stop_s < self.pod.grace_s
-        self.container.process.terminate()
-        return time.monotonic()
-
-    def ends_in_time(self, since: float) -> None:
-        left = self.pod.grace_s - self.pod.pre_stop_s - (time.monotonic() - since)
-        assert self.container.process.wait(left) == 0, self.container.log.read_text()
-        assert "Traceback" not in self.container.log.read_text()
-
-
-class Cluster:
-    """The dev overlay's processes on this machine: what its nodes would start, and the addresses that differ here."""
-
-    def __init__(self, rendered: Rendered, image: Image, folder: Path, stack: ExitStack) -> None:
-        self._overlay, self._image, self._folder, self._stack = rendered["dev"], image, folder, stack
-        self.headers = {"Authorization": f"Bearer {rendered.key}"}
-        self.gates = folder / "gates"
-        self.gates.mkdir()
-        self.gates.chmod(0o777)
-        self._count, self._port = 0, free_port()
-        self._store = self._store_command()
-        self.store = self.start_store()
-
-    def start(self, role: str) -> Running:
-        """Start one more pod: the image's entry point and the declared arguments, environment, files and user.
-
-        Only the ports are others, and the store's name is an address; there is an agent more, the tests' scripted one.
-        """
-        self._count += 1
-        folder = self._folder / f"{role}-{self._count}"
-        pod = self._overlay.pod(f"smolsessions-{role}")
-        mounts, writable = pod.mounts(folder)
-        url = pod.environment[f"{PREFIX}REDIS_URL"]
-        assert STORE in url
-        here = {
-            f"{PREFIX}PORT": "0",
-            f"{PREFIX}REDIS_URL": url.replace(STORE, f"127.0.0.1:{self._port}"),
-            f"{PREFIX}AGENTS": "scripted=tests.agents:make_scripted",
-        }
-        command = self._image.command(
-            *pod.arguments,
-            user=pod.user,
-            environment=pod.environment | here,
-            mounts={**mounts, "/agents/tests": ROOT / "tests", "/gates": self.gates},
-            writable=[*writable, "/gates"],
-            entrypoint=pod.command or None,
-        )
-        return Running(pod, self._stack.enter_context(started(command, folder / "log")))
-
-    def post(self, web: Running, message: str, prefer: str = "wait=50", **body: str) -> httpx2.Response:
-        headers = self.headers | {"Prefer": prefer}
-        return web.container.client.post("/turn", json={"message": message} | body, headers=headers)
-
-    def waiting(self, web: Running, gate: str) -> str:
-        """Begin a turn of two steps whose first waits at a gate; give where it is."""
-        script = [{"call": [["wait_for", {"path": f"/gates/{gate}"}]]}, {"say": "it went on"}]
-        answer = self.post(web, json.dumps(script), "respond-async", agent="scripted")
-        assert answer.status_code == 202, answer.text
-        until((self.gates / f"{gate}.started").exists, 20)
-        return answer.headers["location"]
-
-    def open(self, gate: str) -> None:
-        (self.gates / gate).touch()
-
-    def ended(self, web: Running, where: str) -> dict[str, Any]:
-        def turn() -> dict[str, Any]:
-            found: dict[str, Any] = web.container.client.get(where, headers=self.headers).json()
-            return found
-
-        until(lambda: turn()["status"] not in {"queued", "running"}, 30)
-        return turn()
-
-    def start_store(self) -> subprocess.Popen[bytes]:
-        """Start the store's pod, with the data that it has, and wait until it answers."""
-        with (self._folder / "store.log").open("ab") as log:
-            process = self._stack.enter_context(subprocess.Popen(self._store, stdout=log, stderr=log))
-        self._stack.callback(process.kill)
-        password = self._overlay.pod("smolsessions-web").files()["/run/smolsessions/store-password"].decode()
-
-        def answers() -> bool:
-            with suppress(RedisError, OSError), Redis(port=self._port, username=USER, password=password) as client:
-                return bool(client.info("server"))
-            return False
-
-        until(answers, 20)
-        return process
-
-    def _store_command(self) -> list[str]:
-        """Give the declared command; found as this machine's server, on a port that is free here."""
-        pod = self._overlay.pod("smolsessions-store")
-        assert pod.command[0] == "valkey-server"
-        mounts, writable = pod.mounts(self._folder / "store")
-        system = bare(self._folder / "system")
-        return replace(system, environment={"PATH": f"/opt/store:{system.environment['PATH']}"}).command(
-            *pod.command,
-            *("--port", str(self._port), "--bind", "127.0.0.1"),
-            user=pod.user,
-            mounts={**mounts, "/opt/store/valkey-server": find_binary()},
-            writable=writable,
-        )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as closing:
-        port: int = closing.getsockname()[1]
-    return port
-
-
-@pytest.fixture
-def cluster(rendered: Rendered, image: Image, tmp_path: Path) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        yield Cluster(rendered, image, tmp_path, stack)
-
-
-def test_the_rendered_pods_serve_and_play(cluster: Cluster, rendered: Rendered, image: Image) -> None:
-    web, work = cluster.start("web"), cluster.start("work")
-    for pod in (web, work):
-        assert {kind: pod.probe(kind) for kind in pod.pod.probes} == dict.fromkeys(pod.pod.probes, 200)
-        assert pod.container.is_healthy(image, pod.pod.user)
-    for agent in ("demo", "demo-code"):
-        turn = cluster.post(web, "What is 12 * 7?", agent=agent).json()
-        assert (turn["reply"], turn["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])
-    assert web.container.client.post("/turn", json={"message": "x"}).status_code == 401
-    assert work.container.client.post("/turn", json={"message": "x"}, headers=cluster.headers).status_code == 404
-    scaler = rendered["production"].one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
-    cluster.waiting(web, "seen")
-    assert metrics_of(scaler) <= {name.partition("{")[0] for name in work.metrics}
-    cluster.open("seen")
-
-
-def test_a_worker_that_is_told_to_end_hands_its_turn_over_within_its_grace(cluster: Cluster) -> None:
-    web, first, second = cluster.start("web"), cluster.start("work"), cluster.start("work")
-    where = cluster.waiting(web, "gate")
-    ending, other = (first, second) if first.busy else (second, first)
-    since = ending.terminate()
-    until(lambda: ending.probe("readiness") == 503)
-    assert ending.probe("liveness") == 200
-    cluster.open("gate")
-    ending.ends_in_time(since)
-    turn = cluster.ended(web, where)
-    assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "it went on", 2)
-    assert [call["repeated"] for call in turn["tool_calls"]] == [False]
-    assert other.probe("readiness") == 200
-
-
-def test_a_web_that_is_told_to_end_answers_who_waits_and_another_goes_on(cluster: Cluster) -> None:
-    first, second, _ = cluster.start("web"), cluster.start("web"), cluster.start("work")
-    where = cluster.waiting(first, "gate")
-    answers: list[httpx2.Response] = []
-    conversation = where.split("/")[2]
-    waiting = threading.Thread(
-        target=lambda: answers.append(
-            cluster.post(first, '[{"say": "next"}]', conversation_id=conversation, agent="scripted", on_busy="enqueue")
-        )
-    )
-    waiting.start()
-    turns = f"/conversations/{conversation}/turns"
-    listed = second.container.client
-    until(lambda: len(listed.get(turns, headers=cluster.headers).json()["items"]) == 2)
-    since = first.terminate()
-    first.ends_in_time(since)
-    waiting.join(5)
-    assert (answers[0].status_code, answers[0].json()["status"]) == (202, "queued")
-    cluster.open("gate")
-    assert cluster.ended(second, where)["reply"] == "it went on"
-    assert cluster.ended(second, f"{turns}/2")["reply"] == "next"
-
-
-def test_pods_that_lose_their_store_stay_and_go_on_when_it_is_back(cluster: Cluster) -> None:
-    web, work = cluster.start("web"), cluster.start("work")
-    first = cluster.post(web, "What is 12 * 7?", agent="demo").json()
-    cluster.store.terminate()
-    assert cluster.store.wait(10) == 0
-    refused = cluster.post(web, "What is 12 * 7?", agent="demo")
-    assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
-    assert refused.headers["retry-after"]
-    for pod in (web, work):
-        assert {kind: pod.probe(kind) for kind in pod.pod.probes} == dict.fromkeys(pod.pod.probes, 200)
-    cluster.start_store()
-    asked = {"conversation_id": str(first["conversation_id"])}
-    until(lambda: cluster.post(web, "What did I ask first?", **asked).status_code == 200, 20)
-    listed = web.container.client.get(f"/conversations/{first['conversation_id']}/turns", headers=cluster.headers)
-    assert "12 * 7" in listed.json()["items"][-1]["reply"]

@@ -19,7 +19,7 @@ from tests.test_busy import follow, held
 from tests.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
 from tests.test_scripts import until as soon
 from tests.test_stop import DONE
-from tests.test_store import Server, begin, over, running
+from tests.test_store import Server, begin, over, running, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -162,7 +162,9 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
             taken += [lease.turn.ref.id for lease in leases]
         assert "3" not in taken
         assert len(taken) < PARTITIONS  # those that were visited before
-        assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 1, idle=True)]
+        for _ in range(2 * PARTITIONS):
+            assert await store.scheduler.claim({AGENT: KIND}, 1, idle=False) == []
+        assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
 
 
 async def test_a_list_of_conversations_is_merged_newest_first(server: Server, raw: Raw) -> None:
@@ -252,6 +254,23 @@ def test_the_number_of_partitions_is_the_stores(pair: tuple[Service, Service], s
     assert status == 2
     assert f"has {PARTITIONS} partitions" in said
     assert "unset it" in said
+
+
+def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
+    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
+        settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
+        with Service(tmp_path / "a", settings) as service:
+            raw.flushall()
+            raw.client_kill_filter(_type="normal", skipme=True)
+            until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
+            with Service(tmp_path / "b", server.settings) as other:
+                first, again = say(service, "k").json(), say(other, "k").json()
+                assert first["conversation_id"] == again["conversation_id"]
+            raw.flushall()
+            raw.hset("{p000}:about", "partitions", PARTITIONS + 1)
+            raw.client_kill_filter(_type="normal", skipme=True)
+            assert service.process.wait(20) == 2
+            assert "the store was replaced by another one" in service.log()
 
 
 def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What must hold before a store is used: it answers, lets us do our work, and its data is ours to read."""
+"""What must hold for a store to be used: it answers, lets us do our work, and its data is ours, now and after gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.errors import SealBrokenError, StartError
+from redis.exceptions import ResponseError
+
+from app.errors import SealBrokenError, StartError, StoreUnavailableError
 from app.stores.line import ANSWER_TIMEOUT_S
 from app.stores.refusals import refusals
 from app.stores.witness import REPLICAS, WAIT_MS
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from app.seal import Sealer
+    from app.stores.line import Line
     from app.stores.servers import Address, Servers
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,56 @@ async def _server(client: Redis) -> str:
             "the store may throw data away when it is full: set its maxmemory-policy to noeviction, not %s", policy
         )
     return f"{name} {version}"
+
+
+class Watch:
+    """Sees after every gap that the store is still the one that was found: one that lost its data came back empty.
+
+    Then it is told again what it is, by whoever comes first; who finds that it is another one by now must not go on:
+    keys of one process would mean nothing to the others, and conversations lie elsewhere.
+    """
+
+    def __init__(self, line: Line, about: About, sealer: Sealer) -> None:
+        self._line = line
+        self._about = about
+        self._sealer = sealer
+        self._looking: asyncio.Task[None] | None = None
+        self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with a `StartError`, or is never done."""
+
+    def on_gap(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+
+    def close(self) -> None:
+        if self._looking:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        pepper = self._sealer.seal(self._about.pepper, "", "pepper")
+        fields: dict[str, str | bytes] = {
+            "schema": SCHEMA,
+            "partitions": str(self._about.partitions),
+            "canary": self._sealer.seal(CANARY, "", "about"),
+            "pepper": pepper,
+        }
+        try:
+            for field, value in fields.items():
+                await self._line.send("HSETNX", f"{FIRST}:about", field, value)
+            found = await self._line.send("HMGET", f"{FIRST}:about", "partitions", "pepper")
+            is_same = int(found[0]) == self._about.partitions and self._is_ours(found[1])
+        except (StoreUnavailableError, ResponseError):
+            return  # there will be another gap
+        if not is_same and not self.changed.done():
+            self.changed.set_exception(
+                StartError("the store was replaced by another one while this process used it; start the process again")
+            )
+
+    def _is_ours(self, sealed: bytes) -> bool:
+        try:
+            return self._sealer.open(sealed, "", "pepper") == self._about.pepper
+        except SealBrokenError:  # by a key that this process was not told of yet
+            return True
 
 
 async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> tuple[int, bytes]:

@@ -22,6 +22,7 @@ from redis.exceptions import (
 
 from app.errors import StoreUnavailableError
 from app.stores.command import write
+from app.stores.refusals import said
 from app.stores.witness import Witness
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ class Line:
                 try:
                     await self._serve()
                 except (RedisError, OSError, TimeoutError) as error:
-                    what = str(error) or type(error).__name__
-                    log.warning("partition %s is away: %s", self._partition, what, extra={"action": "store.lost"})
+                    log.warning(
+                        "partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"}
+                    )
                 except Exception:
                     log.exception(
                         "partition %s: its line met a defect", self._partition, extra={"action": "store.lost"}

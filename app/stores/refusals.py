@@ -35,6 +35,11 @@ def refusals(address: Address) -> Iterator[None]:
         raise StartError(_sentence(error, address)) from error
 
 
+def said(error: BaseException) -> str:
+    """Give an error in a line; redis-py's own may go on with the innards of its clients."""
+    return str(error).partition(" : <")[0] or ("timeout" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
 def _sentence(error: BaseException, address: Address) -> str:
     causes = list(_chain(error))
 
@@ -61,7 +66,7 @@ def _sentence(error: BaseException, address: Address) -> str:
     if found := _no_cluster(causes):
         return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
     return (
-        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({str(error) or 'timeout'}); start it, or unset the "
+        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}); start it, or unset the "
         "variable to use the embedded store"
     )
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MOST_UNHEARD = 1000
 _STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
+FIRST, UNKNOWN = -1.0, 0.0  # in the place of a time: before all others
+LOOK_S = 2.0  # wake-ups are hints
 LATE_S = 0.5  # how long a partition may hold up the others
 
 
@@ -41,7 +43,8 @@ class Scheduler:
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
-        self._due = dict.fromkeys(desks, 0.0)  # since when the oldest there waits, in seconds, as far as is known
+        self._due = dict.fromkeys(desks, UNKNOWN)  # since when the oldest there waits, in seconds
+        self._looked_at = time.monotonic()
         self._late: set[Desk] = set()
         self._misses_some = False  # a partition was away when it was due
         self._room = 0  # how many more leases the worker could play
@@ -59,9 +62,17 @@ class Scheduler:
         return self._waiting
 
     def nudge(self, desk: Desk | None = None) -> None:
-        """A conversation may be ready, at this partition or at any."""
-        for due in [desk] if desk else self._desks:
-            self._due.setdefault(due, time.time())
+        """A conversation is ready at this partition, just now; or one may be, anywhere, for whatever time."""
+        if desk:
+            self._due.setdefault(desk, time.time())
+        else:
+            self._due = dict.fromkeys(self._desks, UNKNOWN) | self._due
+            self._looked_at = time.monotonic()
+        self._work.set()
+
+    def look(self, desk: Desk) -> None:
+        """Nobody knows what is ready at this partition."""
+        self._due[desk] = UNKNOWN
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
@@ -70,7 +81,7 @@ class Scheduler:
             async with asyncio.timeout(min(timeout_s, LATE_S) if self._misses_some else timeout_s):
                 await self._work.wait()
         except TimeoutError:
-            self._due = dict.fromkeys(self._desks, 0.0) | self._due
+            self.nudge()
         finally:
             self._waiting = False
         self._misses_some = False
@@ -79,24 +90,26 @@ class Scheduler:
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
         """Visit the partitions that are due, where somebody waits for longest first."""
         self._room = most - len(self._taken)
+        if time.monotonic() - self._looked_at > LOOK_S:  # also one that always has enough to do
+            self.nudge()
         for desk in sorted(self._due, key=self._due.__getitem__) or self._desks:
             if self._room <= 0:
                 break
-            self._due.pop(desk, None)
-            if desk in self._late:
-                continue
-            if len(self._desks) > 1 and not desk.scripts.is_up:
+            if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
                 self._misses_some = True
                 continue
-            with suppress(StoreUnavailableError):
-                if await self._claim_at(desk, agents, idle=idle and not self._taken):
-                    self._room = 0
+            self._due.pop(desk, None)
+            try:
+                await self._claim_at(desk, agents, idle=idle and not self._taken)
+            except StoreUnavailableError:
+                self.look(desk)
+                self._misses_some = True
         self._unheard.clear()
         leases, self._taken = self._taken, []
         return leases
 
-    async def _claim_at(self, desk: Desk, agents: Mapping[AgentName, str], *, idle: bool) -> bool:
-        """Claim what there is room for; say whether nothing more is to be claimed anywhere."""
+    async def _claim_at(self, desk: Desk, agents: Mapping[AgentName, str], *, idle: bool) -> None:
+        """Claim what there is room for."""
         at = time.monotonic()
         answer = desk.scripts.send(
             "claim",
@@ -114,21 +127,24 @@ class Scheduler:
             if not answer.done():
                 self._late.add(desk)
                 answer.add_done_callback(lambda answer: self._claimed_late(desk, answer, at))
-                return False
-        return self._claimed(desk, await answered("claim", answer), at)
+                return
+        self._claimed(desk, await answered("claim", answer), at)
 
-    def _claimed(self, desk: Desk, answer: Any, at: float) -> bool:
+    def _claimed(self, desk: Desk, answer: Any, at: float) -> None:
         is_enough, left_since, found = answer
         if left_since:
             self._due[desk] = int(left_since) / 1_000_000
         self._take([self._opened(desk, fields, at) for fields in found])
-        return bool(is_enough)
+        if is_enough:  # nothing beside a suspect, anywhere; and it comes first when there is room for it
+            self._due[desk] = FIRST
+            self._room = 0
 
     def _claimed_late(self, desk: Desk, answer: Answer, at: float) -> None:
         self._late.discard(desk)
         if not answer.exception():
             self._claimed(desk, answer.result(), at)
-        self.nudge(desk)
+        self._due.setdefault(desk, UNKNOWN)
+        self._work.set()
 
     def _take(self, leases: list[HeldLease]) -> None:
         """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""

@@ -180,6 +180,9 @@ class _PasswordFile(CredentialProvider):
             raise ConnectionError(f"SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read: {error}") from error
         return (self._user, password) if self._user else (password,)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
 
 def _taken_apart(url: str, scheme: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
     """Give the hosts of an address, what else it says as options, and its path."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.stores.conversations import Conversations
 from app.stores.desk import Desk, Desks
-from app.stores.first_look import look_at
+from app.stores.first_look import Watch, look_at
 from app.stores.idempotency import Pepper
 from app.stores.line import Line
 from app.stores.log import Log
@@ -33,7 +33,7 @@ class Store:
     turns: Turns
     conversations: Conversations
     scheduler: Scheduler
-    running: tuple[asyncio.Task[None], ...]
+    running: tuple[asyncio.Future[None], ...]
     """What must not end while the store is in use."""
 
 
@@ -82,14 +82,16 @@ async def open_store(
         turns = Turns(
             desks, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
         )
+        watch = Watch(lines[0], about, sealer)
         for line, name, desk in zip(lines, names, desks, strict=True):
-            _listen(line, desk, f"{name}:stop:{me}", scheduler)
+            _listen(line, desk, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
         running = tuple(asyncio.create_task(line.run()) for line in lines)
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            yield Store(about.server, turns, Conversations(desks, turns), scheduler, running)
+            yield Store(about.server, turns, Conversations(desks, turns), scheduler, (*running, watch.changed))
         finally:
+            watch.close()
             await _cancel(running)
     finally:
         await servers.aclose()
@@ -101,12 +103,16 @@ def _desk(line: Line, partition: str, sealer: Sealer, me: str, options: Options)
     return Desk(scripts, sealer, turn_log, channel, f"{partition}:wake", options.log_ttl_s, options.lease_s)
 
 
-def _listen(line: Line, desk: Desk, stop: str, scheduler: Scheduler) -> None:
+def _listen(
+    line: Line, desk: Desk, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
+) -> None:
     """Say who hears what; where messages may have been lost, all look."""
 
     def on_gap() -> None:
         desk.log.on_gap()
-        scheduler.nudge(desk)
+        scheduler.look(desk)
+        if also_on_gap:
+            also_on_gap()
 
     heard = {
         desk.wake: lambda *_: scheduler.nudge(desk),

@@ -39,7 +39,8 @@ _MEANINGS = {
     422: "A field does not hold what it should; `errors` names it.",
     429: "Too many turns wait in this conversation; `Retry-After` says when to try again.",
     500: "The service made a mistake.",
-    503: "The store does not answer, too much waits, or this process is shutting down; `Retry-After` says when to try again.",
+    503: "The store does not answer, too much waits, or this process is shutting down; `Retry-After` says when to try "
+    "again.",
 }
 
 

@@ -48,7 +48,7 @@ class SharedFigures:
         texts = await asyncio.gather(*map(self._text_of, range(len(self._sockets))))
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Merged(texts))
-        return generate_latest(registry)
+        return await asyncio.to_thread(generate_latest, registry)  # of many processes it is felt on the loop
 
     async def _text_of(self, number: int) -> str | None:
         """Give what a process tells; nothing where it tells nothing in time."""
