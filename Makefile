@@ -40,9 +40,9 @@ coverage: check
 browser: $(VENV)/test-ready
 	$(BIN)/python -m pytest browser_tests
 
-# A thousand turns under random kills beside the same turns without; TURNS, SEED and PROCESSES may be given.
+# A thousand turns under random kills beside the same turns without; TURNS, SEED, PROCESSES and STORE may be given.
 chaos: $(VENV)/test-ready
-	$(BIN)/python -m tests.chaos $(if $(TURNS),--turns $(TURNS)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))
+	$(BIN)/python -m tests.chaos $(if $(TURNS),--turns $(TURNS)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(STORE),--store $(STORE))
 
 check: $(VENV)/test-ready
 	$(BIN)/ruff format --check .

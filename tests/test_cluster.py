@@ -26,7 +26,7 @@ from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -96,6 +96,20 @@ def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
     """Give turns that take two seconds, half of them handed in at each service."""
     script = [ECHO, SLOWLY, ECHO, SLOWLY, ECHO, DONE]
     return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
+
+
+def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
+    """Play turns until something is done; give them."""
+    patients: list[Patient] = []
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(do)
+        while not doing.done():
+            some_more = load(pair)
+            patients += some_more
+            with playing(some_more):
+                pass
+        doing.result()
+    return patients
 
 
 def begun(patients: list[Patient]) -> bool:
@@ -292,14 +306,14 @@ def test_a_partition_that_moves_amid_turns_loses_nothing(
     cluster: ValkeyCluster, pair: Pair, *, atomically: bool
 ) -> None:
     turns = some(pair[0])
-    tags = {partition_of(cluster, turn): turn for turn in turns}
-    patients = [*load(pair), *load(pair, 4)]
-    with playing(patients) as playing_on:
-        until(lambda: begun(patients))
+    tags = {partition_of(cluster, turn) for turn in turns}
+
+    def move_all() -> None:
         for tag in tags:
             target = next(node for node in cluster.primaries() if node is not cluster.primary_of(tag))
             cluster.move(tag, target, atomically=atomically)
-        assert not all(future.done() for future in playing_on)
+
+    patients = load_while(pair, move_all)
     check_all(pair, patients)
     assert {patient.result["attempts"] for patient in patients} == {1}
     goes_on(pair, turns)
@@ -332,15 +346,7 @@ def test_services_follow_a_cluster_whose_nodes_all_move_away(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
     first = some(pair[0], 4)
-    patients: list[Patient] = []
-    with ThreadPoolExecutor(1) as pool:
-        rolling = pool.submit(cluster.roll)
-        while not rolling.done():
-            some_more = load(pair, 4)
-            patients += some_more
-            with playing(some_more):
-                pass
-        rolling.result()
+    patients = load_while(pair, cluster.roll)
     check_all(pair, patients)
     goes_on(pair, first)
     seeds = cluster.settings["REDIS_URL"]

@@ -14,9 +14,10 @@ from tests.patient import Patient, playing
 from tests.problems import problem
 from tests.refusals import Refused, sentence_of, started
 from tests.service import Service
+from tests.streaming import FINAL, log_of
 from tests.test_cluster import ANOTHER, PLACES, REPLICATED, RIGHTS, SECRET, begun, check_all, goes_on, load, some
 from tests.test_stop import DONE, ECHO
-from tests.test_store import KEY, until
+from tests.test_store import KEY, Gate, begin, over, until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node, free_port
 from tests.topology.sentinels import Sentinels
@@ -110,6 +111,32 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
     finally:
         sentinels.sentinels[0].start()
         old.start()
+
+
+def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sentinels, tmp_path: Path) -> None:
+    """Where the primary's word is enough, a failover may take it back; nobody waits for ever for what is gone."""
+    sentinels.until_whole()
+    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
+    kept, lost = (Gate(tmp_path / name) for name in ("kept", "lost"))
+    with Service(tmp_path / "service", settings) as service:
+        turn = begin(service, ECHO, kept.script, ECHO, lost.script, DONE)
+        kept.reached()
+        old = sentinels.primary()
+        sentinels.partition(old)
+        sentinels.until_failover(old)
+        kept.open()
+        lost.reached()
+        until(lambda: len(service.steps(turn)) == 4)
+        sentinels.heal(old)
+        sentinels.until_whole()
+        until(lambda: service.client.get("/conversations").status_code == 200)
+        assert len(service.steps(turn)) < 4
+        lost.open()
+        ended = over(service, turn)
+        assert (ended["status"], ended["reply"], ended["steps"]) == ("finished", "done", 5)
+        kinds = [frame.event for frame in log_of(service, turn)]
+        assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
+        goes_on((service, service), [turn])
 
 
 def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:

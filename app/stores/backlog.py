@@ -115,17 +115,20 @@ class Backlog:
     def _answered(self, answer: Answer, batch: list[Entry], sent_at: float) -> None:
         error = answer.exception()
         state, *rest = (b"failed",) if error else answer.result()
-        if state == b"lost":
-            self._owner.lose()
+        if state == b"lost" or (state == b"behind" and self._is_oldest(batch)):
+            self._owner.lose()  # behind: what was acknowledged is gone, so it is played on from what is there
         elif state == b"gap":
             self._owner.found_gap()
         elif state != b"ok":
             log.warning("a write of turn %s waits: %s", self._name, error or state)
-            if not self._unsent:
-                self._loop.call_later(RETRY_S, self.send)
             self.send_again()
+            # Also where all were counted as unsent meanwhile: nobody else may be about to send them.
+            self._loop.call_later(RETRY_S, self.send)
         else:
             self._note_written(batch, rest[0], sent_at)
+
+    def _is_oldest(self, batch: list[Entry]) -> bool:
+        return bool(self._entries) and self._entries[0].serial == batch[0].serial
 
     def _note_written(self, batch: list[Entry], seqs: list[int], sent_at: float) -> None:
         while self._entries and self._entries[0].serial <= batch[-1].serial:

@@ -260,7 +260,7 @@ class HeldLease:
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
         )
-        if state == b"lost":
+        if state == b"lost" or (state == b"gap" and self._lost):
             raise LeaseLostError
         if state == b"rollback":
             self.cancel(b"rollback:" + rest[0])

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos import plans
-from tests.chaos.conductor import SHARES
+from tests.chaos.conductor import SHARES, SHARES_OF_CLUSTER
 from tests.chaos.report import report
-from tests.chaos.run import Scale, run
+from tests.chaos.run import SHARES_OF, Scale, run
 
 if TYPE_CHECKING:
     from tests.chaos.rounds import Round
@@ -27,14 +27,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--at-once", type=int, default=24, help="conversations at the same time")
-    parser.add_argument("--harm", nargs="*", choices=SHARES, default=[*SHARES], help="what is done; nothing: no harm")
+    parser.add_argument("--store", choices=SHARES_OF, default="lone", help="one server, or a cluster of six nodes")
+    parser.add_argument("--harm", nargs="*", choices=SHARES | SHARES_OF_CLUSTER, help="what is done; nothing: no harm")
     parser.add_argument("--agents", nargs="*", choices=plans.SHARES, default=[*plans.SHARES])
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs, ledger and data")
     options = parser.parse_args()
     scale = Scale(
-        options.turns, options.seed, options.processes, options.at_once, tuple(options.agents), tuple(options.harm)
+        options.turns,
+        options.seed,
+        options.processes,
+        options.at_once,
+        tuple(options.agents),
+        None if options.harm is None else tuple(options.harm),
+        options.store,
     )
-    title = f"chaos: {scale.turns} turns, {scale.processes} processes, seed {scale.seed}"
+    title = f"chaos: {scale.turns} turns, {scale.processes} processes, a {scale.store} store, seed {scale.seed}"
     sys.stdout.write(f"{title} …\n")
     sys.stdout.flush()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -1,42 +1,38 @@
-"""Does harm at random instants: to the service's processes, to the store, and to the lines between them."""
+"""Does harm at random instants: to the service's processes, and to the store in the ways that it has."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
     from tests.chaos.fleet import Fleet
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.store import Store
+    from tests.chaos.harm import Harm as StoreHarm
 
-SHARES = {
-    "kill": 38,
-    "stop": 18,
-    "term": 12,
-    "blackout": 0.4,
-    "restart": 2,
-    "freeze": 2,
-    "cut": 8,
-    "stall": 3,
-    "delay": 3,
-}
+PROCESSES: dict[str, float] = {"kill": 38, "stop": 18, "term": 12}
+SHARES = PROCESSES | {"blackout": 0.4, "restart": 2, "freeze": 2, "cut": 8, "stall": 3, "delay": 3}
+SHARES_OF_CLUSTER = PROCESSES | {"primary": 8, "bounce": 5, "replica": 3, "freeze": 5, "move": 12}
 PAUSE_S = (0.3, 1.4)  # a turn that is hit three times before it gets anywhere is given up, as it should be
 STOPPED_S = (0.2, 3.0)
-FROZEN_S = (0.2, 2.5)
-STALLED_S = (0.2, 2.0)
-DELAY_S = (0.005, 0.05)
-UNANSWERED, UNANSWERED_S = 0.7, (0.02, 0.3)  # how often a cut takes answers with it, and for how long
 LOOK_S = 0.05
 ALSO_OF_FEW = 0.04
 IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # how often a process that was asked to go is killed, and how soon
+
+
+class Looked(Protocol):
+    """What can be looked into."""
+
+    frozen: bool
+
+    async def astray(self) -> list[str]: ...
+
+    async def left_over(self) -> list[str]: ...
 
 
 @dataclass
@@ -45,14 +41,12 @@ class Conductor:
 
     draw: random.Random
     fleet: Fleet
-    store: Store
-    proxy: Proxy
+    store: Looked
+    to_store: StoreHarm
     shares: dict[str, float]
     done: Counter[str] = field(default_factory=Counter)
     astray: Counter[str] = field(default_factory=Counter)
     chronicle: list[str] = field(default_factory=list)
-    _store_free: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _line_free: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def harm(self, over: asyncio.Event) -> None:
         """Do harm until it is over; what was begun is brought to its end."""
@@ -60,12 +54,7 @@ class Conductor:
             "kill": self._kill,
             "stop": self._stop,
             "term": self._term,
-            "blackout": self._blackout,
-            "restart": self._restart,
-            "freeze": self._freeze,
-            "cut": self._cut,
-            "stall": self._stall,
-            "delay": self._delay,
+            **self.to_store.ways(self._did),
         }
         async with asyncio.TaskGroup() as tasks:
             while not over.is_set():
@@ -95,68 +84,6 @@ class Conductor:
     async def _term(self) -> None:
         if (place := self._place("term")) is not None:
             await self.fleet.term(place, self.draw.uniform(*GRACE_S) if self.draw.random() < IMPATIENT else None)
-
-    async def _blackout(self) -> None:
-        """End everything at once."""
-        if self._store_free.locked():
-            return
-        async with self._store_free, asyncio.TaskGroup() as tasks:
-            self._did("blackout")
-            for place in self.fleet.up:
-                tasks.create_task(self.fleet.kill(place, "blackout"))
-            await self.store.end(signal.SIGKILL)
-            await self.store.start()
-
-    async def _restart(self) -> None:
-        if self._store_free.locked():
-            return
-        async with self._store_free:
-            self._did("restart")
-            await self.store.end(self.draw.choice([signal.SIGTERM, signal.SIGKILL]))
-            await asyncio.sleep(self.draw.uniform(0, 0.5))
-            await self.store.start()
-            self.chronicle.append(f"{time.time():.3f} store is back")
-
-    async def _freeze(self) -> None:
-        if self._store_free.locked():
-            return
-        async with self._store_free:
-            self._did("freeze")
-            self.store.freeze()
-            await asyncio.sleep(self.draw.uniform(*FROZEN_S))
-            self.store.thaw()
-            self.chronicle.append(f"{time.time():.3f} store is thawed")
-
-    async def _cut(self) -> None:
-        if self._line_free.locked():
-            return
-        async with self._line_free:
-            if self.draw.random() < UNANSWERED:
-                self.proxy.hold_answers()
-                await asyncio.sleep(self.draw.uniform(*UNANSWERED_S))
-            if self.proxy.cut():
-                self._did("cut")
-            self.proxy.flow()
-
-    async def _stall(self) -> None:
-        if self._line_free.locked():
-            return
-        async with self._line_free:
-            self._did("stall")
-            self.proxy.stall()
-            await asyncio.sleep(self.draw.uniform(*STALLED_S))
-            if self.draw.random() < 0.3:
-                self.proxy.cut()
-            self.proxy.flow()
-
-    async def _delay(self) -> None:
-        if self._line_free.locked():
-            return
-        async with self._line_free:
-            self._did("delay")
-            self.proxy.delay_s = self.draw.uniform(*DELAY_S)
-            await asyncio.sleep(1)
-            self.proxy.flow()
 
     def _place(self, kind: str, *, spare: bool = True) -> int | None:
         """Choose a process that serves; mostly none while several others start, since little is in flight then."""

@@ -60,6 +60,7 @@ class Fleet:
     seal_key: str
     stores: list[str]
     ledger_folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
     members: list[Member | None] = field(init=False)
     harms: list[Harm] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -96,6 +97,7 @@ class Fleet:
             "DEMO_AGENTS": "0",
             "LEASE_S": f"{LEASE_S}",
             "DRAIN_S": f"{DRAIN_S}",
+            **self.settings,
         }
         member = Member(folder, spawn(folder, settings, {ledger.FOLDER: str(self.ledger_folder), **UNMEASURED}))
         self.members[place] = member

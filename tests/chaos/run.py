@@ -8,12 +8,14 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tests.chaos import ledger, plans
 from tests.chaos.client import Talk, clients_of
-from tests.chaos.conductor import SHARES, Conductor
+from tests.chaos.cluster import running_cluster
+from tests.chaos.conductor import SHARES, SHARES_OF_CLUSTER, Conductor
 from tests.chaos.fleet import Fleet, running_fleet
+from tests.chaos.harm import ClusterHarm, LoneHarm
 from tests.chaos.proxy import proxy_to
 from tests.chaos.rounds import Round
 from tests.chaos.store import running_store
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
     from tests.chaos.client import Clients
     from tests.chaos.plans import Plan
-    from tests.chaos.store import Store
 
 CALM_PACE = 0.1  # models and tools of the calm round take this part of their time
 SURVEYED_AT_ONCE = 8
+SHARES_OF: dict[str, dict[str, float]] = {"lone": SHARES, "cluster": SHARES_OF_CLUSTER}
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,13 @@ class Scale:
     processes: int = 4
     at_once: int = 24
     agents: tuple[str, ...] = tuple(plans.SHARES)
-    harm: tuple[str, ...] = tuple(SHARES)
-    """Where it is none, what the invariants say is about the harness."""
+    harm: tuple[str, ...] | None = None
+    """All kinds that the store has; where it is none of them, what the invariants say is about the harness."""
+    store: Literal["lone", "cluster"] = "lone"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(SHARES_OF[self.store]) if self.harm is None else self.harm
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
@@ -47,17 +54,33 @@ async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
     drawn = plans.draw_plans(scale.turns, scale.seed, scale.agents)
     ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(running_store(folder / "store"))
-        proxy = await stack.enter_async_context(proxy_to(store.socket_path))
-        ways = [proxy.url, f"unix://{store.socket_path}"]
-        stores = [ways[place % 2] for place in range(scale.processes)]
-        fleet = await stack.enter_async_context(running_fleet(Fleet(folder, store.key, stores, folder / "ledger")))
+        begin = _cluster if scale.store == "cluster" else _lone
+        fleet, harm = await begin(stack, scale, folder)
         clients = await stack.enter_async_context(clients_of(fleet, random.Random(scale.seed)))
-        conductor = Conductor(
-            random.Random(scale.seed), fleet, store, proxy, {kind: SHARES[kind] for kind in scale.harm}
-        )
+        shares = {kind: SHARES_OF[scale.store][kind] for kind in scale.kinds}
+        conductor = Conductor(random.Random(scale.seed), fleet, harm.store, harm, shares)
         rounds = _Rounds(folder, drawn, scale, clients, conductor)
-        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.harm))
+        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.kinds))
+
+
+async def _lone(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, LoneHarm]:
+    """Start one server; half of the processes reach it over a line that can be spoilt."""
+    store = await stack.enter_async_context(running_store(folder / "store"))
+    proxy = await stack.enter_async_context(proxy_to(store.socket_path))
+    ways = [proxy.url, f"unix://{store.socket_path}"]
+    stores = [ways[place % 2] for place in range(scale.processes)]
+    fleet = await stack.enter_async_context(running_fleet(Fleet(folder, store.key, stores, folder / "ledger")))
+    return fleet, LoneHarm(random.Random(scale.seed), fleet, store, proxy)
+
+
+async def _cluster(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, ClusterHarm]:
+    """Start six nodes; what they acknowledge a replica has."""
+    store = await stack.enter_async_context(running_cluster(folder / "store"))
+    stores = [store.cluster.url()] * scale.processes
+    replicated = {"DURABILITY": "replicated"}
+    fleet = Fleet(folder, store.key, stores, folder / "ledger", replicated)
+    await stack.enter_async_context(running_fleet(fleet))
+    return fleet, ClusterHarm(random.Random(scale.seed), store)
 
 
 @dataclass
@@ -67,10 +90,6 @@ class _Rounds:
     scale: Scale
     clients: Clients
     conductor: Conductor
-
-    @property
-    def store(self) -> Store:
-        return self.conductor.store
 
     async def play(self, name: str, *, harm: bool) -> Round:
         ledger.begin_round(self.folder / "ledger", name, 1 if harm else CALM_PACE)
@@ -114,6 +133,6 @@ class _Rounds:
             list(fleet.harms),
             self.conductor.done + self.clients.counts,
             Counter(self.conductor.astray),
-            await self.store.left_over(),
+            await self.conductor.store.left_over(),
             [*fleet.complaints, *fleet.tracebacks(), *await fleet.orphans()],
         )

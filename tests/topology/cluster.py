@@ -53,6 +53,8 @@ class ValkeyCluster:
     tls: SSLContext | None = None
     full_coverage: bool = False
     """Whether one partition without a primary closes all others, which is the servers' own default."""
+    options: dict[str, str] = field(default_factory=dict)
+    """More lines of every node's configuration."""
     key: str = field(default_factory=new_key)
     nodes: list[Node] = field(init=False)
     lines: list[Line] = field(default_factory=list)
@@ -198,6 +200,7 @@ class ValkeyCluster:
                 "cluster-require-full-coverage": "yes" if self.full_coverage else "no",
                 "cluster-allow-replica-migration": "no",
                 **announced,
+                **self.options,
             }
             self.nodes.append(Node(self.folder / f"node-{number}", options, self.password))
 
