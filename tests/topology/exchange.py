@@ -1,0 +1,151 @@
+"""A way to a server that knows connections by what was sent on them, and resets or silences all of one kind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from tests.topology.node import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import TracebackType
+    from typing import Any
+
+CHUNK_BYTES = 1 << 16
+END_S = 10.0
+AT_ONCE = struct.pack("ii", 1, 0)  # a linger of no time: closing resets
+KINDS = {"commands": {"EVALSHA"}, "news": {"SSUBSCRIBE"}, "witness": {"EVALSHA", "WAIT"}}
+WORDS = {word: f"${len(word)}\r\n{word}\r\n".encode() for word in set.union(*KINDS.values())}
+LONGEST_WORD = max(map(len, WORDS.values()))
+
+
+@dataclass(eq=False)
+class Connection:
+    """Ours to the client, and the words that came over it."""
+
+    writer: asyncio.StreamWriter
+    words: set[str] = field(default_factory=set)
+    silent: bool = False
+    tail: bytes = b""
+
+    def hear(self, data: bytes) -> None:
+        seen = self.tail + data
+        self.words |= {word for word, packed in WORDS.items() if packed in seen}
+        self.tail = seen[-LONGEST_WORD:]
+
+
+class Exchange:
+    """`with Exchange(port) as exchange:` listens in a thread of its own and passes on to that port of this machine."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target = target_port
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._begin())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._do(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_S)
+        self._loop.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}"
+
+    def answered(self, kind: str) -> int:
+        """Say how many connections of a kind are open and not silent."""
+        return self._do(self._count(kind))
+
+    def reset(self, kind: str) -> int:
+        """Reset all connections of a kind; give how many there were."""
+        return self._do(self._reset(kind))
+
+    def silence(self, kind: str) -> int:
+        """Take what is sent on the connections of a kind, and pass nothing on any more; give how many there were."""
+        return self._do(self._silence(kind))
+
+    def _do(self, work: Coroutine[None, None, int]) -> int:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
+
+    def _of(self, kind: str) -> list[Connection]:
+        return [each for each in self._connections if each.words == KINDS[kind] and not each.silent]
+
+    async def _begin(self) -> int:
+        self._server = await asyncio.start_server(self._connect, HOST, 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return 0
+
+    async def _end(self) -> int:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return 0
+
+    async def _count(self, kind: str) -> int:
+        return len(self._of(kind))
+
+    async def _reset(self, kind: str) -> int:
+        found = self._of(kind)
+        for each in found:
+            near: socket.socket = each.writer.get_extra_info("socket")
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            each.writer.transport.abort()
+        return len(found)
+
+    async def _silence(self, kind: str) -> int:
+        found = self._of(kind)
+        for each in found:
+            each.silent = True
+        return len(found)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        connection, far_writer = Connection(writer), None
+        self._connections.add(connection)
+        try:
+            with suppress(OSError, asyncio.CancelledError):
+                far_reader, far_writer = await asyncio.open_connection(HOST, self._target)
+                await self._pass_on(connection, (reader, far_writer), (far_reader, writer))
+        finally:
+            self._connections.discard(connection)
+            self._tasks.discard(task)
+            for each in (writer, far_writer):
+                if each:
+                    each.transport.abort()
+
+    async def _pass_on(self, connection: Connection, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        """Both ways, until one of the two ends."""
+        tasks = [asyncio.create_task(_pass(connection, *way)) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pass(connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(CHUNK_BYTES):
+        if writer is not connection.writer:
+            connection.hear(data)
+        if not connection.silent:
+            writer.write(data)
+            await writer.drain()
