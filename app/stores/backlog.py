@@ -70,6 +70,11 @@ class Backlog:
         return len(self._entries)
 
     @property
+    def made(self) -> int:
+        """How many writes there were."""
+        return self._made
+
+    @property
     def is_late(self) -> bool:
         """The oldest write has been waiting for long. For any thread."""
         try:

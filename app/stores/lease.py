@@ -255,19 +255,22 @@ class HeldLease:
             packed=packed,
             logged="" if self._defect else self._told.stored,
             last_seq=turn.last_seq or 0,
+            written=0 if self._defect else self._backlog.made,
             rollback=by or "",
             me=self._desk.channel,
             wake=self._desk.wake,
             log_ttl_s=self._desk.log_ttl_s,
         )
-        if state == b"lost" or (state == b"gap" and self._lost):
+        if state in {b"behind", b"gap"} and self._backlog:  # not written yet, for the store refused it
+            raise StoreUnavailableError
+        if state == b"behind":  # it went back behind what it had acknowledged: it is played on from what is there
+            self.lose()
+        if state in {b"lost", b"behind"} or (state == b"gap" and self._lost):
             raise LeaseLostError
         if state == b"rollback":
             self.cancel(b"rollback:" + rest[0])
             raise _RolledBackError
         if state == b"gap":
-            if self._backlog:  # not written yet, for the store refused it: no tampering
-                raise StoreUnavailableError
             self.found_gap()
             self.check()
         self.version = tag_of(head) if head else self.version

@@ -4,8 +4,9 @@
 -- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
 -- With `rollback` (the number of the turn that wants it) the conversation is left as the turn found it: its first `count`
 -- steps (empty: all that there are) and its variables. A commit that does not know of a rollback is told, and ends nothing.
+-- `written` is how many writes this claim made: where the store has fewer it went back behind what it had acknowledged.
 -- The variables that came with the tail become the conversation's too; `variables` is the sealed list of all, if it changed.
--- ARGV: ref turn fence generation count head variables record event packed logged last_seq rollback me wake log_ttl_s
+-- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback me wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
 if not holds(ref, fence) then
@@ -14,6 +15,7 @@ if not holds(ref, fence) then
 end
 local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end
+if tonumber(redis.call('HGET', key('run', ref, turn), 'written') or 0) < tonumber(written) then return {'behind'} end
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
 if count ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
