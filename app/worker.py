@@ -148,7 +148,8 @@ class Worker:
         """One turn, from claim to commit, or as far as this process may play it."""
         turn, stage = lease.turn, self._playing[lease]
         where = {"conversation": str(turn.ref), "turn": turn.number}
-        log.info("turn %s#%d starts", turn.ref, turn.number, extra={"action": "turn.start", **where})
+        again = f", attempt {lease.attempt}" if lease.attempt > 1 else ""
+        log.info("turn %s#%d starts%s", turn.ref, turn.number, again, extra={"action": "turn.start", **where})
         session = None
         try:
             session, outcome = await self._outcome(lease, stage)

@@ -52,7 +52,9 @@ def _sentence(error: BaseException, address: Address) -> str:
             f"needs are {RIGHTS}, {MORE_RIGHTS}"
         )
     if found := of(AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes):
-        mend = "put user and password into SMOLSESSIONS_REDIS_URL"
+        mend = (
+            "put user and password into SMOLSESSIONS_REDIS_URL, or the password into SMOLSESSIONS_REDIS_PASSWORD_FILE"
+        )
         if address.password_file:
             mend = "put the password into SMOLSESSIONS_REDIS_PASSWORD_FILE and its user into SMOLSESSIONS_REDIS_URL"
         return f"the store refuses us ({found}); {mend}"
@@ -65,8 +67,9 @@ def _sentence(error: BaseException, address: Address) -> str:
         return "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
     if found := _no_cluster(causes):
         return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
+    hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
     return (
-        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}); start it, or unset the "
+        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}){hint}; start it, or unset the "
         "variable to use the embedded store"
     )
 
