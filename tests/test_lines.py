@@ -186,7 +186,7 @@ def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, 
         work = stack.enter_context(Service(tmp_path / "work", settings, command=("work",)))
         stack.callback(many.node.thaw)
         busy = []
-        for _ in range(5):
+        for _ in range(3):
             exchange.catch(script("claim").sha)
             many.node.freeze()
             exchange.flow()
