@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.stores.line import ANSWER_TIMEOUT_S, BEAT_S
+from app.stores.script import script
 from tests.problems import problem
 from tests.service import Service
 from tests.streaming import FINAL, log_of
@@ -178,21 +178,23 @@ def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -
 
 
 def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, tmp_path: Path) -> None:
+    """Each time as it is asked for turns: what it gives when it goes on must not be more than there are threads."""
     echo = {"call": [["echo", {"text": "x"}]]}
     turns = [begin(many.web, echo, echo, *SAY) for _ in range(60)]
-    with Service(tmp_path / "work", many.settings | {"THREADS": "2"}, command=("work",)) as work, ExitStack() as stack:
-        ended = stack.enter_context(ThreadPoolExecutor()).submit(lambda: [over(many.web, turn, 40) for turn in turns])
+    with Exchange(many.node.port) as exchange, ExitStack() as stack:
+        settings = many.settings | {"REDIS_URL": exchange.url, "THREADS": "2"}
+        work = stack.enter_context(Service(tmp_path / "work", settings, command=("work",)))
         stack.callback(many.node.thaw)
-        stalls = 0
         busy = []
-        while not ended.done() or stalls < 3:
+        for _ in range(3):
+            exchange.catch(script("claim").sha)
             many.node.freeze()
+            exchange.flow()
             _lives_on(work, 1.2)
             many.node.thaw()
             busy.append(_figure(work, "smolsessions_threads_busy"))
-            _lives_on(work, 0.2)
-            stalls += 1
-        assert {turn["status"] for turn in ended.result()} == {"finished"}
+        ended = [over(many.web, turn, 20) for turn in turns]
+        assert {turn["status"] for turn in ended} == {"finished"}
         assert max(busy) <= 2, busy
         assert _most_at_once(work.log()) <= 2
         for turn in turns:

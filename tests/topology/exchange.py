@@ -47,6 +47,8 @@ class Exchange:
         self._target = target_port
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._flows, self._caught, self._wanted = asyncio.Event(), asyncio.Event(), b""
+        self._flows.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -78,6 +80,13 @@ class Exchange:
     def silence(self, kind: str) -> int:
         """Take what is sent on the connections of a kind, and pass nothing on any more; give how many there were."""
         return self._do(self._silence(kind))
+
+    def catch(self, word: str) -> None:
+        """Wait for what has this word in it, and hold it back, with all that comes after, until it may flow."""
+        self._do(self._catch(word.encode()))
+
+    def flow(self) -> None:
+        self._do(self._flow())
 
     def _do(self, work: Coroutine[None, None, int]) -> int:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
@@ -114,6 +123,17 @@ class Exchange:
             each.silent = True
         return len(found)
 
+    async def _catch(self, wanted: bytes) -> int:
+        self._caught.clear()
+        self._wanted = wanted
+        await self._caught.wait()
+        return 0
+
+    async def _flow(self) -> int:
+        self._wanted = b""
+        self._flows.set()
+        return 0
+
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
@@ -133,7 +153,7 @@ class Exchange:
 
     async def _pass_on(self, connection: Connection, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         """Both ways, until one of the two ends."""
-        tasks = [asyncio.create_task(_pass(connection, *way)) for way in ways]
+        tasks = [asyncio.create_task(self._pass(connection, *way)) for way in ways]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -141,11 +161,15 @@ class Exchange:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-
-async def _pass(connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(CHUNK_BYTES):
-        if writer is not connection.writer:
-            connection.hear(data)
-        if not connection.silent:
-            writer.write(data)
-            await writer.drain()
+    async def _pass(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            if writer is not connection.writer:
+                connection.hear(data)
+                if self._wanted and self._wanted in data:
+                    self._wanted = b""
+                    self._flows.clear()
+                    self._caught.set()
+            await self._flows.wait()
+            if not connection.silent:
+                writer.write(data)
+                await writer.drain()
