@@ -75,7 +75,7 @@ def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float
         server_ms, others_share = core.taken()
         client_ms, store_ms = (cpu_ms(pid) - at for pid, at in zip(pids, before, strict=True))
         turns = len(load.latencies_ms)
-        p50, p99 = _percentiles(load.latencies_ms)
+        p50, p99 = percentiles(load.latencies_ms)
         load.finish()
     return Run(
         contender,
@@ -99,7 +99,7 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
         printed, _ = process.communicate(timeout=seconds + warmup_s + 60)
     found = json.loads(printed)
     turns = len(found["latencies_ms"])
-    p50, p99 = _percentiles(found["latencies_ms"])
+    p50, p99 = percentiles(found["latencies_ms"])
     return Run(
         contender,
         concurrency,
@@ -113,6 +113,6 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
     )
 
 
-def _percentiles(latencies_ms: list[float]) -> tuple[float, float]:
+def percentiles(latencies_ms: list[float]) -> tuple[float, float]:
     parts = quantiles(latencies_ms, n=100)
     return parts[49], parts[98]

@@ -1,0 +1,117 @@
+"""Table I: turns per second of one `web` and several `work` processes, and of sets of `serve`, on one store."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.client import Load, Talk
+from benchmarks.cpu import Meter, on_all_cores
+from benchmarks.fleet import family, role
+from benchmarks.outside import outside
+from benchmarks.throughput import TURNS, percentiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.contenders import Server
+    from benchmarks.outside import Outside
+
+COUNTS = (1, 2, 4)
+WARM_UP_S = 1.5
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is to stop a set-up from being faster."""
+
+    name: str
+    threads: int
+    clients: int
+    """For each playing process."""
+    roles: tuple[str, ...]
+
+
+BY_THREADS = Bound("threads", 4, 8, ("work",))
+BY_CPU = Bound("CPU", 128, 0, ("work", "serve"))
+MANY_CLIENTS = 256  # the same for all where CPU is the bound
+BOUNDS = (BY_THREADS, BY_CPU)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """So many processes that play, under so many clients."""
+
+    bound: str
+    role: str
+    """`work` beside one `web`, or `serve`."""
+    count: int
+    clients: int
+    turns_per_s: float
+    p50_ms: float
+    p99_ms: float
+    shares: dict[str, float]
+    """CPU of each kind of process, 1 being one core; with `others` of the machine."""
+
+    def cpu_ms(self, kind: str) -> float:
+        """Give the CPU time of a turn."""
+        return self.shares.get(kind, 0) * 1000 / self.turns_per_s
+
+
+def measure_workers(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Scaled]:
+    """Give the median of all rounds for each set-up; processes, store and client are on all cores."""
+    found = []
+    with on_all_cores():
+        for number in range(1, rounds + 1):
+            for bound in BOUNDS:
+                for name in bound.roles:
+                    progress(f"workers, round {number} of {rounds}: {name}, bound by {bound.name}")
+                    found += _ladder(bound, name, seconds)
+    each = len(found) // rounds
+    return [_middle(found[at::each]) for at in range(each)]
+
+
+def _ladder(bound: Bound, name: str, seconds: float) -> Iterator[Scaled]:
+    """Measure 1, 2 and 4 processes: workers join those that are there, a set of `serve` is started anew."""
+    settings = {"THREADS": str(bound.threads)}
+    if name == "serve":
+        for count in COUNTS:
+            with outside() as store, role(name, store, settings, processes=count) as serving:
+                yield _scaled(bound, name, count, serving, {"serve": family(serving.pid)}, store, seconds)
+        return
+    with outside() as store, ExitStack() as stack:
+        web = stack.enter_context(role("web", store))
+        workers: list[int] = []
+        for count in COUNTS:
+            while len(workers) < count:
+                workers.append(stack.enter_context(role(name, store, settings)).pid)
+            yield _scaled(bound, name, count, web, {"web": [web.pid], "work": workers}, store, seconds)
+
+
+def _scaled(
+    bound: Bound,
+    name: str,
+    count: int,
+    answers: Server,
+    processes: dict[str, list[int]],
+    store: Outside,
+    seconds: float,
+) -> Scaled:
+    clients = bound.clients * count or MANY_CLIENTS
+    load = Load([Talk(answers.port, TURNS - at % TURNS, TURNS) for at in range(clients)])
+    load.run(WARM_UP_S)
+    meter = Meter({**processes, "store": store.pids, "client": [os.getpid()]})
+    elapsed_s = load.run(seconds)
+    shares, latencies_ms = meter.shares(), list(load.latencies_ms)
+    load.finish()
+    return Scaled(bound.name, name, count, clients, len(latencies_ms) / elapsed_s, *percentiles(latencies_ms), shares)
+
+
+def _middle(same: list[Scaled]) -> Scaled:
+    first = same[0]
+    figures = [median(getattr(each, name) for each in same) for name in ("turns_per_s", "p50_ms", "p99_ms")]
+    shares = {kind: median(each.shares[kind] for each in same) for kind in first.shares}
+    return Scaled(first.bound, first.role, first.count, first.clients, *figures, shares)
