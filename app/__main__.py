@@ -8,12 +8,12 @@ import logging
 import os
 import re
 import secrets
-import socket
 import sys
 from typing import TYPE_CHECKING
 
 from app import __version__
 from app.errors import StartError
+from app.leash import inherited
 from app.process import listen, log_to_stderr, run_process
 from app.roles import Place, Role
 from app.seal import new_key
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     settings, place = read_settings(), options.place
     log_to_stderr(settings, place)
     if place:
-        return run_process(settings, options.role, socket.socket(fileno=place.listening), place)
+        return run_process(settings, options.role, inherited(place.listening), place)
     for warning in strangers():
         log.warning(warning)
     if options.role is not Role.SERVE and not settings.redis_url:

@@ -14,6 +14,7 @@ class Ending:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
+        self._was_signalled = False
 
     def ask(self) -> None:
         self.asked.set()
@@ -29,7 +30,8 @@ class Ending:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self.asked.is_set():
+        # Only signals count: one that goes to all processes of a group must not hurry those that were told by another.
+        if self._was_signalled:
             self.hurry()
-        else:
-            self.ask()
+        self._was_signalled = True
+        self.ask()

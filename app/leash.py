@@ -22,7 +22,7 @@ class Leash:
     """The process's end. A thread heeds it: an agent that computes may keep the event loop from it for long."""
 
     def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+        self._socket = inherited(descriptor)
         self.is_lost = False
 
     def heed(self, ending: Ending) -> None:
@@ -48,6 +48,13 @@ class Leash:
         with suppress(OSError):
             return self._socket.recv(1)
         return b""
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """Take a socket over from the supervisor, and pass it on to no program that a tool starts."""
+    taken = socket.socket(fileno=descriptor)
+    taken.set_inheritable(False)
+    return taken
 
 
 class Hand:

@@ -23,7 +23,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback needs API_KEYS_FILE.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Anything but loopback needs API_KEYS_FILE, but for `work`."
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 takes a free one.")
     data_dir: Path = Field(
         Path("smolsessions-data"), description="Folder of the embedded store and its key; not used with REDIS_URL."

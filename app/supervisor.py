@@ -132,13 +132,15 @@ class _Set:
             status = await self._live(number)
             if self._ending.asked.is_set():
                 return
+            how = f"died of signal {-status}" if status < 0 else f"ended with status {status}"
             if not self._is_up:
+                if status != REFUSED:
+                    log.error("process %d %s before all were up", number, how, extra={"action": "start.failed"})
                 if not self._failed.done():
                     self._failed.set_result(REFUSED if status == REFUSED else 1)
                 return
             deaths = 1 if time.monotonic() - born > CALM_S else deaths + 1
             pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (deaths - 2)) if deaths > 1 else 0.0
-            how = f"died of signal {-status}" if status < 0 else f"ended with status {status}"
             log.error("process %d %s; starting it again in %g s", number, how, pause_s, extra={"action": "restart"})
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -146,8 +148,28 @@ class _Set:
 
     async def _live(self, number: int) -> int:
         """Run a process to its end; give its status."""
+        try:
+            child = await self._start(number)
+        except OSError as error:
+            log.error("process %d cannot be started: %s", number, error, extra={"action": "start.failed"})  # noqa: TRY400 - the system's refusal is no defect of ours
+            return 1
+        self._children[number] = child
+        log.info("process %d is pid %d", number, child.process.pid, extra={"action": "start"})
+        try:
+            if self._ending.asked.is_set():  # while it was started
+                child.hand.tell(HURRY if self._ending.hurried.is_set() else STOP)
+            text = await child.hand.ready()
+            if text is not None and not self._ready[number].done():
+                self._ready[number].set_result(text)
+            return await child.process.wait()
+        finally:
+            del self._children[number]
+            child.hand.close()
+
+    async def _start(self, number: int) -> _Child:
         mine, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as unless_started:
+            unless_started.callback(mine.close)
             place = self._place(number, theirs.fileno())
             self._has_started = True
             process = await asyncio.create_subprocess_exec(
@@ -158,18 +180,8 @@ class _Set:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C comes to the supervisor alone, which passes it on once
             )
-        child = self._children[number] = _Child(process, Hand(mine))
-        log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
-        try:
-            if self._ending.asked.is_set():  # while it was started
-                child.hand.tell(HURRY if self._ending.hurried.is_set() else STOP)
-            text = await child.hand.ready()
-            if text is not None and not self._ready[number].done():
-                self._ready[number].set_result(text)
-            return await process.wait()
-        finally:
-            del self._children[number]
-            child.hand.close()
+            unless_started.pop_all()
+        return _Child(process, Hand(mine))
 
     def _place(self, number: int, leash: int) -> Place:
         return Place(

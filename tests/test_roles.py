@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -376,6 +377,31 @@ def test_a_second_signal_hurries_all_processes(tmp_path: Path) -> None:
             it.ledger.go()
 
 
+def test_a_signal_that_goes_to_all_processes_hurries_none(tmp_path: Path) -> None:
+    with several(tmp_path, 2, DRAIN_S="600", LEASE_S="30") as service:
+        doomed = standing(service, tmp_path, 2)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: service.log().count("app stopping") == 2)
+        for pid in pids(service).values():
+            os.kill(pid, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            service.process.wait(4)
+        for it in doomed:
+            it.ledger.go()
+        assert service.process.wait(SOON_S) == 0
+
+
+def test_a_process_that_dies_at_once_again_and_again_is_started_less_and_less_often(tmp_path: Path) -> None:
+    with several(tmp_path, 2) as service:
+        for pause_s in ("0", "0.2", "0.4"):
+            pid = pids(service)["1"]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pause_s=pause_s: f"starting it again in {pause_s} s" in service.log())  # type: ignore[misc]
+            until(lambda pid=pid: pids(service)["1"] != pid)  # type: ignore[misc]
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(SOON_S) == 0
+
+
 def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> None:
     with several(tmp_path, 2, DRAIN_S="0") as service:
         everyone = family(service)
@@ -387,7 +413,7 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> Non
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    with several(tmp_path) as service:
+    with several(tmp_path, LEASE_S="30") as service:
         doomed = standing(service, tmp_path, 3)
         everyone = family(service)
         service.kill()
@@ -405,6 +431,13 @@ def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, server: Se
     ending = run(tmp_path / "x", settings, command, "--processes", "2")
     sentence = sentence_of(ending)
     assert sentence.count("nothing_of_that_name") == 1
+
+
+def test_a_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    sentence = sentence_of(run(tmp_path / "x", SETTINGS, "serve", "--processes", "2", TMPDIR=str(long)))
+    assert "set TMPDIR to a shorter path" in sentence
 
 
 def test_works_share_a_health_port_and_one_outside_store(server: Server, tmp_path: Path) -> None:

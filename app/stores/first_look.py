@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoPermissionError, RedisError
-
 from app.errors import SealBrokenError, StartError
 from app.stores.line import ANSWER_TIMEOUT_S
+from app.stores.refusals import refusals
 from app.stores.witness import REPLICAS, WAIT_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from redis.asyncio import Redis
 
     from app.seal import Sealer
-    from app.stores.servers import Servers
+    from app.stores.servers import Address, Servers
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +38,11 @@ class About:
     pepper: bytes
 
 
-async def look_at(servers: Servers, sealer: Sealer, partitions: int | None, *, replicated: bool) -> About:
+async def look_at(
+    servers: Servers, address: Address, sealer: Sealer, partitions: int | None, *, replicated: bool
+) -> About:
     """Look at the store, make it ours if it is new, or raise `StartError` with the mend."""
-    with _refusals():
+    with refusals(address):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             async with (await servers.client(FIRST)).client() as client:
                 name = await _server(client)
@@ -114,24 +112,3 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
     # Sealed anew, so that an old key, once nothing else needs it, can be taken away.
     await client.hset(key, mapping={"canary": sealed, "pepper": sealer.seal(pepper, "", "pepper")})
     return int(partitions), pepper
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn the server's words into sentences that name the mend."""
-    try:
-        yield
-    except NoPermissionError as error:
-        raise StartError(
-            f"the store gives the user of SMOLSESSIONS_REDIS_URL no permission: {error}; it needs the keys ~{{p*, the "
-            "channels &{p* and all data commands with EVALSHA, SCRIPT LOAD and INFO"
-        ) from error
-    except (RedisError, OSError, TimeoutError, UnicodeError) as error:
-        if "auth" in str(error).lower() or "username-password" in str(error):
-            raise StartError(
-                f"the store refuses us ({error}); put user and password into SMOLSESSIONS_REDIS_URL"
-            ) from error
-        raise StartError(
-            f"the store at SMOLSESSIONS_REDIS_URL does not answer ({error or 'timeout'}); start it, or unset the "
-            "variable to use the embedded store"
-        ) from error

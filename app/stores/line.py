@@ -25,7 +25,7 @@ from app.stores.command import packed
 from app.stores.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -120,10 +120,9 @@ class Line:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 commands = await self._open(opened)
-                for command in self._on_connect:
-                    await _ask(commands, command)
+                await _ask(commands, self._on_connect)
                 news = await self._open(opened)
-                await self._subscribe(news)
+                await _ask(news, [("SSUBSCRIBE", channel) for channel in self._heard])
                 witness = await self._open(opened) if self._witness else None
             self._is_open = True
             if self._was_open:
@@ -152,11 +151,6 @@ class Line:
         if _place(connection) != _place(opened[0]):
             raise ConnectionError("the store's server has just changed")
         return connection
-
-    async def _subscribe(self, connection: AbstractConnection) -> None:
-        await connection.send_packed_command(packed(("SSUBSCRIBE", *self._heard)), check_health=False)
-        for _ in self._heard:
-            await connection.read_response()
 
     async def _hear_news(self, connection: AbstractConnection) -> NoReturn:
         while True:
@@ -235,9 +229,10 @@ def _refuse(answer: Answer, error: Exception) -> None:
         answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved
 
 
-async def _ask(connection: AbstractConnection, command: Command) -> Any:
-    await connection.send_packed_command(packed(command), check_health=False)
-    return await connection.read_response()
+async def _ask(connection: AbstractConnection, commands: Sequence[Command]) -> None:
+    await connection.send_packed_command([packed(command) for command in commands], check_health=False)
+    for _ in commands:
+        await connection.read_response()
 
 
 def _place(connection: AbstractConnection) -> tuple[object, object]:

@@ -56,6 +56,11 @@ class Address:
 def servers_at(address: Address) -> Servers:
     """Read an address. Raises `StartError` with the mend; a password is never part of it."""
     match = _SCHEME.match(address.url)
+    for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
+        try:
+            path.read_bytes() if path else None
+        except OSError as error:
+            raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
     try:
         if match is None:
             return _One(address)

@@ -62,7 +62,7 @@ async def open_store(
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     servers = servers_at(address)
     try:
-        about = await look_at(servers, sealer, options.partitions, replicated=options.replicated)
+        about = await look_at(servers, address, sealer, options.partitions, replicated=options.replicated)
         me = secrets.token_hex(8)
         away = {"lease_us": int(options.lease_s * 1_000_000)}
         names = [f"{{p{place:03}}}" for place in range(about.partitions)]

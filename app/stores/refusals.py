@@ -1,0 +1,81 @@
+"""What a store says that does not let us in, as sentences that name the mend."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+
+from app.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.stores.servers import Address
+
+RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
+MORE_RIGHTS = "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait"
+
+
+@contextmanager
+def refusals(address: Address) -> Iterator[None]:
+    """Turn whatever a server or the way to it answers into a `StartError`."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError, UnicodeError) as error:
+        raise StartError(_sentence(error, address)) from error
+
+
+def _sentence(error: BaseException, address: Address) -> str:
+    causes = list(_chain(error))
+
+    def of(*kinds: type[BaseException]) -> BaseException | None:
+        return next((cause for cause in causes if isinstance(cause, kinds)), None)
+
+    if found := of(NoPermissionError):
+        return (
+            f"the store gives the user of SMOLSESSIONS_REDIS_URL no permission: {found}; the rights that it "
+            f"needs are {RIGHTS}, {MORE_RIGHTS}"
+        )
+    if found := of(AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes):
+        mend = "put user and password into SMOLSESSIONS_REDIS_URL"
+        if address.password_file:
+            mend = "put the password into SMOLSESSIONS_REDIS_PASSWORD_FILE and its user into SMOLSESSIONS_REDIS_URL"
+        return f"the store refuses us ({found}); {mend}"
+    if found := of(ssl.SSLCertVerificationError):
+        return (
+            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
+            "signed it, and use a host name that it was made for"
+        )
+    if of(MovedError):
+        return "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
+    if found := _no_cluster(causes):
+        return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
+    return (
+        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({str(error) or 'timeout'}); start it, or unset the "
+        "variable to use the embedded store"
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _about_authentication(causes: list[BaseException]) -> BaseException | None:
+    words = ("auth", "username-password")
+    return next((cause for cause in causes if any(word in str(cause).lower() for word in words)), None)
+
+
+def _no_cluster(causes: list[BaseException]) -> BaseException | None:
+    return next((e for e in causes if isinstance(e, ResponseError) and "cluster support disabled" in str(e)), None)

@@ -1,0 +1,215 @@
+"""Services on a primary that sentinels watch: it dies, or is cut off, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from tests.patient import Patient, playing
+from tests.problems import problem
+from tests.refusals import Refused, sentence_of, started
+from tests.service import Service
+from tests.test_cluster import ANOTHER, PLACES, REPLICATED, RIGHTS, SECRET, begun, check_all, goes_on, load, some
+from tests.test_stop import DONE, ECHO
+from tests.test_store import KEY, until
+from tests.topology.certificates import new_authority
+from tests.topology.node import DURABLE, HOST, Node, free_port
+from tests.topology.sentinels import Sentinels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from tests.refusals import Ending
+    from tests.test_cluster import Pair
+
+pytest_plugins = ["tests.streaming"]
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
+    with Sentinels(tmp_path_factory.mktemp("sentinels"), replicas=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Give two services on the primary."""
+    folder = tmp_path_factory.mktemp("services")
+    settings = sentinels.settings | REPLICATED
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(Service(folder / "a", settings)),
+            stack.enter_context(Service(folder / "b", settings)),
+        )
+
+
+@pytest.fixture
+def pair(sentinels: Sentinels, services: Pair) -> Pair:
+    """Give the services, when every server follows the primary."""
+    sentinels.until_whole()
+    for service in services:
+        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
+    return services
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
+    sentinels: Sentinels, pair: Pair, how: str
+) -> None:
+    """One that is cut off still answers the services, and what it says alone is lost: they must look for another."""
+    turns = some(pair[0], 4)
+    patients = load(pair)
+    with playing(patients):
+        until(lambda: begun(patients))
+        assert not any(patient.is_over for patient in patients)
+        old = sentinels.primary()
+        (old.kill if how == "killed" else partial(sentinels.partition, old))()
+        late = load(pair, 8)
+        with playing(late):
+            sentinels.until_failover(old)
+            start = time.monotonic()
+            goes_on(pair, turns)
+            assert time.monotonic() - start < 10
+    if how == "killed":
+        old.start()
+    else:
+        assert old.ask("ROLE")[0] == b"master"
+        sentinels.heal(old)
+    sentinels.until_whole()
+    assert sentinels.primary() is not old
+    check_all(pair, [*patients, *late])
+    goes_on(pair, turns)
+
+
+def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is_another(
+    sentinels: Sentinels, tmp_path: Path
+) -> None:
+    """In a database of its own; a sentinel is dead when it starts."""
+    sentinels.until_whole()
+    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=3)}
+    sentinels.sentinels[0].kill()
+    try:
+        with Service(tmp_path / "service", settings) as service:
+            (turn,) = some(service, 1)
+            old = sentinels.primary()
+            with old.client(db=3) as client:
+                assert client.exists("{p000}:about")
+            old.kill()
+            sentinels.until_failover(old)
+            start = time.monotonic()
+            goes_on((service, service), [turn])
+            assert time.monotonic() - start < 5
+    finally:
+        sentinels.sentinels[0].start()
+        old.start()
+
+
+def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:
+    primary = Node(tmp_path / "primary", dict(DURABLE))
+    replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
+    try:
+        primary.start()
+        settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": KEY}
+        with Service(tmp_path / "service", settings) as service:
+            assert "no replica" in service.log()
+            start = time.monotonic()
+            refused = service.post("/turn", agent="scripted", message="[]")
+            problem(refused, 503, "store_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
+            assert time.monotonic() - start < 8
+            patient = Patient([service], [ECHO, DONE])
+            with playing([patient]):
+                until(lambda: patient.refusals)
+                replica.start()
+            patient.check(service)
+            assert patient.result["reply"] == "done"
+    finally:
+        primary.kill()
+        replica.kill()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
+    """Give servers that want a password and speak TLS, the settings of a user with the least rights, and a folder."""
+    folder = tmp_path_factory.mktemp("guarded")
+    authority = new_authority(folder / "ours")
+    with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
+        for node in sentinels.nodes:
+            node.ask("ACL", "SETUSER", "worker", "reset", "on", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+        settings = sentinels.settings | REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
+        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=ANOTHER)}, folder
+
+
+def test_a_user_with_the_least_rights_and_tls_do_for_all(
+    guarded: tuple[Sentinels, dict[str, str], Path], tmp_path: Path
+) -> None:
+    sentinels, settings, _ = guarded
+    with Service(tmp_path / "service", settings) as service:
+        turns = some(service, 4)
+        old = sentinels.primary()
+        sentinels.until_failover(_told_to_go(sentinels))
+        goes_on((service, service), turns)
+        assert sentinels.primary() is not old
+        said = service.log() + "".join(service.said)
+        assert SECRET not in said
+        assert ANOTHER not in said
+
+
+def _told_to_go(sentinels: Sentinels) -> Node:
+    """Have the sentinels replace the primary, which lives; give it."""
+    old = sentinels.primary()
+    sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", "main")
+    return old
+
+
+REFUSED = (
+    "a service that nobody watches",
+    "sentinels that nobody runs",
+    "a wrong password",
+    "no service",
+    "a word for a database",
+)
+
+
+@pytest.fixture(scope="module")
+def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]:
+    sentinels, settings, _ = guarded
+
+    def at(url: str, *told: str) -> Refused:
+        return Refused(settings | {"REDIS_URL": url}, told)
+
+    nobody, good = free_port(), settings["REDIS_URL"]
+    return {
+        "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
+        "sentinels that nobody runs": at(
+            f"rediss+sentinel://worker:{SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0", "SMOLSESSIONS_REDIS_URL"
+        ),
+        "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
+        "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
+        "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),
+    }
+
+
+@pytest.fixture(scope="module")
+def endings(
+    table: dict[str, Refused], guarded: tuple[Sentinels, dict[str, str], Path]
+) -> Iterator[dict[str, Future[Ending]]]:
+    with started(table, guarded[2] / "refused") as found:
+        yield found
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
+    what: str, table: dict[str, Refused], endings: dict[str, Future[Ending]]
+) -> None:
+    sentence = sentence_of(endings[what].result())
+    assert [part for part in table[what].told if part not in sentence] == [], sentence
+    assert not [secret for secret in (SECRET, ANOTHER, quote(ANOTHER, safe=""), "wrong-sesame") if secret in sentence]

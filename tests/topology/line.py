@@ -1,0 +1,142 @@
+"""A line to a server: it can be silent towards those who come from chosen addresses, and it ends TLS where asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tests.topology.node import HOST, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from ssl import SSLContext
+
+CHUNK_BYTES = 1 << 16
+BACKLOG = 100
+END_S = 10.0
+TLS_HANDSHAKE = b"\x16"
+Ends = tuple[str, asyncio.StreamWriter]
+
+
+class Line:
+    """Listens from `open` on, in a thread of its own, until `close`.
+
+    Who begins with a TLS handshake is answered in TLS where there is a context, anyone else is passed on as they are:
+    the server's own replicas speak plainly.
+    """
+
+    def __init__(self, tls: SSLContext | None = None) -> None:
+        self.port = free_port()
+        self._tls = tls
+        self._cut: set[str] = set()
+        self._ends: set[Ends] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def open(self, target_port: int) -> None:
+        """Pass on to this port from now on."""
+        listening = socket.create_server((HOST, self.port), backlog=BACKLOG)
+        listening.setblocking(False)
+        self._listening, self._target = listening, target_port
+        self._thread.start()
+        self._do(self._begin())
+
+    def cut(self, address: str) -> None:
+        """Be silent towards an address, as a network that drops its packets: nobody is told that anything is wrong."""
+        self._cut.add(address)
+
+    def mend(self, address: str) -> None:
+        """Break what was silent, and let the address pass again."""
+        self._cut.discard(address)
+        self._do(self._break(address))
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._do(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S)
+        self._loop.close()
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
+
+    async def _begin(self) -> None:
+        self._keep(self._accept())
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listening.close()
+
+    async def _break(self, address: str) -> None:
+        for known, writer in self._ends:
+            if known == address:
+                writer.transport.abort()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        while True:
+            near, (address, *_) = await self._loop.sock_accept(self._listening)
+            near.setblocking(False)
+            self._keep(self._connect(near, address))
+
+    async def _connect(self, near: socket.socket, address: str) -> None:
+        writers: list[asyncio.StreamWriter] = []
+        try:
+            with suppress(OSError):
+                reader, writer = await self._streams(near)
+                self._ends.add((address, writer))
+                writers.append(writer)
+                far_reader, far_writer = await asyncio.open_connection(HOST, self._target)
+                self._ends.add((address, far_writer))
+                writers.append(far_writer)
+                there = asyncio.create_task(self._pass_on(reader, far_writer, address))
+                back = asyncio.create_task(self._pass_on(far_reader, writer, address))
+                try:
+                    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    there.cancel()
+                    back.cancel()
+                    await asyncio.gather(there, back, return_exceptions=True)
+        finally:
+            for writer in writers:
+                self._ends.discard((address, writer))
+                writer.transport.abort()
+            if not writers:
+                near.close()
+
+    async def _streams(self, near: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ssl = self._tls
+        if ssl and await self._first(near) != TLS_HANDSHAKE:
+            ssl = None
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, near, ssl=ssl)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def _first(self, near: socket.socket) -> bytes:
+        """Look at the first byte and leave it there."""
+        readable = asyncio.Event()
+        self._loop.add_reader(near, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(near)
+        return near.recv(1, socket.MSG_PEEK)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+        with suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                if address in self._cut:
+                    await asyncio.Event().wait()  # nothing comes through any more; `mend` breaks the connection
+                writer.write(data)
+                await writer.drain()

@@ -1,0 +1,143 @@
+"""One Valkey server on a loopback port, on disk, that can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.exceptions import BusyLoadingError, RedisError
+
+from app.stores.embedded import find_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HOST = "127.0.0.1"
+START_S = 15.0
+END_S = 10.0
+PAUSE_S = 0.02
+ANSWER_S = 2.0
+# Below the ports that the system gives to outgoing connections: nobody takes one while its server is away.
+PORTS = range(15_000, 32_000)
+DURABLE = {
+    "appendonly": "yes",
+    "save": '""',
+    "maxmemory-policy": "noeviction",
+    "repl-diskless-sync-delay": "0",
+    "repl-ping-replica-period": "1",
+}
+Raw = Any  # redis-py annotates the answers of both its clients at once
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """Give a port that nobody listens on and that was not given before."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise AssertionError("no port is free")
+
+
+def until(condition: Callable[[], object], within_s: float, what: str) -> None:
+    """Wait until it holds; servers that are away meanwhile only make it false."""
+    end = time.monotonic() + within_s
+    while True:
+        with suppress(RedisError, OSError):
+            if condition():
+                return
+        assert time.monotonic() < end, f"after {within_s:g} s still not: {what}"
+        time.sleep(PAUSE_S)
+
+
+@dataclass(eq=False)
+class Node:
+    """`options` are lines of its configuration; what a server writes there itself (Sentinel) outlives it."""
+
+    folder: Path
+    options: dict[str, str]
+    password: str = ""
+    arguments: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+    frozen: bool = False
+
+    def spawn(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "server.conf"
+        if not file.exists():
+            file.write_text("\n".join([*self._configuration(), *self.lines, ""]))
+        with (self.folder / "server.log").open("ab") as log:
+            command = [str(find_binary()), str(file), *self.arguments]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self.spawn()
+        self.until_up()
+
+    def renumber(self) -> None:
+        """Be somewhere else from the next start on."""
+        self.port = free_port()
+        if "cluster-port" in self.options:
+            self.options["cluster-port"] = str(free_port())
+        (self.folder / "server.conf").unlink()
+
+    def until_up(self) -> None:
+        until(self._answers, START_S, f"a server in {self.folder} answers")
+
+    def kill(self) -> None:
+        """End it as a power cut does, also while it is frozen."""
+        if self.process:
+            self.process.kill()
+            self.process.wait(END_S)
+            self.process, self.frozen = None, False
+
+    def freeze(self) -> None:
+        assert self.process
+        self.frozen = True
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.process
+        self.frozen = False
+        self.process.send_signal(signal.SIGCONT)
+
+    @property
+    def lives(self) -> bool:
+        """It runs, and is not frozen."""
+        return bool(self.process and self.process.poll() is None and not self.frozen)
+
+    def client(self, **options: Any) -> Raw:
+        """Give a client that goes straight to it, as its administrator."""
+        return Redis(host=HOST, port=self.port, password=self.password or None, socket_timeout=ANSWER_S, **options)
+
+    def ask(self, *command: str | int) -> Any:
+        """Send one command."""
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text(errors="replace")
+
+    def _answers(self) -> bool:
+        assert self.lives, self.log()[-1000:]
+        with suppress(BusyLoadingError):
+            return bool(self.ask("PING"))
+        return False
+
+    def _configuration(self) -> list[str]:
+        place = {"bind": HOST, "port": str(self.port), "dir": str(self.folder), "daemonize": "no"}
+        secret = {"requirepass": self.password, "primaryauth": self.password} if self.password else {}
+        return [f"{name} {value}" for name, value in (place | secret | self.options).items()]
