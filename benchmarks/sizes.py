@@ -1,0 +1,177 @@
+"""Table L: what an operator sizes by: memory of a process, of a warm session, bytes in the store, the time to be ready."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from benchmarks.client import Load, Talk
+from benchmarks.cpu import on_all_cores
+from benchmarks.fleet import family, role
+from benchmarks.growth import Stored, read_stored
+from benchmarks.outside import outside
+from benchmarks.players import PLAYERS, Order
+from benchmarks.watching import Caller, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.contenders import Server
+
+ROLES = ("web", "work", "serve")
+MARKS = (1, 10, 100)
+QUICK = {"AGENTS": "bench=benchmarks.agents:make_agent"}  # nobody waits for a model
+BUSY_CLIENTS, COLD_CLIENTS = 64, 32
+CODERS = 10
+BLOCK = Order(1, "block", last_ms=60_000)  # it is cancelled
+FIRST_ROUNDS = 2  # after which all code is loaded and all threads have played
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process of a role, from its command to its first 200 of /readyz; what it is then, and after a load."""
+
+    role: str
+    ready_s: float
+    rest_bytes: int
+    busy_bytes: int
+    """The most that was seen while it played or passed on turns of so many clients."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A conversation after so many turns."""
+
+    turns: int
+    session_bytes: int
+    """In the `work` process that holds its agent."""
+    stored: Stored
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """All of table L."""
+
+    starts: list[Start]
+    conversations: int
+    kept: list[Kept]
+    web_bytes: int
+    """What a conversation leaves in a `web` process."""
+    cold_bytes: int
+    """What a conversation leaves in a `work` process that keeps no sessions."""
+    nursery_bytes: int
+    """Of the process beside one that plays model-written code, from which those for code are forked."""
+    coder_bytes: int
+    """Of each running turn with code: its process, and what it takes of the others."""
+
+
+def measure_sizes(starts: int, conversations: int, busy_s: float, progress: Callable[[str], None]) -> Sizes:
+    """Processes are on all cores. Memory is resident, private and shared alike: what a container is charged for."""
+    with on_all_cores():
+        found = []
+        for name in ROLES:
+            for number in range(starts):
+                progress(f"sizes: {name}, start {number + 1} of {starts}")
+                found.append(_start(name, busy_s))
+        progress(f"sizes: {conversations} conversations, up to turn {MARKS[-1]}")
+        kept = _kept(conversations)
+        return Sizes(found, conversations, kept, *_cold(2 * busy_s), *_coders(CODERS))
+
+
+def _start(name: str, busy_s: float) -> Start:
+    with outside() as store, ExitStack() as stack:
+        begun = time.perf_counter()
+        server = stack.enter_context(role(name, store, QUICK))
+        _until_ready(server)
+        ready_s = time.perf_counter() - begun
+        rest = server.resident_bytes()
+        if name == "web":
+            stack.enter_context(role("work", store, QUICK))
+        front = stack.enter_context(role("web", store, QUICK)) if name == "work" else server
+        load = Load([Talk(front.port, at % 20 + 1, 20) for at in range(BUSY_CLIENTS)])
+        most = 0
+        end = time.monotonic() + busy_s
+        while time.monotonic() < end:
+            load.run(0.5)
+            most = max(most, server.resident_bytes())
+        load.finish()
+    return Start(name, ready_s, rest, most)
+
+
+def _until_ready(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/readyz")
+    if connection.getresponse().status != 200:
+        raise RuntimeError("a process that says that it serves is not ready")
+    connection.close()
+
+
+def _kept(conversations: int) -> list[Kept]:
+    """Play conversations in lockstep, up to the last mark."""
+    found = []
+    warm = {**QUICK, "WARM_SESSIONS": str((FIRST_ROUNDS + 1) * conversations)}
+    with outside() as store, role("web", store, QUICK) as web, role("work", store, warm) as work:
+        for _ in range(FIRST_ROUNDS):
+            _round([Talk(web.port) for _ in range(conversations)], last=True)
+        with store.client() as client:
+            stored, resident = read_stored(client), work.resident_bytes()
+            talks = [Talk(web.port) for _ in range(conversations)]
+            for turn in range(1, MARKS[-1] + 1):
+                _round(talks, last=turn == MARKS[-1])
+                if turn in MARKS:
+                    grown = (work.resident_bytes() - resident) // conversations
+                    found.append(Kept(turn, grown, read_stored(client).per(conversations, stored)))
+    return found
+
+
+def _cold(seconds: float) -> tuple[int, int]:
+    """Give what a conversation of one turn leaves in a `web` and in a `work` process, neither of which keeps it."""
+    cold = {**QUICK, "WARM_SESSIONS": "0"}
+    with outside() as store, role("web", store, QUICK) as web, role("work", store, cold) as work:
+        load = Load([Talk(web.port, 1, 1) for _ in range(COLD_CLIENTS)])
+        load.run(seconds)
+        before = [each.resident_bytes() for each in (web, work)]
+        load.run(seconds)
+        turns = len(load.latencies_ms)
+        web_bytes, work_bytes = (
+            (each.resident_bytes() - was) // turns for each, was in zip((web, work), before, strict=True)
+        )
+        load.finish()
+    return web_bytes, work_bytes
+
+
+def _coders(count: int) -> tuple[int, int]:
+    """Give the sizes of the nursery and of a running block of code, shared pages counted once."""
+    with outside() as store, role("serve", store, PLAYERS) as serving, closing(Caller(serving)) as caller:
+        caller.play(Order(1, "block"))
+        before, nursery = _proportional(family(serving.pid)), _proportional(family(serving.pid)[1:])
+        with ExitStack() as stack:
+            watchers = [stack.enter_context(closing(Watcher.of_new(serving, BLOCK))) for _ in range(count)]
+            for watcher in watchers:
+                watcher.wait_for("tool.call")
+            grown = _proportional(family(serving.pid)) - before
+            for watcher in watchers:
+                caller.cancel(watcher.path)
+                watcher.wait_for("turn.cancelled")
+    return nursery, grown // count
+
+
+def _proportional(pids: list[int]) -> int:
+    """Give their memory, each shared page counted once; it needs the right to look (root, as the service hides)."""
+    return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
+
+
+def _round(talks: list[Talk], *, last: bool) -> None:
+    """Play a turn in each, all at once."""
+    for talk in talks:
+        talk.ask()
+    for talk in talks:
+        while not talk.hear():
+            pass
+        if last:
+            talk.close()
