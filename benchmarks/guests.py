@@ -86,9 +86,7 @@ class Guest(threading.Thread):
         kept, self._connection = self._connection, None
         connection = kept or self._door.connection()
         try:
-            connection.request(
-                "POST", "/turn", message, {"Content-Type": "application/json", "Idempotency-Key": key}
-            )
+            connection.request("POST", "/turn", message, {"Content-Type": "application/json", "Idempotency-Key": key})
             answer = connection.getresponse()
             said = json.loads(answer.read())
         except ConnectionRefusedError:

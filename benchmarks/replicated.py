@@ -51,14 +51,14 @@ SHAPES = (
 
 
 def measure_replicated(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Run]:
-    """Give the medians of all rounds; `serve` has a core of its own, all servers of the store and the client the other."""
+    """Give the medians of all rounds; `serve` has a core for itself, the store's servers and the client the other."""
     found = []
     for number in range(1, rounds + 1):
         for shape in SHAPES:
             with _store(shape) as store, role("serve", store, shape.settings, cores=[SERVER_CORE]) as running:
                 for concurrency in CONCURRENCIES:
                     progress(f"replicated, round {number} of {rounds}: {shape.name}, at concurrency {concurrency}")
-                    found.append(run_of(shape.name, running, store.pids, concurrency, seconds, WARM_UP_S))
+                    found.append(run_of(shape.name, running, store.pids, concurrency, (seconds, WARM_UP_S)))
     return list(medians(found, [shape.name for shape in SHAPES]).values())
 
 

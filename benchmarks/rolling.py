@@ -60,7 +60,7 @@ class _Process:
             door.ports.append(self.server.port)
 
     def end(self) -> float:
-        """Send SIGTERM and wait for its end; give the seconds. Requests come until it has ended: there is no preStop."""
+        """Send SIGTERM and wait for its end; give the seconds. Requests come until then: there is no preStop."""
         begun = time.monotonic()
         self._ends.close()
         if self.server.port in self._door.ports:
@@ -81,7 +81,7 @@ def _rolled(roles: tuple[str, ...], rolls: int, quiet_s: float, progress: Callab
         stack.callback(lambda: [process.end() for process in fleet])
         progress(f"rolling: {len(roles)} processes start")
         for name in roles:
-            fleet.append(_Process(name, store, door))
+            fleet += [_Process(name, store, door)]
         guests = [Guest(door, ORDER, PERIOD_S, PERIOD_S * at / GUESTS) for at in range(GUESTS)]
         for guest in guests:
             guest.start()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from itertools import groupby
+from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.agents import CALL_MS
 from benchmarks.cpu import CORES
+from benchmarks.rolling import GUESTS, ORDER, PERIOD_S
+from benchmarks.sizes import BUSY_CLIENTS
+from benchmarks.throughput import percentiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks.rolling import Rolled
+    from benchmarks.sizes import Sizes
+    from benchmarks.throughput import Run
     from benchmarks.workers import Scaled
 
+KB, MB = 1000, 1_000_000
+KEYS_KEPT = 8192  # of Sealer
 _KINDS = ("web", "work", "serve", "store", "client")
 
 
@@ -47,3 +56,78 @@ def workers(found: list[Scaled]) -> Iterator[str]:
             f"   reckoned from the CPU of a turn (web + {best.count} work): a whole core of each kind does {each_core} "
             f"turns/s;\n   these {len(CORES)} cores, shared by all and the client, {whole:.0f}"
         )
+
+
+def rolling(found: list[Rolled]) -> Iterator[str]:
+    """Lay out table J."""
+    yield "J. A rolling restart under load: a new process first, then SIGTERM to the old one; clients use both"
+    yield "                                            ms of a turn, quiet:           while they roll:"
+    yield "   fleet              turns  lost  handed   times   p50   p99   most   times   p50   p99   most  end s"
+    for each in found:
+        quiet, moved = _turn_times(each.quiet_ms), _turn_times(each.rolling_ms)
+        yield (
+            f"   {_fleet(each.roles):<17} {each.turns:6} {len(each.lost):5} {each.handed_over:7} {quiet} {moved} "
+            f"{each.longest_end_s:5.1f}"
+        )
+    for each in found:
+        again = ", ".join(f"{count} x {why}" for why, count in each.sent_again.items()) or "nothing"
+        yield f"   {_fleet(each.roles)}: rolled in {each.took_s:.0f} s; {each.others:.2f} cores were gone to others"
+        yield f"   sent again, to another process, with the same key: {again}"
+        yield from (f"   LOST: {what}" for what in each.lost[:5])
+    yield (
+        f"   {GUESTS} clients, a turn each {PERIOD_S:g} s: {ORDER.calls} tool calls of {ORDER.call_ms} ms, the model's "
+        f"{ORDER.model_ms} ms before each and at the end\n   handed: played by more than one process; end: the longest "
+        "from SIGTERM to the end of a process"
+    )
+
+
+def _fleet(roles: tuple[str, ...]) -> str:
+    return ", ".join(f"{len(list(same))} {name}" for name, same in groupby(roles))
+
+
+def _turn_times(took_ms: list[float]) -> str:
+    p50, p99 = percentiles(took_ms)
+    return f"{len(took_ms):7} {p50:5.0f} {min(p99, max(took_ms)):5.0f} {max(took_ms):6.0f}"
+
+
+def replicated(found: list[Run]) -> Iterator[str]:
+    """Lay out table K."""
+    yield "K. The store's shape: one `serve` on a core of its own, the store's servers and the client on the other"
+    yield "                                         CPU ms a turn:                server's core: other core:"
+    yield "   clients  store                        turns/s   serve  store p50 ms  p99 ms  server others  store client"
+    for run in found:
+        store_ms = run.store_share * 1000 / run.turns_per_s
+        yield (
+            f"   {run.concurrency:7}  {run.contender:<27} {run.turns_per_s:8.0f} {run.cpu_ms_per_turn:7.2f} "
+            f"{store_ms:6.2f} {run.p50_ms:6.1f} {run.p99_ms:7.1f} {run.server_share:7.0%} {run.others_share:6.0%} "
+            f"{run.store_share:6.0%} {run.client_share:6.0%}"
+        )
+    yield "   primary, replicated: SMOLSESSIONS_DURABILITY; store: all its servers together, all on this machine"
+
+
+def sizes(found: Sizes) -> Iterator[str]:
+    """Lay out table L."""
+    yield f"L. Sizes: MB of a process and seconds until it is ready; busy: {BUSY_CLIENTS} clients"
+    yield "   role    ready s (each)              at rest   busy"
+    for name, same in groupby(found.starts, lambda start: start.role):
+        starts = list(same)
+        each = ", ".join(f"{start.ready_s:.2f}" for start in starts)
+        rest, busy = (median(getattr(start, what) for start in starts) / MB for what in ("rest_bytes", "busy_bytes"))
+        yield f"   {name:<7} {each:<26} {rest:8.0f} {busy:6.0f}"
+    if found.coders:
+        nursery, coder = (size / MB for size in found.coders)
+        yield f"   beside a process that plays code: {nursery:.0f} MB, and {coder:.1f} MB for each turn with code"
+        yield "   that runs (shared pages counted once)"
+    else:
+        yield "   what is beside a process that plays code can be looked at by root alone"
+    yield f"   KB of a conversation that is kept warm (in `work`), and stored; {found.conversations} conversations"
+    yield "   turns   warm session   stored: all   lasting"
+    for kept in found.kept:
+        stored = kept.stored
+        figures = (kept.session_bytes / KB, stored.used / KB, stored.used_lasting / KB)
+        yield "   {:5} {:14.0f} {:13.1f} {:9.1f}".format(kept.turns, *figures)
+    yield (
+        f"   a conversation that nothing keeps: {found.web_bytes / KB:.1f} KB in `web`, {found.cold_bytes / KB:.1f} KB "
+        f"in `work`, up to the {KEYS_KEPT} whose keys are kept"
+    )
+    yield "   for each open stream see table E (part readers)"

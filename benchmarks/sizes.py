@@ -1,10 +1,10 @@
-"""Table L: what an operator sizes by: memory of a process, of a warm session, bytes in the store, the time to be ready."""
+"""Table L: what an operator sizes by: memory of a process and of a warm session, bytes stored, the time to be ready."""
 
 from __future__ import annotations
 
 import http.client
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,10 +64,8 @@ class Sizes:
     """What a conversation leaves in a `web` process."""
     cold_bytes: int
     """What a conversation leaves in a `work` process that keeps no sessions."""
-    nursery_bytes: int
-    """Of the process beside one that plays model-written code, from which those for code are forked."""
-    coder_bytes: int
-    """Of each running turn with code: its process, and what it takes of the others."""
+    coders: tuple[int, int] | None
+    """Of the process from which those for model-written code are forked; and of each turn with code that runs."""
 
 
 def measure_sizes(starts: int, conversations: int, busy_s: float, progress: Callable[[str], None]) -> Sizes:
@@ -80,7 +78,7 @@ def measure_sizes(starts: int, conversations: int, busy_s: float, progress: Call
                 found.append(_start(name, busy_s))
         progress(f"sizes: {conversations} conversations, up to turn {MARKS[-1]}")
         kept = _kept(conversations)
-        return Sizes(found, conversations, kept, *_cold(2 * busy_s), *_coders(CODERS))
+        return Sizes(found, conversations, kept, *_cold(2 * busy_s), _coders(CODERS))
 
 
 def _start(name: str, busy_s: float) -> Start:
@@ -145,24 +143,29 @@ def _cold(seconds: float) -> tuple[int, int]:
     return web_bytes, work_bytes
 
 
-def _coders(count: int) -> tuple[int, int]:
-    """Give the sizes of the nursery and of a running block of code, shared pages counted once."""
-    with outside() as store, role("serve", store, PLAYERS) as serving, closing(Caller(serving)) as caller:
+def _coders(count: int) -> tuple[int, int] | None:
+    """Give bytes, shared pages counted once; none without the right to look, since the service hides its memory."""
+    with (
+        suppress(psutil.AccessDenied),
+        outside() as store,
+        role("serve", store, PLAYERS) as serving,
+        closing(Caller(serving)) as caller,
+    ):
         caller.play(Order(1, "block"))
         before, nursery = _proportional(family(serving.pid)), _proportional(family(serving.pid)[1:])
         with ExitStack() as stack:
             watchers = [stack.enter_context(closing(Watcher.of_new(serving, BLOCK))) for _ in range(count)]
             for watcher in watchers:
-                watcher.wait_for("tool.call")
+                watcher.wait_for("tool.call", lambda event: event["name"] == "work")
             grown = _proportional(family(serving.pid)) - before
             for watcher in watchers:
                 caller.cancel(watcher.path)
                 watcher.wait_for("turn.cancelled")
-    return nursery, grown // count
+        return nursery, grown // count
+    return None
 
 
 def _proportional(pids: list[int]) -> int:
-    """Give their memory, each shared page counted once; it needs the right to look (root, as the service hides)."""
     return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
 
 

@@ -69,13 +69,14 @@ def medians(runs: list[Run], contenders: Sequence[str] = CONTENDERS) -> dict[tup
 
 def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
     with store() as socket_path, server(contender, socket_path) as running:
-        return run_of(contender, running, [store_pid(socket_path)], concurrency, seconds, warmup_s)
+        return run_of(contender, running, [store_pid(socket_path)], concurrency, (seconds, warmup_s))
 
 
 def run_of(
-    contender: str, running: Server, stores: Sequence[int], concurrency: int, seconds: float, warmup_s: float
+    contender: str, running: Server, stores: Sequence[int], concurrency: int, times_s: tuple[float, float]
 ) -> Run:
-    """Measure one that runs on the server's core, with its stores on the other."""
+    """Measure one that runs on the server's core, with its stores on the other; times: measured, and warm-up before."""
+    seconds, warmup_s = times_s
     load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
     load.run(warmup_s)
     core, client, before = ServerCore(running.pid), cpu_ms(os.getpid()), [cpu_ms(pid) for pid in stores]

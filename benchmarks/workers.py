@@ -17,8 +17,6 @@ from benchmarks.throughput import TURNS, percentiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from benchmarks.contenders import Server
-    from benchmarks.outside import Outside
 
 COUNTS = (1, 2, 4)
 WARM_UP_S = 1.5
@@ -61,57 +59,69 @@ class Scaled:
         return self.shares.get(kind, 0) * 1000 / self.turns_per_s
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """Processes that run, and where to ask them."""
+
+    bound: Bound
+    role: str
+    count: int
+    port: int
+    processes: dict[str, list[int]]
+
+
 def measure_workers(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Scaled]:
     """Give the median of all rounds for each set-up; processes, store and client are on all cores."""
-    found = []
+    found: list[Scaled] = []
     with on_all_cores():
         for number in range(1, rounds + 1):
             for bound in BOUNDS:
                 for name in bound.roles:
                     progress(f"workers, round {number} of {rounds}: {name}, bound by {bound.name}")
-                    found += _ladder(bound, name, seconds)
+                    found += _sets(bound, seconds) if name == "serve" else _crews(bound, seconds)
     each = len(found) // rounds
     return [_middle(found[at::each]) for at in range(each)]
 
 
-def _ladder(bound: Bound, name: str, seconds: float) -> Iterator[Scaled]:
-    """Measure 1, 2 and 4 processes: workers join those that are there, a set of `serve` is started anew."""
+def _crews(bound: Bound, seconds: float) -> Iterator[Scaled]:
+    """One `web`, and workers that join those that are there."""
     settings = {"THREADS": str(bound.threads)}
-    if name == "serve":
-        for count in COUNTS:
-            with outside() as store, role(name, store, settings, processes=count) as serving:
-                yield _scaled(bound, name, count, serving, {"serve": family(serving.pid)}, store, seconds)
-        return
     with outside() as store, ExitStack() as stack:
         web = stack.enter_context(role("web", store))
         workers: list[int] = []
         for count in COUNTS:
             while len(workers) < count:
-                workers.append(stack.enter_context(role(name, store, settings)).pid)
-            yield _scaled(bound, name, count, web, {"web": [web.pid], "work": workers}, store, seconds)
+                workers.append(stack.enter_context(role("work", store, settings)).pid)
+            processes = {"web": [web.pid], "work": workers, "store": store.pids}
+            yield _scaled(_Setup(bound, "work", count, web.port, processes), seconds)
 
 
-def _scaled(
-    bound: Bound,
-    name: str,
-    count: int,
-    answers: Server,
-    processes: dict[str, list[int]],
-    store: Outside,
-    seconds: float,
-) -> Scaled:
-    clients = bound.clients * count or MANY_CLIENTS
-    load = Load([Talk(answers.port, TURNS - at % TURNS, TURNS) for at in range(clients)])
+def _sets(bound: Bound, seconds: float) -> Iterator[Scaled]:
+    """Sets of `serve`, each started anew."""
+    settings = {"THREADS": str(bound.threads)}
+    for count in COUNTS:
+        with outside() as store, role("serve", store, settings, processes=count) as serving:
+            processes = {"serve": family(serving.pid), "store": store.pids}
+            yield _scaled(_Setup(bound, "serve", count, serving.port, processes), seconds)
+
+
+def _scaled(setup: _Setup, seconds: float) -> Scaled:
+    bound, clients = setup.bound, setup.bound.clients * setup.count or MANY_CLIENTS
+    load = Load([Talk(setup.port, TURNS - at % TURNS, TURNS) for at in range(clients)])
     load.run(WARM_UP_S)
-    meter = Meter({**processes, "store": store.pids, "client": [os.getpid()]})
+    meter = Meter({**setup.processes, "client": [os.getpid()]})
     elapsed_s = load.run(seconds)
     shares, latencies_ms = meter.shares(), list(load.latencies_ms)
     load.finish()
-    return Scaled(bound.name, name, count, clients, len(latencies_ms) / elapsed_s, *percentiles(latencies_ms), shares)
+    p50, p99 = percentiles(latencies_ms)
+    turns_per_s = len(latencies_ms) / elapsed_s
+    return Scaled(bound.name, setup.role, setup.count, clients, turns_per_s, p50, p99, shares)
 
 
 def _middle(same: list[Scaled]) -> Scaled:
     first = same[0]
-    figures = [median(getattr(each, name) for each in same) for name in ("turns_per_s", "p50_ms", "p99_ms")]
+    turns_per_s, p50, p99 = (
+        median(getattr(each, name) for each in same) for name in ("turns_per_s", "p50_ms", "p99_ms")
+    )
     shares = {kind: median(each.shares[kind] for each in same) for kind in first.shares}
-    return Scaled(first.bound, first.role, first.count, first.clients, *figures, shares)
+    return Scaled(first.bound, first.role, first.count, first.clients, turns_per_s, p50, p99, shares)
