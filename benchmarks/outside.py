@@ -18,7 +18,7 @@ from app.seal import new_key
 from app.stores.embedded import find_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HOST = "127.0.0.1"
 UP_S = 20.0
@@ -52,7 +52,7 @@ def outside(replicas: int = 0) -> Iterator[Outside]:
         pids = [pid, *(stack.enter_context(_running(port))[1] for _ in range(replicas))]
         found = Outside({"REDIS_URL": f"redis://{HOST}:{port}", "SEAL_KEYS": new_key()}, pids, port)
         with found.client() as client:
-            _wait(lambda: _followers(client) == replicas)
+            wait(lambda: _followers(client) == replicas, "all replicas follow")
         yield found
 
 
@@ -69,7 +69,7 @@ def _running(followed: int | None = None) -> Iterator[tuple[int, int]]:
         with subprocess.Popen([str(find_binary()), *words], stdout=log, stderr=log) as process:
             try:
                 with Redis(host=HOST, port=port) as client:
-                    _wait(client.ping)
+                    wait(client.ping, "a server answers")
                 yield port, process.pid
             finally:
                 process.kill()
@@ -84,11 +84,12 @@ def _followers(client: Redis) -> int:
     return sum(isinstance(value, dict) and value.get("state") == "online" for value in about.values())
 
 
-def _wait(condition: Any) -> None:
+def wait(condition: Callable[[], object], what: str) -> None:
+    """Wait until it holds; servers that are away meanwhile only make it false."""
     end = time.monotonic() + UP_S
     while time.monotonic() < end:
         with suppress(RedisError, OSError):
             if condition():
                 return
         time.sleep(0.01)
-    raise RuntimeError("a store did not come up")
+    raise RuntimeError(f"after {UP_S:g} s still not: {what}")

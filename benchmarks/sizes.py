@@ -14,7 +14,7 @@ from benchmarks.client import Load, Talk
 from benchmarks.cpu import on_all_cores
 from benchmarks.fleet import family, role
 from benchmarks.growth import Stored, read_stored
-from benchmarks.outside import outside
+from benchmarks.outside import outside, wait
 from benchmarks.players import PLAYERS, Order
 from benchmarks.watching import Caller, Watcher
 
@@ -152,7 +152,8 @@ def _coders(count: int) -> tuple[int, int] | None:
         closing(Caller(serving)) as caller,
     ):
         caller.play(Order(1, "block"))
-        before, nursery = _proportional(family(serving.pid)), _proportional(family(serving.pid)[1:])
+        wait(lambda: len(family(serving.pid)) == 2, "the process of the first turn's code has ended")
+        before, nursery = (_proportional(pids) for pids in (family(serving.pid), family(serving.pid)[1:]))
         with ExitStack() as stack:
             watchers = [stack.enter_context(closing(Watcher.of_new(serving, BLOCK))) for _ in range(count)]
             for watcher in watchers:
