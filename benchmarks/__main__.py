@@ -67,13 +67,14 @@ class ScaleExtent:
     quiet_s: float
     starts: int
     warm: int
+    passing: int
     busy_s: float
 
 
 FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
 QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
-FULL_SCALE = ScaleExtent(2, 4, 3, 20, 3, 50, 4)
-QUICK_SCALE = ScaleExtent(1, 2, 1, 8, 1, 20, 1.5)
+FULL_SCALE = ScaleExtent(2, 3, 3, 20, 3, 50, 9000, 4)
+QUICK_SCALE = ScaleExtent(1, 2, 1, 8, 1, 20, 1000, 1.5)
 
 
 def main() -> None:
@@ -131,7 +132,9 @@ def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]
         "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
         "rolled": measure_rolling(scale.rolls, scale.quiet_s, _progress) if "rolling" in parts else [],
         "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],
-        "sizes": measure_sizes(scale.starts, scale.warm, scale.busy_s, _progress) if "sizes" in parts else None,
+        "sizes": measure_sizes(scale.starts, scale.warm, scale.passing, scale.busy_s, _progress)
+        if "sizes" in parts
+        else None,
     }
 
 

@@ -126,8 +126,9 @@ def sizes(found: Sizes) -> Iterator[str]:
         stored = kept.stored
         figures = (kept.session_bytes / KB, stored.used / KB, stored.used_lasting / KB)
         yield "   {:5} {:14.0f} {:13.1f} {:9.1f}".format(kept.turns, *figures)
+    passed = found.passed
     yield (
-        f"   a conversation that nothing keeps: {found.web_bytes / KB:.1f} KB in `web`, {found.cold_bytes / KB:.1f} KB "
-        f"in `work`, up to the {KEYS_KEPT} whose keys are kept"
+        f"   after {passed.conversations} conversations that no session is kept of: `web` {passed.web_bytes / MB:.0f} "
+        f"MB, `work` {passed.work_bytes / MB:.0f} MB; they grow up to {KEYS_KEPT},\n   of which the keys are kept"
     )
     yield "   for each open stream see table E (part readers)"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ROLES = ("web", "work", "serve")
 MARKS = (1, 10, 100)
 QUICK = {"AGENTS": "bench=benchmarks.agents:make_agent"}  # nobody waits for a model
-BUSY_CLIENTS, COLD_CLIENTS = 64, 32
+BUSY_CLIENTS, PASSING_CLIENTS = 64, 32
+PASSING_S = 60.0  # at most
 CODERS = 10
 BLOCK = Order(1, "block", last_ms=60_000)  # it is cancelled
 FIRST_ROUNDS = 2  # after which all code is loaded and all threads have played
@@ -54,21 +55,29 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """Processes through which conversations of one turn have passed that no session is kept of."""
+
+    conversations: int
+    web_bytes: int
+    work_bytes: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     """All of table L."""
 
     starts: list[Start]
     conversations: int
     kept: list[Kept]
-    web_bytes: int
-    """What a conversation leaves in a `web` process."""
-    cold_bytes: int
-    """What a conversation leaves in a `work` process that keeps no sessions."""
+    passed: Passed
     coders: tuple[int, int] | None
     """Of the process from which those for model-written code are forked; and of each turn with code that runs."""
 
 
-def measure_sizes(starts: int, conversations: int, busy_s: float, progress: Callable[[str], None]) -> Sizes:
+def measure_sizes(
+    starts: int, conversations: int, passing: int, busy_s: float, progress: Callable[[str], None]
+) -> Sizes:
     """Processes are on all cores. Memory is resident, private and shared alike: what a container is charged for."""
     with on_all_cores():
         found = []
@@ -78,7 +87,8 @@ def measure_sizes(starts: int, conversations: int, busy_s: float, progress: Call
                 found.append(_start(name, busy_s))
         progress(f"sizes: {conversations} conversations, up to turn {MARKS[-1]}")
         kept = _kept(conversations)
-        return Sizes(found, conversations, kept, *_cold(2 * busy_s), _coders(CODERS))
+        progress(f"sizes: {passing} conversations that nothing keeps")
+        return Sizes(found, conversations, kept, _passed(passing), _coders(CODERS))
 
 
 def _start(name: str, busy_s: float) -> Start:
@@ -127,20 +137,17 @@ def _kept(conversations: int) -> list[Kept]:
     return found
 
 
-def _cold(seconds: float) -> tuple[int, int]:
-    """Give what a conversation of one turn leaves in a `web` and in a `work` process, neither of which keeps it."""
+def _passed(conversations: int) -> Passed:
     cold = {**QUICK, "WARM_SESSIONS": "0"}
     with outside() as store, role("web", store, QUICK) as web, role("work", store, cold) as work:
-        load = Load([Talk(web.port, 1, 1) for _ in range(COLD_CLIENTS)])
-        load.run(seconds)
-        before = [each.resident_bytes() for each in (web, work)]
-        load.run(seconds)
-        turns = len(load.latencies_ms)
-        web_bytes, work_bytes = (
-            (each.resident_bytes() - was) // turns for each, was in zip((web, work), before, strict=True)
-        )
+        load = Load([Talk(web.port, 1, 1) for _ in range(PASSING_CLIENTS)])
+        turns, end = 0, time.monotonic() + PASSING_S
+        while turns < conversations and time.monotonic() < end:
+            load.run(0.5)
+            turns += len(load.latencies_ms)
+        found = Passed(turns, web.resident_bytes(), work.resident_bytes())
         load.finish()
-    return web_bytes, work_bytes
+    return found
 
 
 def _coders(count: int) -> tuple[int, int] | None:
