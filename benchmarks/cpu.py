@@ -52,6 +52,24 @@ class Meter:
         return {name: sum(map(cpu_ms, pids)) for name, pids in self._groups.items()}
 
 
+class Others:
+    """What all but this process, and what it has started, took of the cores since this was made."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+        self._before = self._now()
+
+    def share(self) -> float:
+        """Give their CPU time by that of the clock: 1 is one core."""
+        return max(0.0, (self._now() - self._before) / 1000 / (time.perf_counter() - self._at))
+
+    def _now(self) -> float:
+        ended = os.times()
+        living = (child.pid for child in psutil.Process().children(recursive=True))
+        ours = cpu_ms(os.getpid()) + (ended.children_user + ended.children_system) * 1000 + sum(map(cpu_ms, living))
+        return _busy_ms(CORES) - ours
+
+
 class ServerCore:
     """What a contender, and what everything else, took of the server's core since this was made."""
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.cpu import Meter, on_all_cores
+from benchmarks.cpu import Others, on_all_cores
 from benchmarks.fleet import role
 from benchmarks.guests import Door, Guest, look_back
 from benchmarks.outside import outside
@@ -86,7 +86,7 @@ def _rolled(roles: tuple[str, ...], rolls: int, quiet_s: float, progress: Callab
         for guest in guests:
             guest.start()
         time.sleep(WARM_UP_S)
-        quiet_at, meter = time.monotonic(), Meter({"store": store.pids})
+        quiet_at, beside = time.monotonic(), Others()
         time.sleep(quiet_s)
         rolling_at, ends_s = time.monotonic(), []
         for number in range(rolls):
@@ -95,7 +95,7 @@ def _rolled(roles: tuple[str, ...], rolls: int, quiet_s: float, progress: Callab
                 fleet[at] = _Process(old.name, store, door)
                 ends_s.append(old.end())
         over_at = time.monotonic()
-        others = meter.shares()["others"]
+        others = beside.share()
         for guest in guests:
             guest.leave()
         for guest in guests:
