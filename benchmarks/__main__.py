@@ -14,6 +14,7 @@ from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.journal import measure_journal
+from benchmarks.moving import measure_moving
 from benchmarks.readers import measure_readers
 from benchmarks.replays import measure_replays
 from benchmarks.replicated import measure_replicated
@@ -63,6 +64,7 @@ class ScaleExtent:
 
     rounds: int
     seconds: float
+    ages: tuple[int, ...]
     rolls: int
     quiet_s: float
     starts: int
@@ -73,8 +75,8 @@ class ScaleExtent:
 
 FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
 QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
-FULL_SCALE = ScaleExtent(2, 3, 3, 20, 3, 50, 9000, 4)
-QUICK_SCALE = ScaleExtent(1, 2, 1, 8, 1, 20, 1000, 1.5)
+FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 3, 20, 3, 50, 9000, 4)
+QUICK_SCALE = ScaleExtent(1, 2, (20, 50), 1, 8, 1, 20, 1000, 1.5)
 
 
 def main() -> None:
@@ -130,6 +132,7 @@ def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]
     """Give the figures of many processes, by their names in the results."""
     return {
         "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
+        "moved": measure_moving(scale.ages, _progress) if "workers" in parts else [],
         "rolled": measure_rolling(scale.rolls, scale.quiet_s, _progress) if "rolling" in parts else [],
         "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],
         "sizes": measure_sizes(scale.starts, scale.warm, scale.passing, scale.busy_s, _progress)

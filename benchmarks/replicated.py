@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.fleet import role
 from benchmarks.outside import Outside, outside
+from benchmarks.sizes import INSTANT
 from benchmarks.throughput import CONCURRENCIES, medians, run_of
 from tests.topology.cluster import ValkeyCluster
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from benchmarks.throughput import Run
 
-SERVICE = {"AGENTS": "bench=benchmarks.agents:make_agent", "DEFAULT_AGENT": "bench"}
 WARM_UP_S = 0.5
 
 
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {**SERVICE, "DURABILITY": self.durability, "PARTITIONS": str(self.partitions)}
+        return {**INSTANT, "DURABILITY": self.durability, "PARTITIONS": str(self.partitions)}
 
 
 SHAPES = (

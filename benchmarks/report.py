@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.code import Code
     from benchmarks.growth import Mark
     from benchmarks.journal import Cost
+    from benchmarks.moving import Moved
     from benchmarks.readers import Crowd
     from benchmarks.replays import Replay
     from benchmarks.rolling import Rolled
@@ -55,6 +56,7 @@ class Results:
     replays: list[Replay]
     journal: list[Cost]
     workers: list[Scaled]
+    moved: list[Moved]
     rolled: list[Rolled]
     replicated: list[Run]
     sizes: Sizes | None
@@ -201,7 +203,7 @@ def _sections(results: Results) -> Iterator[Iterable[str]]:
 
 def _sections_of_scale(results: Results) -> Iterator[Iterable[str]]:
     if results.workers:
-        yield workers(results.workers)
+        yield workers(results.workers, results.moved)
     if results.rolled:
         yield rolling(results.rolled)
     if results.replicated:

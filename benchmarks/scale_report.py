@@ -15,6 +15,7 @@ from benchmarks.throughput import percentiles
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks.moving import Moved
     from benchmarks.rolling import Rolled
     from benchmarks.sizes import Sizes
     from benchmarks.throughput import Run
@@ -25,7 +26,7 @@ KEYS_KEPT = 8192  # of Sealer
 _KINDS = ("web", "work", "serve", "store", "client")
 
 
-def workers(found: list[Scaled]) -> Iterator[str]:
+def workers(found: list[Scaled], moved: list[Moved]) -> Iterator[str]:
     """Lay out table I."""
     yield (
         f"I. A model of {CALL_MS} ms, two calls a turn: so many processes that play, on one store, with "
@@ -55,6 +56,12 @@ def workers(found: list[Scaled]) -> Iterator[str]:
         yield (
             f"   reckoned from the CPU of a turn (web + {best.count} work): a whole core of each kind does {each_core} "
             f"turns/s;\n   these {len(CORES)} cores, shared by all and the client, {whole:.0f}"
+        )
+    yield "   CPU ms of a turn of a long conversation, which no worker has for itself; a model that takes no time"
+    yield "   set-up          turn    web   work  store"
+    for turn in moved:
+        yield (
+            f"   web + {turn.workers} work {turn.turn:8} {turn.web_ms:6.2f} {turn.work_ms:6.2f} {turn.store_ms:6.2f}"
         )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROLES = ("web", "work", "serve")
 MARKS = (1, 10, 100)
-QUICK = {"AGENTS": "bench=benchmarks.agents:make_agent"}  # nobody waits for a model
+INSTANT = {"AGENTS": "bench=benchmarks.agents:make_agent"}  # nobody waits for a model
 BUSY_CLIENTS, PASSING_CLIENTS = 64, 32
 PASSING_S = 60.0  # at most
 CODERS = 10
@@ -94,13 +94,13 @@ def measure_sizes(
 def _start(name: str, busy_s: float) -> Start:
     with outside() as store, ExitStack() as stack:
         begun = time.perf_counter()
-        server = stack.enter_context(role(name, store, QUICK))
+        server = stack.enter_context(role(name, store, INSTANT))
         _until_ready(server)
         ready_s = time.perf_counter() - begun
         rest = server.resident_bytes()
         if name == "web":
-            stack.enter_context(role("work", store, QUICK))
-        front = stack.enter_context(role("web", store, QUICK)) if name == "work" else server
+            stack.enter_context(role("work", store, INSTANT))
+        front = stack.enter_context(role("web", store, INSTANT)) if name == "work" else server
         load = Load([Talk(front.port, at % 20 + 1, 20) for at in range(BUSY_CLIENTS)])
         most = 0
         end = time.monotonic() + busy_s
@@ -122,15 +122,15 @@ def _until_ready(server: Server) -> None:
 def _kept(conversations: int) -> list[Kept]:
     """Play conversations in lockstep, up to the last mark."""
     found = []
-    warm = {**QUICK, "WARM_SESSIONS": str((FIRST_ROUNDS + 1) * conversations)}
-    with outside() as store, role("web", store, QUICK) as web, role("work", store, warm) as work:
+    warm = {**INSTANT, "WARM_SESSIONS": str((FIRST_ROUNDS + 1) * conversations)}
+    with outside() as store, role("web", store, INSTANT) as web, role("work", store, warm) as work:
         for _ in range(FIRST_ROUNDS):
-            _round([Talk(web.port) for _ in range(conversations)], last=True)
+            play_round([Talk(web.port) for _ in range(conversations)], last=True)
         with store.client() as client:
             stored, resident = read_stored(client), work.resident_bytes()
             talks = [Talk(web.port) for _ in range(conversations)]
             for turn in range(1, MARKS[-1] + 1):
-                _round(talks, last=turn == MARKS[-1])
+                play_round(talks, last=turn == MARKS[-1])
                 if turn in MARKS:
                     grown = (work.resident_bytes() - resident) // conversations
                     found.append(Kept(turn, grown, read_stored(client).per(conversations, stored)))
@@ -138,8 +138,8 @@ def _kept(conversations: int) -> list[Kept]:
 
 
 def _passed(conversations: int) -> Passed:
-    cold = {**QUICK, "WARM_SESSIONS": "0"}
-    with outside() as store, role("web", store, QUICK) as web, role("work", store, cold) as work:
+    cold = {**INSTANT, "WARM_SESSIONS": "0"}
+    with outside() as store, role("web", store, INSTANT) as web, role("work", store, cold) as work:
         load = Load([Talk(web.port, 1, 1) for _ in range(PASSING_CLIENTS)])
         turns, end = 0, time.monotonic() + PASSING_S
         while turns < conversations and time.monotonic() < end:
@@ -177,8 +177,8 @@ def _proportional(pids: list[int]) -> int:
     return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
 
 
-def _round(talks: list[Talk], *, last: bool) -> None:
-    """Play a turn in each, all at once."""
+def play_round(talks: list[Talk], *, last: bool = False) -> None:
+    """Play a turn in each, all at once; after the last one they are closed."""
     for talk in talks:
         talk.ask()
     for talk in talks:
