@@ -75,7 +75,7 @@ class ScaleExtent:
 
 FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
 QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
-FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 3, 20, 3, 50, 9000, 4)
+FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 2, 15, 3, 50, 9000, 4)
 QUICK_SCALE = ScaleExtent(1, 2, (20, 50), 1, 8, 1, 20, 1000, 1.5)
 
 

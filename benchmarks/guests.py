@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.players import done
+from benchmarks.throughput import TURNS
 from benchmarks.watching import ENDS
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Door:
 
 
 class Guest(threading.Thread):
-    """One conversation: a turn each period, each with a key that makes it safe to send again."""
+    """A turn each period, each with a key that makes it safe to send again, and a new conversation now and then."""
 
     def __init__(self, door: Door, order: Order, period_s: float, first_s: float) -> None:
         super().__init__(daemon=True)
@@ -47,7 +48,9 @@ class Guest(threading.Thread):
         self._due = time.monotonic() + first_s
         self._leaving = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
-        self.conversation: str | None = None
+        self.answered: Counter[str] = Counter()
+        """Turns, by conversation."""
+        self._conversation: str | None = None
         self.took: list[tuple[float, float]] = []
         """When each turn was sent (monotonic), and its milliseconds until the answer was there."""
         self.sent_again: Counter[str] = Counter()
@@ -66,14 +69,15 @@ class Guest(threading.Thread):
     def _turn(self) -> None:
         key, begun = secrets.token_hex(8), time.monotonic()
         message = {"message": str(self._order), "agent": self._order.kind}
-        if self.conversation:
-            message["conversation_id"] = self.conversation
+        if self._conversation and self.answered[self._conversation] < TURNS:
+            message["conversation_id"] = self._conversation
         why = ""
         while time.monotonic() < begun + PATIENCE_S:
             turn, why = self._ask(json.dumps(message), key)
             if turn:
                 self.took.append((begun, (time.monotonic() - begun) * 1000))
-                self.conversation = turn["conversation_id"]
+                self._conversation = turn["conversation_id"]
+                self.answered[turn["conversation_id"]] += 1
                 if not _is_right(turn, self._order):
                     self.lost.append(f"{turn['status']}: {turn['error']}")
                 return
@@ -102,16 +106,16 @@ class Guest(threading.Thread):
 
 
 def look_back(door: Door, guest: Guest, order: Order) -> tuple[list[str], list[int]]:
-    """Read all turns of a guest's conversation: what is wrong with them, and how many processes each took.
+    """Read all turns of a guest's conversations: what is wrong with them, and how many processes each took.
 
     Right is: as many as were answered, each with the end that it should have, and with that one alone.
     """
     wrong, attempts = [], []
-    for turn in _all_turns(door, guest):
+    for turn in (turn for conversation in guest.answered for turn in _all_turns(door, conversation)):
         attempts.append(turn["attempts"])
         if not _is_right(turn, order):
             wrong.append(f"turn {turn['turn']} is {turn['status']}: {turn['error']}")
-        events = _get(door, f"/conversations/{guest.conversation}/turns/{turn['turn']}/events").decode()
+        events = _get(door, f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events").decode()
         kinds = [line.removeprefix("event: ") for line in events.splitlines() if line.startswith("event: ")]
         if [kind for kind in kinds if kind in ENDS] != ["turn.finished"]:
             wrong.append(f"turn {turn['turn']} has the events {kinds}")
@@ -120,10 +124,10 @@ def look_back(door: Door, guest: Guest, order: Order) -> tuple[list[str], list[i
     return wrong, attempts
 
 
-def _all_turns(door: Door, guest: Guest) -> Iterator[dict[str, Any]]:
+def _all_turns(door: Door, conversation: str) -> Iterator[dict[str, Any]]:
     cursor = "1"
     while cursor:
-        page = json.loads(_get(door, f"/conversations/{guest.conversation}/turns?limit=100&cursor={cursor}"))
+        page = json.loads(_get(door, f"/conversations/{conversation}/turns?limit=100&cursor={cursor}"))
         yield from page["items"]
         cursor = page["next_cursor"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 COUNTS = (1, 2, 4)
-WARM_UP_S = 1.5
+WARM_UP_S = 3.0  # with many clients the first seconds are the making of as many agents
 
 
 @dataclass(frozen=True)
