@@ -105,7 +105,7 @@ def replicated(found: list[Run]) -> Iterator[str]:
     for run in found:
         store_ms = run.store_share * 1000 / run.turns_per_s
         yield (
-            f"   {run.concurrency:7}  {run.contender:<27} {run.turns_per_s:8.0f} {run.cpu_ms_per_turn:7.2f} "
+            f"   {run.concurrency:7.0f}  {run.contender:<27} {run.turns_per_s:8.0f} {run.cpu_ms_per_turn:7.2f} "
             f"{store_ms:6.2f} {run.p50_ms:6.1f} {run.p99_ms:7.1f} {run.server_share:7.0%} {run.others_share:6.0%} "
             f"{run.store_share:6.0%} {run.client_share:6.0%}"
         )
