@@ -8,20 +8,30 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.journal import measure_journal
+from benchmarks.moving import measure_moving
 from benchmarks.readers import measure_readers
 from benchmarks.replays import measure_replays
+from benchmarks.replicated import measure_replicated
 from benchmarks.report import Results, as_data, as_text
+from benchmarks.rolling import measure_rolling
+from benchmarks.sizes import measure_sizes
 from benchmarks.startup import measure_startup
 from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
 from benchmarks.takeover import measure_takeovers
 from benchmarks.throughput import measure_throughput
+from benchmarks.workers import measure_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "journal")
+SCALE_PARTS = ("workers", "rolling", "replicated", "sizes")
 
 
 @dataclass(frozen=True)
@@ -48,25 +58,45 @@ class Extent:
     journal_turns: int
 
 
+@dataclass(frozen=True)
+class ScaleExtent:
+    """The same, of many processes on one store."""
+
+    rounds: int
+    seconds: float
+    ages: tuple[int, ...]
+    rolls: int
+    quiet_s: float
+    starts: int
+    warm: int
+    passing: int
+    busy_s: float
+
+
 FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
 QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
+FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 2, 15, 3, 50, 9000, 4)
+QUICK_SCALE = ScaleExtent(1, 2, (20, 50), 1, 8, 1, 20, 1000, 1.5)
 
 
 def main() -> None:
     """Measure, print, and end with status 0 whether the goals are met or not."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="some three minutes; naive goes up to turn 100 only")
+    parser.add_argument("--quick", action="store_true", help="some eight minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
+    parser.add_argument(
+        "--only", choices=(*PARTS, *SCALE_PARTS), action="append", help="measure this part alone (repeatable)"
+    )
     options = parser.parse_args()
-    results = measure(QUICK if options.quick else FULL, options.only or PARTS)
+    extents = (QUICK, QUICK_SCALE) if options.quick else (FULL, FULL_SCALE)
+    results = measure(*extents, options.only or (*PARTS, *SCALE_PARTS))
     sys.stderr.write("\n")
     print(as_text(results))
     if options.json:
         options.json.write_text(json.dumps(as_data(results), indent=2) + "\n")
 
 
-def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
+def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Results:
     """Measure the parts one after the other; this process and its store stay on their core."""
     load_before = os.getloadavg()[0]
     os.sched_setaffinity(0, [OTHER_CORE])
@@ -92,7 +122,23 @@ def measure(extent: Extent, parts: tuple[str, ...] | list[str]) -> Results:
         replays = measure_replays(extent.replays, _progress)
     if "journal" in parts:
         journal = measure_journal(extent.rounds, extent.journal_turns, _progress)
-    return Results(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays, journal)
+    return Results(
+        *(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays, journal),
+        **_measure_scale(scale, parts),
+    )
+
+
+def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]:
+    """Give the figures of many processes, by their names in the results."""
+    return {
+        "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
+        "moved": measure_moving(scale.ages, _progress) if "workers" in parts else [],
+        "rolled": measure_rolling(scale.rolls, scale.quiet_s, _progress) if "rolling" in parts else [],
+        "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],
+        "sizes": measure_sizes(scale.starts, scale.warm, scale.passing, scale.busy_s, _progress)
+        if "sizes" in parts
+        else None,
+    }
 
 
 def _progress(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import operator
 import random
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _QUESTION = "What is "
+CALL_MS = 50  # of a model that is waited for, as one behind a network is
+WAITING = {"AGENTS": "bench=benchmarks.agents:make_waiting_agent", "DEMO_AGENTS": "false"}
 _ids = random.Random(1)  # as long and as hard to compress as a provider's, the same in every run
 
 
@@ -33,7 +36,13 @@ def right_answer(number: int) -> str:
 class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
     """Calls the calculator, then gives its result as the final answer. Looks at the last message only."""
 
+    def __init__(self, call_ms: int = 0) -> None:
+        super().__init__()
+        self._call_ms = call_ms
+
     def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
+        if self._call_ms:
+            time.sleep(self._call_ms / 1000)
         last = messages[-1]
         text = str(last.content[-1]["text"] if isinstance(last.content, list) else last.content)
         if last.role == MessageRole.TOOL_RESPONSE:
@@ -111,14 +120,21 @@ TOOLS = [calculator, count_words, to_celsius, find_city, send_note]
 
 def make_agent() -> ToolCallingAgent:
     """Make an agent as a careful user does: the prompts' YAML is parsed once. Service and naive service use it."""
-    return ToolCallingAgent(
-        tools=TOOLS, model=ScriptedModel(), prompt_templates=_templates(), verbosity_level=LogLevel.OFF
-    )
+    return _agent(ScriptedModel())
+
+
+def make_waiting_agent() -> ToolCallingAgent:
+    """Make the same on a model that takes its time, and leaves the interpreter to others meanwhile."""
+    return _agent(ScriptedModel(CALL_MS))
 
 
 def make_shipped_agent() -> ToolCallingAgent:
     """Make an agent as smolagents' own examples do: the bare contender."""
     return ToolCallingAgent(tools=TOOLS, model=ScriptedModel(), verbosity_level=LogLevel.OFF)
+
+
+def _agent(model: ScriptedModel) -> ToolCallingAgent:
+    return ToolCallingAgent(tools=TOOLS, model=model, prompt_templates=_templates(), verbosity_level=LogLevel.OFF)
 
 
 @cache

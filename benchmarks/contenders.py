@@ -115,7 +115,7 @@ def _port(process: subprocess.Popen[bytes]) -> int:
     assert process.stdout
     ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
     line = process.stdout.readline().decode() if ready else ""
-    if " serves on " not in line:
+    if not (" serves on " in line or " metrics on " in line):
         raise RuntimeError("a contender did not start")
     return int(line.rpartition(":")[2])
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
@@ -16,6 +21,55 @@ def cpu_ms(pid: int) -> float:
     return time.clock_gettime_ns((~pid << 3) | 2) / 1e6
 
 
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Let this process, and what it starts meanwhile, be on all cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Meter:
+    """What named groups of processes took of the cores since this was made."""
+
+    def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
+        self._groups = groups
+        self._at = time.perf_counter()
+        self._before = self._now()
+        self._all_ms = _busy_ms(CORES)
+
+    def shares(self) -> dict[str, float]:
+        """Give each group's CPU time by that of the clock, 1 being one core, and that of `others` on the machine."""
+        elapsed_ms = (time.perf_counter() - self._at) * 1000
+        spent = {name: ms - self._before[name] for name, ms in self._now().items()}
+        others = max(0.0, _busy_ms(CORES) - self._all_ms - sum(spent.values()))
+        return {name: ms / elapsed_ms for name, ms in {**spent, "others": others}.items()}
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(map(cpu_ms, pids)) for name, pids in self._groups.items()}
+
+
+class Others:
+    """What all but this process, and what it has started, took of the cores since this was made."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+        self._before = self._now()
+
+    def share(self) -> float:
+        """Give their CPU time by that of the clock: 1 is one core."""
+        return max(0.0, (self._now() - self._before) / 1000 / (time.perf_counter() - self._at))
+
+    def _now(self) -> float:
+        ended = os.times()
+        living = (child.pid for child in psutil.Process().children(recursive=True))
+        ours = cpu_ms(os.getpid()) + (ended.children_user + ended.children_system) * 1000 + sum(map(cpu_ms, living))
+        return _busy_ms(CORES) - ours
+
+
 class ServerCore:
     """What a contender, and what everything else, took of the server's core since this was made."""
 
@@ -23,15 +77,16 @@ class ServerCore:
         self._pid = pid
         self._at = time.perf_counter()
         self._own_ms = cpu_ms(pid)
-        self._all_ms = _busy_ms()
+        self._all_ms = _busy_ms([SERVER_CORE])
 
     def taken(self) -> tuple[float, float]:
         """Give the contender's milliseconds and the share of the core that was gone to others (ticks of 10 ms)."""
         own_ms = cpu_ms(self._pid) - self._own_ms
         elapsed_ms = (time.perf_counter() - self._at) * 1000
-        return own_ms, max(0.0, (_busy_ms() - self._all_ms - own_ms) / elapsed_ms)
+        return own_ms, max(0.0, (_busy_ms([SERVER_CORE]) - self._all_ms - own_ms) / elapsed_ms)
 
 
-def _busy_ms() -> float:
-    times = psutil.cpu_times(percpu=True)[SERVER_CORE]
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice) * 1000
+def _busy_ms(cores: Sequence[int]) -> float:
+    found = psutil.cpu_times(percpu=True)
+    times = [found[core] for core in cores]
+    return float(sum(sum(each) - each.idle - each.iowait - each.guest - each.guest_nice for each in times)) * 1000

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.stores.embedded import find_binary
 from benchmarks.code_report import code
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
+from benchmarks.scale_report import replicated, rolling, sizes, workers
 from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengths, percentiles
 from benchmarks.takeover import LEASE_S
 from benchmarks.takeover_report import journal, takeovers
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from benchmarks.code import Code
     from benchmarks.growth import Mark
     from benchmarks.journal import Cost
+    from benchmarks.moving import Moved
     from benchmarks.readers import Crowd
     from benchmarks.replays import Replay
+    from benchmarks.rolling import Rolled
+    from benchmarks.sizes import Sizes
     from benchmarks.streams import Streamed
     from benchmarks.takeover import Takeovers
     from benchmarks.throughput import Run
+    from benchmarks.workers import Scaled
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
 KB, MB = 1000, 1_000_000
@@ -50,6 +55,11 @@ class Results:
     takeovers: Takeovers | None
     replays: list[Replay]
     journal: list[Cost]
+    workers: list[Scaled]
+    moved: list[Moved]
+    rolled: list[Rolled]
+    replicated: list[Run]
+    sizes: Sizes | None
 
     def mark(self, contender: str, turn: int) -> Mark | None:
         return next((mark for mark in self.marks if (mark.contender, mark.turn) == (contender, turn)), None)
@@ -71,7 +81,7 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Hold what was measured against the goals of issues 2 to 5; what was not measured is left out."""
+    """Hold what was measured against the goals of issues 2 to 6; what was not measured is left out."""
     found = []
     if results.runs:
         middle = medians(results.runs)
@@ -90,7 +100,7 @@ def goals(results: Results) -> list[Goal]:
         )
     if results.startup_s:
         found.append(Goal("serve to first answered turn", median(results.startup_s), 2, False, "s"))
-    return [*found, *_stream_goals(results), *_takeover_goals(results)]
+    return [*found, *_stream_goals(results), *_takeover_goals(results), *_rolling_goals(results)]
 
 
 def _stream_goals(results: Results) -> Iterator[Goal]:
@@ -122,6 +132,12 @@ def _takeover_goals(results: Results) -> Iterator[Goal]:
     yield Goal(what, max(waits_ms), 100, False, "ms")
 
 
+def _rolling_goals(results: Results) -> Iterator[Goal]:
+    for rolled in results.rolled:
+        what = f"turns lost, of {rolled.turns}, while {len(rolled.roles)} processes are restarted one by one"
+        yield Goal(what, len(rolled.lost), 0, False, "")
+
+
 def machine() -> dict[str, str]:
     """Describe where this was measured."""
     models = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
@@ -130,7 +146,8 @@ def machine() -> dict[str, str]:
         "pinned": f"server (and bare) to core {SERVER_CORE}; store and client to core {OTHER_CORE}",
         "system": platform.platform(),
         "python": platform.python_version(),
-        "store": f"{find_binary().name} on a unix socket, append-only file on, the embedded store's own options",
+        "store": f"{find_binary().name} with an append-only file, on a unix socket with the embedded store's own "
+        "options; I to L: on a port",
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
     }
 
@@ -181,6 +198,18 @@ def _sections(results: Results) -> Iterator[Iterable[str]]:
         yield takeovers(results.takeovers, results.replays)
     if results.journal:
         yield journal(results.journal)
+    yield from _sections_of_scale(results)
+
+
+def _sections_of_scale(results: Results) -> Iterator[Iterable[str]]:
+    if results.workers:
+        yield workers(results.workers, results.moved)
+    if results.rolled:
+        yield rolling(results.rolled)
+    if results.replicated:
+        yield replicated(results.replicated)
+    if results.sizes:
+        yield sizes(results.sizes)
 
 
 def _throughput(runs: list[Run]) -> Iterator[str]:

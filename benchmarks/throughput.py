@@ -15,7 +15,9 @@ from benchmarks.contenders import HTTP_CONTENDERS, ROOT, server, store, store_pi
 from benchmarks.cpu import SERVER_CORE, ServerCore, cpu_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.contenders import Server
 
 CONTENDERS = (*HTTP_CONTENDERS, "bare")
 CONCURRENCIES = (1, 16)
@@ -53,11 +55,11 @@ def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: C
     return runs
 
 
-def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
+def medians(runs: list[Run], contenders: Sequence[str] = CONTENDERS) -> dict[tuple[str, int], Run]:
     """Give the median of each figure over the rounds, by contender and concurrency."""
     found = {}
     for concurrency in CONCURRENCIES:
-        for contender in CONTENDERS:
+        for contender in contenders:
             same = [run for run in runs if (run.contender, run.concurrency) == (contender, concurrency)]
             figures = [name for name, value in vars(same[0]).items() if isinstance(value, float | int)]
             middle = {name: median(getattr(run, name) for run in same) for name in figures}
@@ -67,16 +69,24 @@ def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
 
 def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
     with store() as socket_path, server(contender, socket_path) as running:
-        pids = [os.getpid(), store_pid(socket_path)]
-        load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
-        load.run(warmup_s)
-        core, before = ServerCore(running.pid), [cpu_ms(pid) for pid in pids]
-        elapsed_s = load.run(seconds)
-        server_ms, others_share = core.taken()
-        client_ms, store_ms = (cpu_ms(pid) - at for pid, at in zip(pids, before, strict=True))
-        turns = len(load.latencies_ms)
-        p50, p99 = _percentiles(load.latencies_ms)
-        load.finish()
+        return run_of(contender, running, [store_pid(socket_path)], concurrency, (seconds, warmup_s))
+
+
+def run_of(
+    contender: str, running: Server, stores: Sequence[int], concurrency: int, times_s: tuple[float, float]
+) -> Run:
+    """Measure one that runs on the server's core, with its stores on the other; times: measured, and warm-up before."""
+    seconds, warmup_s = times_s
+    load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
+    load.run(warmup_s)
+    core, client, before = ServerCore(running.pid), cpu_ms(os.getpid()), [cpu_ms(pid) for pid in stores]
+    elapsed_s = load.run(seconds)
+    server_ms, others_share = core.taken()
+    client_ms = cpu_ms(os.getpid()) - client
+    store_ms = sum(cpu_ms(pid) - at for pid, at in zip(stores, before, strict=True))
+    turns = len(load.latencies_ms)
+    p50, p99 = percentiles(load.latencies_ms)
+    load.finish()
     return Run(
         contender,
         concurrency,
@@ -99,7 +109,7 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
         printed, _ = process.communicate(timeout=seconds + warmup_s + 60)
     found = json.loads(printed)
     turns = len(found["latencies_ms"])
-    p50, p99 = _percentiles(found["latencies_ms"])
+    p50, p99 = percentiles(found["latencies_ms"])
     return Run(
         contender,
         concurrency,
@@ -113,6 +123,6 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
     )
 
 
-def _percentiles(latencies_ms: list[float]) -> tuple[float, float]:
+def percentiles(latencies_ms: list[float]) -> tuple[float, float]:
     parts = quantiles(latencies_ms, n=100)
     return parts[49], parts[98]

@@ -1,0 +1,44 @@
+"""Processes of the service's roles on one outside store."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import psutil
+
+from benchmarks.agents import WAITING
+from benchmarks.contenders import running
+from benchmarks.cpu import CORES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from benchmarks.contenders import Server
+    from benchmarks.outside import Outside
+
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@contextmanager
+def role(
+    name: str,
+    store: Outside,
+    more: Mapping[str, str] = NONE,
+    *,
+    processes: int = 1,
+    cores: Sequence[int] = tuple(CORES),
+) -> Iterator[Server]:
+    """Run `smolsessions NAME` until the block ends; it is ready. Its agents are waiting ones, unless `more` says so."""
+    command = [sys.executable, "-m", "app", name]
+    if processes > 1:
+        command += ["--processes", str(processes)]
+    with running(command, cores, {**WAITING, **store.settings, "PORT": "0", **more}) as found:
+        yield found
+
+
+def family(pid: int) -> list[int]:
+    """Give a process and all that it has started."""
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

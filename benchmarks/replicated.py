@@ -1,0 +1,73 @@
+"""Table K: what the store's shape costs a turn: replicas that confirm, partitions, a cluster."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.cpu import SERVER_CORE
+from benchmarks.fleet import role
+from benchmarks.outside import Outside, outside
+from benchmarks.sizes import INSTANT
+from benchmarks.throughput import CONCURRENCIES, medians, run_of
+from tests.topology.cluster import ValkeyCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.throughput import Run
+
+WARM_UP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A store and how the service uses it."""
+
+    name: str
+    replicas: int = 0
+    durability: str = "primary"
+    partitions: int = 1
+    cluster: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {**INSTANT, "DURABILITY": self.durability, "PARTITIONS": str(self.partitions)}
+
+
+SHAPES = (
+    Shape("no replica"),
+    Shape("1 replica, primary", 1),
+    Shape("1 replica, replicated", 1, "replicated"),
+    Shape("2 replicas, primary", 2),
+    Shape("2 replicas, replicated", 2, "replicated"),
+    Shape("no replica, 16 partitions", partitions=16),
+    Shape("cluster of 6, primary", partitions=16, cluster=True),
+    Shape("cluster of 6, replicated", durability="replicated", partitions=16, cluster=True),
+)
+
+
+def measure_replicated(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Run]:
+    """Give the medians of all rounds; `serve` has a core for itself, the store's servers and the client the other."""
+    found = []
+    for number in range(1, rounds + 1):
+        for shape in SHAPES:
+            with _store(shape) as store, role("serve", store, shape.settings, cores=[SERVER_CORE]) as running:
+                for concurrency in CONCURRENCIES:
+                    progress(f"replicated, round {number} of {rounds}: {shape.name}, at concurrency {concurrency}")
+                    found.append(run_of(shape.name, running, store.pids, concurrency, (seconds, WARM_UP_S)))
+    return list(medians(found, [shape.name for shape in SHAPES]).values())
+
+
+@contextmanager
+def _store(shape: Shape) -> Iterator[Outside]:
+    if not shape.cluster:
+        with outside(shape.replicas) as store:
+            yield store
+        return
+    with TemporaryDirectory(prefix="smolbench-") as folder, ValkeyCluster(Path(folder)) as cluster:
+        pids = [node.process.pid for node in cluster.nodes if node.process]
+        yield Outside(cluster.settings, pids, cluster.nodes[0].port)
