@@ -220,7 +220,9 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
 
 def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "deploying.md").read_text()
-    additions = re.findall(r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL)
+    additions = re.findall(
+        r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
+    )
     assert len(additions) == 3
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from app.errors import SealBrokenError, StartError, StoreUnavailableError
 from app.stores.line import ANSWER_TIMEOUT_S
-from app.stores.refusals import refusals
+from app.stores.refusals import NODE_SENTENCE, refusals
 from app.stores.witness import REPLICAS, WAIT_MS
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def look_at(
     with refusals(address):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             async with (await servers.client(FIRST)).client() as client:
-                name = await _server(client)
+                name = await _server(client, is_cluster=servers.is_cluster)
                 await _may_listen(await servers.client(FIRST))
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
@@ -65,8 +65,10 @@ async def _may_listen(client: Redis) -> None:
         await pubsub.get_message(timeout=ANSWER_TIMEOUT_S)
 
 
-async def _server(client: Redis) -> str:
+async def _server(client: Redis, *, is_cluster: bool) -> str:
     info = await client.info("server")
+    if info.get("redis_mode") == "cluster" and not is_cluster:
+        raise StartError(NODE_SENTENCE)
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     version = str(info.get("valkey_version") or info.get("redis_version"))
     if int(str(info.get("redis_version")).split(".", maxsplit=1)[0]) < OLDEST_MAJOR:
@@ -147,6 +149,8 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
             f"the store holds data of schema {schema!r}, this release knows {SCHEMA!r}; run the release that wrote it, "
             "or use another store"
         )
+    if is_cluster and int(partitions) == 1:
+        log.warning("the store has one partition, made at its first use: a cluster's other servers have nothing to do")
     if wanted not in {None, int(partitions)}:
         raise StartError(
             f"the store's data has {int(partitions)} partitions, which is fixed when a store is first used, and "

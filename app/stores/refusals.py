@@ -6,6 +6,7 @@ import ssl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from app.stores.servers import Address
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
+NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
 MORE_RIGHTS = "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait"
 
 
@@ -46,6 +48,12 @@ def _sentence(error: BaseException, address: Address) -> str:
     def of(*kinds: type[BaseException]) -> BaseException | None:
         return next((cause for cause in causes if isinstance(cause, kinds)), None)
 
+    if found := of(MasterNotFoundError):
+        return (
+            f"no sentinel in SMOLSESSIONS_REDIS_URL names a primary ({said(found)}): see that they answer at these "
+            "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
+            "own, put ?sentinel_username=…&sentinel_password=… behind it"
+        )
     if found := of(NoPermissionError):
         return (
             f"the store gives the user of SMOLSESSIONS_REDIS_URL no permission: {found}; the rights that it "
@@ -53,10 +61,14 @@ def _sentence(error: BaseException, address: Address) -> str:
         )
     if found := of(AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes):
         mend = (
-            "put user and password into SMOLSESSIONS_REDIS_URL, or the password into SMOLSESSIONS_REDIS_PASSWORD_FILE"
+            "put its user into SMOLSESSIONS_REDIS_URL, and the password too or, better, into a file that "
+            "SMOLSESSIONS_REDIS_PASSWORD_FILE names"
         )
         if address.password_file:
-            mend = "put the password into SMOLSESSIONS_REDIS_PASSWORD_FILE and its user into SMOLSESSIONS_REDIS_URL"
+            mend = (
+                f"put the password into {address.password_file} (SMOLSESSIONS_REDIS_PASSWORD_FILE) and its user into "
+                "SMOLSESSIONS_REDIS_URL"
+            )
         return f"the store refuses us ({found}); {mend}"
     if found := of(ssl.SSLCertVerificationError):
         return (
@@ -64,13 +76,13 @@ def _sentence(error: BaseException, address: Address) -> str:
             "signed it, and use a host name that it was made for"
         )
     if of(MovedError):
-        return "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
+        return NODE_SENTENCE
     if found := _no_cluster(causes):
         return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
     return (
         f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}){hint}; start it, or unset the "
-        "variable to use the embedded store"
+        "variable to use the embedded store of `serve`"
     )
 
 

@@ -61,7 +61,8 @@ def servers_at(address: Address) -> Servers:
     match = _SCHEME.match(address.url)
     for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
         try:
-            path.read_bytes() if path else None
+            if path and not path.read_bytes().strip():
+                raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which is empty")
         except OSError as error:
             raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
     try:
@@ -144,6 +145,8 @@ class _Cluster:
                     await self._map.initialize(additional_startup_nodes_info=self._seeds)
                 except RedisClusterException as error:
                     raise ConnectionError(str(error)) from error
+                except IndexError as error:  # redis-py looks for the first primary
+                    raise ConnectionError("no server of the cluster holds any slot yet") from error
                 finally:
                     self._asked_at = self._now()
                 self._clients = {name: known for name, known in self._clients.items() if name in self._map.nodes_cache}
