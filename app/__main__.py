@@ -122,7 +122,7 @@ def _new_api_key(options: argparse.Namespace) -> int:
     key = secrets.token_urlsafe(32)
     sys.stdout.write(f"{options.owner} {hashlib.sha256(key.encode()).hexdigest()}\n")
     sys.stderr.write(
-        f"The line with its digest belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}\n"
+        f"Standard output belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}\n"
     )
     return 0
 

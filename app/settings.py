@@ -36,7 +36,7 @@ class Settings(BaseSettings):
         "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for what Sentinel watches.",
     )
     redis_password_file: Path | None = Field(
-        None, description="Holds the password for REDIS_URL, which need not be in it then; read at every connect."
+        None, description="Holds the password for REDIS_URL, before one that is in it; read at every connect."
     )
     redis_ca_file: Path | None = Field(
         None, description="Certificates of the authorities that a store with TLS is checked against; else the system's."
@@ -177,7 +177,8 @@ def read_settings() -> Settings:
         sentences = []
         for problem in error.errors():
             name = f"{PREFIX}{problem['loc'][0]}".upper() if problem["loc"] else PREFIX
-            sentences.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}")
+            given = f" is {problem['input']!r}" if problem["type"].endswith("_parsing") else ""
+            sentences.append(f"{name}{given}: {problem['msg'].removeprefix('Value error, ')}")
         raise StartError("\n".join([*sentences, "`smolsessions settings` lists all settings"])) from None
 
 

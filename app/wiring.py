@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 
+AFFINITY_S = 0.01  # an agent that must be built anew costs more, from some ten turns on
+
+
 @dataclass(frozen=True)
 class Service:
     """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
@@ -153,6 +156,7 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
         partitions=settings.partitions,
         replicated=settings.durability == "replicated",
         patience_s=0 if is_embedded else settings.drain_s,
+        affinity_s=AFFINITY_S,
         ours_alone=alone,
     )
 

@@ -18,6 +18,7 @@ from tests.problems import problem
 from tests.service import Service, run
 from tests.test_busy import follow, held
 from tests.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
+from tests.test_scripts import DONE as DONE_TURN
 from tests.test_scripts import until as soon
 from tests.test_stop import DONE
 from tests.test_store import Server, begin, over, running, until
@@ -47,8 +48,10 @@ def raw(server: Server) -> Iterator[Raw]:
 
 
 @asynccontextmanager
-async def opened(server: Server, *, max_queued: int = 1000) -> AsyncIterator[Store]:
-    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=max_queued, partitions=PARTITIONS)
+async def opened(server: Server, *, affinity_s: float = 0) -> AsyncIterator[Store]:
+    options = Options(
+        lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
+    )
     async with open_store(Address(f"unix://{server.socket_path}"), SEALER, options, lambda: None) as store:
         yield store
 
@@ -166,6 +169,24 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
         for _ in range(2 * PARTITIONS):
             assert await store.scheduler.claim({AGENT: KIND}, 1, idle=False) == []
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
+
+
+async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server, affinity_s=1) as one, opened(server, affinity_s=1) as other:
+        await submit(one, "c")
+        (lease,) = await claim(one)
+        await lease.commit(DONE_TURN)
+        await submit(other, "c", new=False)
+        assert await claim(other) == []
+        (lease,) = await claim(one)
+        await lease.commit(DONE_TURN)
+        await submit(one, "c", new=False)
+        begun = time.monotonic()
+        async with asyncio.timeout(5):
+            (lease,) = await claim_soon(other)
+        assert lease.turn.number == 3
+        assert time.monotonic() - begun > 0.5
 
 
 async def test_a_list_of_conversations_is_merged_newest_first(server: Server, raw: Raw) -> None:

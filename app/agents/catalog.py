@@ -227,7 +227,8 @@ def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
         raise
     except (Exception, SystemExit) as error:
         raise StartError(
-            f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; it is called without arguments"
+            f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; mend it, or what it needs; it "
+            "is called without arguments"
         ) from error
     if not isinstance(agent, MultiStepAgent):
         raise StartError(

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 5.0
 STALLED_S = 0.5
 BEAT_S = 15.0
+SAY_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError)
 _NOT_NOW = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
@@ -81,7 +82,7 @@ class Line:
         self._sent: deque[tuple[float, Answer, bool]] = deque()
         self._news = asyncio.Event()
         self._pong = asyncio.Event()
-        self._heard_at = 0.0
+        self._heard_at = self._said_at = 0.0
 
     def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
         """Say who hears which channel, before `run`; `on_gap` hears that messages may have been lost."""
@@ -111,9 +112,7 @@ class Line:
                 try:
                     await self._serve()
                 except (RedisError, OSError, TimeoutError) as error:
-                    log.warning(
-                        "partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"}
-                    )
+                    self._say_lost(error)
                 except Exception:
                     log.exception(
                         "partition %s: its line met a defect", self._partition, extra={"action": "store.lost"}
@@ -137,6 +136,9 @@ class Line:
                 await _ask(news, [("SSUBSCRIBE", channel) for channel in self._heard])
                 witness = await self._open(opened) if self._witness else None
             self._is_open = True
+            if self._said_at:
+                self._said_at = 0.0
+                log.info("partition %s is back", self._partition, extra={"action": "store.back"})
             if self._was_open:
                 for command in self._on_return:
                     self.send(*command).add_done_callback(_hear)
@@ -186,6 +188,13 @@ class Line:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await write(news, [("PING",)])
                 await self._pong.wait()
+
+    def _say_lost(self, error: Exception) -> None:
+        """Say it at once, and now and then while it lasts."""
+        now = asyncio.get_running_loop().time()
+        if not self._said_at or now - self._said_at > SAY_S:
+            self._said_at = now
+            log.warning("partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"})
 
     def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:
         if not self._witness:

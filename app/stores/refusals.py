@@ -75,10 +75,8 @@ def _sentence(error: BaseException, address: Address) -> str:
             f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
             "signed it, and use a host name that it was made for"
         )
-    if of(MovedError):
-        return NODE_SENTENCE
-    if found := _no_cluster(causes):
-        return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
+    if wrong_kind := _kind_sentence(causes):
+        return wrong_kind
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
     return (
         f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}){hint}; start it, or unset the "
@@ -97,5 +95,10 @@ def _about_authentication(causes: list[BaseException]) -> BaseException | None:
     return next((cause for cause in causes if any(word in str(cause).lower() for word in words)), None)
 
 
-def _no_cluster(causes: list[BaseException]) -> BaseException | None:
-    return next((e for e in causes if isinstance(e, ResponseError) and "cluster support disabled" in str(e)), None)
+def _kind_sentence(causes: list[BaseException]) -> str | None:
+    for cause in causes:
+        if isinstance(cause, MovedError):
+            return NODE_SENTENCE
+        if isinstance(cause, ResponseError) and "cluster support disabled" in str(cause):
+            return f"the store is no cluster ({cause}); write its address as redis://host:port, or rediss:// with TLS"
+    return None

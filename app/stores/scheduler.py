@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections import defaultdict
@@ -39,15 +40,20 @@ LATE_S = 0.5  # how long a partition may hold up the others
 class Scheduler:
     """Claims conversations for this process's worker and keeps its leases."""
 
-    def __init__(self, desks: Desks, *, worker: str, lease_s: float, patience_s: float) -> None:
-        """`patience_s` is how long a turn that another kind of agent began is left to those that have it."""
+    def __init__(
+        self, desks: Desks, *, worker: str, lease_s: float, patience_s: float = 0.0, affinity_s: float = 0.0
+    ) -> None:
+        """`patience_s` is how long a turn that another kind of agent began is left to those that have it.
+
+        `affinity_s` is how long a conversation is left to the worker that played it last.
+        """
         self._desks = desks
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
         self._rounds = Rounds(desks)
         self._late: set[Desk] = set()
-        self._misses_some = False  # a partition was away when it was due
+        self._pause_s = math.inf  # after which something that was due can be asked for again
         self._room = 0  # how many more leases the worker could play
         self._taken: list[HeldLease] = []
         self._given_back: set[asyncio.Task[None]] = set()
@@ -56,6 +62,7 @@ class Scheduler:
         self._unheard: dict[tuple[str, int], bytes] = {}
         self.lease_s = lease_s
         self._patience_s = patience_s
+        self._affinity_s = affinity_s
 
     @property
     def waiting(self) -> bool:
@@ -78,13 +85,14 @@ class Scheduler:
     async def wait_for_work(self, timeout_s: float) -> None:
         self._waiting = not self._work.is_set()
         try:
-            async with asyncio.timeout(min(timeout_s, LATE_S) if self._misses_some else timeout_s):
+            async with asyncio.timeout(min(timeout_s, self._pause_s)):
                 await self._work.wait()
         except TimeoutError:
-            self._rounds.all_due()
+            if self._pause_s >= timeout_s:
+                self._rounds.all_due()
         finally:
             self._waiting = False
-        self._misses_some = False
+        self._pause_s = math.inf
         self._work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
@@ -94,14 +102,14 @@ class Scheduler:
             if self._room <= 0:
                 break
             if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
-                self._misses_some = True  # it stays due
+                self._pause_s = min(self._pause_s, LATE_S)  # it stays due
                 continue
             self._rounds.asked(desk)
             try:
                 await self._claim_at(desk, agents, idle=idle and not self._taken)
             except StoreUnavailableError:
                 self._rounds.due(desk)
-                self._misses_some = True
+                self._pause_s = min(self._pause_s, LATE_S)
         self._unheard.clear()
         leases, self._taken = self._taken, []
         return leases
@@ -119,6 +127,7 @@ class Scheduler:
             patience_us=int(self._patience_s * 1_000_000),
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
             most_counted=MOST_COUNTED,
+            affinity_us=int(self._affinity_s * 1_000_000),
         )
         if len(self._desks) > 1:  # the others must not wait for this one
             await asyncio.wait((answer,), timeout=LATE_S)
@@ -129,7 +138,10 @@ class Scheduler:
         self._claimed(desk, await answered("claim", answer), at)
 
     def _claimed(self, desk: Desk, answer: Any, at: float) -> None:
-        is_enough, left_since, found = answer
+        is_enough, left_since, is_soon, found = answer
+        if is_soon:
+            self._rounds.due(desk)
+            self._pause_s = self._affinity_s
         if left_since:
             self._rounds.due(desk, int(left_since) / 1_000_000)
         self._take([self._opened(desk, fields, at) for fields in found])

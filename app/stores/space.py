@@ -52,6 +52,7 @@ class Options:
     partitions: int | None = None
     replicated: bool = False
     patience_s: float = 0.0
+    affinity_s: float = 0.0
     ours_alone: bool = False
 
 
@@ -78,7 +79,13 @@ async def open_store(
             for name in names
         ]
         desks = Desks([_desk(line, name, sealer, me, options) for line, name in zip(lines, names, strict=True)])
-        scheduler = Scheduler(desks, worker=me, lease_s=options.lease_s, patience_s=options.patience_s)
+        scheduler = Scheduler(
+            desks,
+            worker=me,
+            lease_s=options.lease_s,
+            patience_s=options.patience_s,
+            affinity_s=options.affinity_s,
+        )
         turns = Turns(
             desks, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
         )

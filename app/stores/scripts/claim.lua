@@ -3,10 +3,12 @@
 -- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
 -- A turn that one more counted attempt would convict goes to an idle worker, alone: so none is convicted for its neighbours. One
 -- that is not idle reserves it and takes nothing until it is.
+-- A conversation is left for `affinity_us` to the worker that played it last: that one has its agent at hand.
 -- One that has waited for it for `longest_us` goes to any. The first of the answer says that nothing more is to be taken, here or
--- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty).
--- ARGV: worker lease_us most idle patience_us longest_us most_counted ...agents
-local claims, skipped, passed, at, is_enough = {}, {}, 0, now(), 0
+-- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty); the
+-- third that something was left for so short a time that it is worth waiting for.
+-- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
+local claims, skipped, passed, at, is_enough, is_soon = {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
 most = tonumber(most)
 
@@ -24,6 +26,12 @@ end
 
 local function begun(ref, turn, attempt)
   return redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. attempt) == 1
+end
+
+local function is_another_ones(ref, score)
+  if at - score >= tonumber(affinity_us) then return false end
+  local last = string.match(redis.call('HGET', key('conversation', ref), 'committed') or '', '^%d+:(.-):')
+  return last and last ~= worker
 end
 
 local function reserve()
@@ -46,6 +54,8 @@ while #claims < most and passed < 1000 do
       break
     end
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
+  elseif turn and is_another_ones(ref, score) then
+    skipped[place], passed, is_soon = (skipped[place] or 0) + 1, passed + 1, 1
   elseif known[3] and known[3] ~= agents[place + 1] and begun(ref, turn, 1) and at - score < tonumber(patience_us) then
     skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
   else
@@ -76,4 +86,4 @@ while #claims < most and passed < 1000 do
   end
 end
 local left, since = oldest_ready()
-return {is_enough, left and string.format('%.0f', since) or '', claims}
+return {is_enough, left and string.format('%.0f', since) or '', is_soon, claims}
