@@ -560,6 +560,8 @@ def table(guarded: Guarded) -> dict[str, Refused]:
 
 @pytest.fixture(scope="module")
 def endings(table: dict[str, Refused], guarded: Guarded) -> Iterator[dict[str, Future[Ending]]]:
+    with Service(guarded.folder / "first", guarded.as_worker()):
+        pass  # the number of partitions is fixed now
     with started(table, guarded.folder / "refused") as found:
         yield found
 
