@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.nodes import Running
 
 pytest_plugins = ["tests.manifests"]
-pytestmark = pytest.mark.timeout(600)  # whoever comes first builds the image, and others wait for that
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
 
 WELL = dict.fromkeys(("startup", "liveness", "readiness"), 200)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.llm import LLM
 
 pytest_plugins = ["tests.llm"]
-pytestmark = pytest.mark.timeout(600)  # whoever comes first builds the image, and others wait for that
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
 
 MOST_MB = 230
 NEEDED = """

@@ -206,7 +206,7 @@ def test_a_store_that_refuses_the_password_is_named_with_the_mend(
 ) -> None:
     sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://{password}{outside_store}", "SEAL_KEYS": KEY_A}))
     assert "refuses us" in sentence
-    assert "password into SMOLSESSIONS_REDIS_URL" in sentence
+    assert "put its user into SMOLSESSIONS_REDIS_URL, and the password" in sentence
     assert "wrong-sesame" not in sentence
 
 
