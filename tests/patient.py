@@ -12,18 +12,33 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
+from tests.service import Service
 from tests.streaming import EVENTS, FINAL, Stream, log_of, place
+from tests.test_store import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
-    from tests.service import Service
     from tests.streaming import Event, Frame
 
 PATIENCE_S = 45
 PAUSE_S = 0.1
 STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
+
+
+@contextmanager
+def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Service, Service]]:
+    """Run two services on one store."""
+    with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
+        yield one, other
+
+
+def until_all_answer(services: Sequence[Service]) -> None:
+    """Wait until the store is there for each."""
+    for service in services:
+        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
 
 
 @dataclass

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 
-from tests.patient import Patient, playing
+from tests.patient import Patient, playing, two_services, until_all_answer
 from tests.problems import problem
 from tests.refusals import Refused, sentence_of, started
 from tests.service import Service, run
@@ -52,21 +51,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]
 @pytest.fixture(scope="module")
 def services(cluster: ValkeyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Give two services on the cluster."""
-    folder = tmp_path_factory.mktemp("services")
-    settings = cluster.settings | REPLICATED
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(Service(folder / "a", settings)),
-            stack.enter_context(Service(folder / "b", settings)),
-        )
+    with two_services(tmp_path_factory.mktemp("services"), cluster.settings | REPLICATED) as both:
+        yield both
 
 
 @pytest.fixture
 def pair(cluster: ValkeyCluster, services: Pair) -> Pair:
     """Give the services, on a cluster that is whole."""
     cluster.until_whole()
-    for service in services:
-        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
+    until_all_answer(services)
     return services
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
 
-from tests.patient import Patient, playing
+from tests.patient import Patient, playing, two_services, until_all_answer
 from tests.problems import problem
 from tests.refusals import Refused, sentence_of, started
 from tests.service import Service
@@ -43,21 +42,15 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
 @pytest.fixture(scope="module")
 def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Give two services on the primary."""
-    folder = tmp_path_factory.mktemp("services")
-    settings = sentinels.settings | REPLICATED
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(Service(folder / "a", settings)),
-            stack.enter_context(Service(folder / "b", settings)),
-        )
+    with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | REPLICATED) as both:
+        yield both
 
 
 @pytest.fixture
 def pair(sentinels: Sentinels, services: Pair) -> Pair:
     """Give the services, when every server follows the primary."""
     sentinels.until_whole()
-    for service in services:
-        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
+    until_all_answer(services)
     return services
 
 
