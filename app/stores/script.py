@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.resources
 import logging
 import re
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
+PATIENCE_S, RETRY_S = 1.0, 0.1  # a line that broke is mostly there again by then
 Argument = str | bytes | int
+_SAFE_TO_REPEAT = frozenset("cancel images list peek recall show steps turns variables watch".split())
 _TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
 
@@ -74,8 +78,15 @@ class Scripts:
         return self._line.send(*script(name).command(self._partition, rest, named), told=name not in _TELL_NOBODY)
 
     async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
-        """Run a script and give its answer."""
-        return await answered(name, self.send(name, *rest, **named))
+        """Run a script and give its answer; what changes nothing, or nothing twice, is asked again for a moment."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await answered(name, self.send(name, *rest, **named))
+            except StoreUnavailableError:
+                if name not in _SAFE_TO_REPEAT or time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
 
 async def answered(name: str, answer: Answer) -> Any:
