@@ -127,7 +127,10 @@ class Resumed:
         images = [PIL.Image.open(io.BytesIO(base64.b64decode(image))) for image in it.body.get("images", ())]
         given = json.loads(json.dumps(it.body.get("additional_args")))
         most = it.body.get("max_steps")
+        written = {path: path.read_bytes() for path in (it.ledger.path / "calls", it.ledger.path / "ends")}
         bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
+        for path, before_that in written.items():  # what the bare agent called is not of the turn
+            path.write_bytes(before_that)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]
         return bool(shown == bare.run(json.dumps([{"prompt": True}]), reset=False))
 
