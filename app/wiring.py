@@ -126,9 +126,10 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             )
         turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
-        app = create_health_app(figures)
         if role.answers:
             app = create_app(turns, conversations, callers, figures, _limits(settings))
+        else:
+            app = create_health_app(figures)
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
         yield Service(app, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)

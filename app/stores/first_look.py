@@ -105,13 +105,8 @@ class Watch:
             self._looking.cancel()
 
     async def _look(self) -> None:
-        pepper = self._sealer.seal(self._about.pepper, "", "pepper")
-        fields: dict[str, str | bytes] = {
-            "schema": SCHEMA,
-            "partitions": str(self._about.partitions),
-            "canary": self._sealer.seal(CANARY, "", "about"),
-            "pepper": pepper,
-        }
+        fields = _fields(self._sealer, self._about.partitions)
+        fields["pepper"] = self._sealer.seal(self._about.pepper, "", "pepper")
         try:
             for field, value in fields.items():
                 await self._line.send("HSETNX", f"{FIRST}:about", field, value)
@@ -131,6 +126,11 @@ class Watch:
             return True
 
 
+def _fields(sealer: Sealer, partitions: int) -> dict[str, bytes]:
+    """Give what a store says of itself, but for the pepper."""
+    return {"schema": SCHEMA, "partitions": b"%d" % partitions, "canary": sealer.seal(CANARY, "", "about")}
+
+
 async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> tuple[int, bytes]:
     """See that the store holds nothing, or what this release can read with these keys.
 
@@ -138,9 +138,9 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
     How many partitions there are is fixed by whoever is first, too.
     """
     secret: Any
-    key, sealed = f"{FIRST}:about", sealer.seal(CANARY, "", "about")
-    count = wanted or (PARTITIONS_OF_A_CLUSTER if is_cluster else 1)
-    for field, value in (("schema", SCHEMA), ("partitions", str(count).encode()), ("canary", sealed)):
+    key = f"{FIRST}:about"
+    fields = _fields(sealer, wanted or (PARTITIONS_OF_A_CLUSTER if is_cluster else 1))
+    for field, value in fields.items():
         await client.hsetnx(key, field, value)
     found: Any = await client.hmget(key, ["schema", "partitions", "canary"])
     schema, partitions, canary = found
@@ -167,5 +167,5 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
             "to the key that it was written with, or use another store or data folder"
         ) from error
     # Sealed anew, so that an old key, once nothing else needs it, can be taken away.
-    await client.hset(key, mapping={"canary": sealed, "pepper": sealer.seal(pepper, "", "pepper")})
+    await client.hset(key, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})
     return int(partitions), pepper
