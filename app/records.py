@@ -17,7 +17,7 @@ AgentName = NewType("AgentName", str)
 TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 RunState = Literal["success", "max_steps_error"]
-StepType = Literal["task", "planning", "action"]
+StepType = Literal["task", "planning", "action", "note", "summary"]
 
 MOST_COUNTED = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
 

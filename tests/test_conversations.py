@@ -140,7 +140,7 @@ def test_a_conversation_is_made_empty_and_says_where_it_is(service: Service) -> 
         "created_at": made["created_at"],
         "updated_at": made["created_at"],
         "turns": 0,
-        "step_counts": {"task": 0, "planning": 0, "action": 0},
+        "step_counts": {"task": 0, "planning": 0, "action": 0, "note": 0, "summary": 0},
         "running_turn": None,
         "queued_turns": 0,
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
+from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import stored_images
 from app.agents.plain import plain
 
@@ -22,6 +23,10 @@ def describe(step: MemoryStep) -> dict[str, Any]:
         return {"task": plain(step.task), "images": _images(step.task_images)}
     if isinstance(step, PlanningStep):
         return {"plan": plain(step.plan), **_cost(step)}
+    if isinstance(step, NoteStep):
+        return {"number": step.number, "text": plain(step.text), "replaces": step.replaces}
+    if isinstance(step, SummaryStep):
+        return {"text": plain(step.text), "recent": step.recent}
     assert isinstance(step, ActionStep)
     return {
         "step": step.step_number,

@@ -63,7 +63,7 @@ class AgentSession:
     ) -> None:
         self._agent = agent
         self._carries = tuple(carries)
-        agent.memory.steps = list(steps)
+        agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
         make_thrifty(agent)
         self._family = equip(agent, nursery, self._carries)
         self._belongings = Belongings(self._family, variables)
@@ -206,7 +206,7 @@ class _Tail:
         if step_type(kept) != step_type(step):
             self._track.recorder.journal.diverged = True
             raise DivergedError
-        self._memory.steps[self._next] = kept
+        self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept))
         self._belongings.changes()
         self._kept += not isinstance(kept, TaskStep)

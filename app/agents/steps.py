@@ -23,6 +23,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
 from app.agents.failures import is_swallowed_failure
+from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes, image_to_bytes, name_image
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 
     from app.records import StepType
 
-Step = TaskStep | PlanningStep | ActionStep
+Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
 _OWN = frozenset(
     {
-        *(TaskStep, PlanningStep, ActionStep, ToolCall, Timing, TokenUsage),
+        *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, ToolCall, Timing, TokenUsage),
         *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
     }
 )
@@ -50,6 +51,14 @@ _CARRIED: frozenset[type] = frozenset(
         *(decimal.Decimal, fractions.Fraction, uuid.UUID),
         *(set, frozenset, complex, bytearray, range),
     }
+)
+
+
+_TYPES: tuple[tuple[type, StepType], ...] = (
+    (TaskStep, "task"),
+    (PlanningStep, "planning"),
+    (NoteStep, "note"),
+    (SummaryStep, "summary"),
 )
 
 
@@ -97,9 +106,7 @@ def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedSte
     return PackedStep(step_type(step), turn, data, attachments)
 
 
-def unpack(
-    data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()
-) -> TaskStep | PlanningStep | ActionStep:
+def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()) -> Step:
     """Make the step again. The bytes come out of the seal; still only listed classes are made."""
     try:
         step = _Unpickler(io.BytesIO(data), attachments, carries).load()
@@ -113,9 +120,7 @@ def unpack(
 
 
 def step_type(step: MemoryStep) -> StepType:
-    if isinstance(step, TaskStep):
-        return "task"
-    return "planning" if isinstance(step, PlanningStep) else "action"
+    return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
 
 
 def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:

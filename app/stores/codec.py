@@ -47,7 +47,7 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
-_TYPES: tuple[StepType, ...] = ("task", "planning", "action")
+_TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
 
 
 def turn_to_bytes(turn: Turn) -> bytes:

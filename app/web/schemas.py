@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import from_json, to_json
 
-from app.records import OnBusy  # noqa: TC001 - pydantic reads the annotations at run time
+from app.records import OnBusy, StepType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +182,7 @@ class StepView(BaseModel):
 
     index: int
     turn: int
-    type: Literal["task", "planning", "action"]
+    type: StepType
     hidden: bool = Field(description="A later turn's reset hides it from the model.")
 
 
@@ -246,7 +246,7 @@ def conversation_view(conversation: Conversation) -> dict[str, Any]:
         "created_at": time_view(conversation.created_at),
         "updated_at": time_view(conversation.updated_at),
         "turns": conversation.turns,
-        "step_counts": {kind: conversation.step_counts.get(kind, 0) for kind in ("task", "planning", "action")},
+        "step_counts": {kind: conversation.step_counts.get(kind, 0) for kind in get_args(StepType)},
         "running_turn": conversation.running_turn,
         "queued_turns": conversation.queued_turns,
     }
