@@ -1,0 +1,42 @@
+"""Memory steps of the service's own, beside those of smolagents: notes of the scratchpad, and summaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smolagents.memory import MemoryStep
+from smolagents.models import ChatMessage, MessageRole
+
+
+@dataclass
+class NoteStep(MemoryStep):  # type: ignore[misc, unused-ignore]
+    """A note that the agent wrote for itself. `number` counts 1, 2, 3 … in the conversation.
+
+    `replaces` is the number of an earlier note that this one takes the place of; that one is no longer shown.
+    """
+
+    number: int
+    text: str
+    replaces: int | None = None
+
+    def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
+        """Show it to the model, in any mode."""
+        return [_from_user(f"Note {self.number}:\n{self.text}")]
+
+
+@dataclass
+class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
+    """What a model made of earlier steps: all before it but the `recent` last ones, which are shown as they are."""
+
+    text: str
+    recent: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
+        """Show it to the model, in any mode."""
+        return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
+
+
+def _from_user(text: str) -> ChatMessage:
+    return ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])
