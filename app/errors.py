@@ -111,6 +111,12 @@ class BusyError(ConflictError):
     code = "busy"
 
 
+class HistoryGoneError(ConflictError):
+    """The variables that the conversation had then are not kept any more: only the newest 64 MiB of changes are."""
+
+    code = "history_gone"
+
+
 class TooManyTurnsError(ServiceError):
     """As many turns wait in this conversation as may; try again when one of them is over."""
 

@@ -7,10 +7,12 @@ import importlib.metadata
 import logging
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
 import app
@@ -20,17 +22,23 @@ from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
+from app.agents.insight import Insight
+from app.agents.memory import check_own, import_own
 from app.agents.pictures import picture_file
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
-from app.errors import AgentUnavailableError, ServiceError, StartError
+from app.errors import AgentUnavailableError, InvalidRequestError, ServiceError, StartError
+from app.policies import policy_of
 from app.records import AgentInfo, AgentName, AgentVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from app.agents.memory import Function
+    from app.policies import Policy
     from app.ports import Session
+    from app.records import LeftOut, Memory, Weighed
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -52,6 +60,7 @@ class _Entry:
     preload: frozenset[str]
     """What the processes for its code have imported beforehand."""
     runs_code: bool
+    own_policies: dict[str, Function]
 
 
 class Catalog:
@@ -91,12 +100,48 @@ class Catalog:
         """Make a live agent with these steps in its memory, and these variables."""
         entry = self._entry(name)
         memory = [unpack(step, attachments, entry.carries) for step in steps]
+        return AgentSession(
+            self._made(entry),
+            memory,
+            variables,
+            entry.carries,
+            self._nursery,
+            policy=entry.info.policy,
+            own_policies=entry.own_policies,
+        )
+
+    def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
+        """Refuse a policy that this agent cannot have."""
+        check_own(policy, self._entry(name).own_policies, pointer)
+
+    def messages(
+        self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
+    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Give what the model is shown next of a memory, as JSON, and what the policy (None: the agent's) leaves out."""
+        with self._insight(name, memory, policy) as insight:
+            return insight.messages(summary_mode=summary_mode)
+
+    def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
+        """Say what a prune of the memory would leave out."""
+        with self._insight(name, memory, policy) as insight:
+            return insight.weigh()
+
+    @contextmanager
+    def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[Insight]:
+        entry = self._entry(name)
+        steps = [unpack(step.data, memory.attachments, entry.carries) for step in memory.steps]
+        agent = self._made(entry)
         try:
-            agent = entry.factory()
+            yield Insight(agent, steps, entry.info.policy if policy is None else policy, entry.own_policies)
+        finally:
+            clean_up(agent)
+
+    def _made(self, entry: _Entry) -> MultiStepAgent:
+        try:
+            return entry.factory()
         except (Exception, SystemExit) as error:
-            log.exception("the factory of agent %s failed", name, extra={"action": "agent.unmade"})
+            log.exception("the factory of agent %s failed", entry.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
-        return AgentSession(agent, memory, variables, entry.carries, self._nursery)
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
@@ -171,6 +216,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
+    own_policies = _own_policies(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
     clean_up(second)
@@ -183,6 +229,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         int(first.max_steps),
         code_runs_in(first),
         fingerprint,
+        _policy(name, first, own_policies),
     )
     family = [agent for agent in _family(first) if runs_in_child(agent)]
     for agent in family:
@@ -190,7 +237,39 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
-    return _Entry(factory, info, tuple(carries), preload, bool(family))
+    return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies)
+
+
+def _own_policies(name: str, agent: MultiStepAgent) -> dict[str, Function]:
+    """Import the functions that an agent's conversations may be bounded by."""
+    named = getattr(agent, "own_policies", ())
+    if not isinstance(named, list | tuple):
+        raise StartError(f"the agent {name!r} has own_policies = {named!r}; make it a list of module:function")
+    functions = {}
+    for each in named:
+        try:
+            functions[str(each)] = import_own(str(each))
+        except (Exception, SystemExit) as error:
+            raise StartError(
+                f"the agent {name!r} names the policy {each!r}, which cannot be imported "
+                f"({type(error).__name__}: {error}); write it as module:function"
+            ) from error
+    return functions
+
+
+def _policy(name: str, agent: MultiStepAgent, own: dict[str, Function]) -> Policy:
+    """Read an agent's own memory policy."""
+    try:
+        policy = policy_of(getattr(agent, "memory_policy", []))
+        check_own(policy, own, "memory_policy")
+    except (ValidationError, InvalidRequestError) as error:
+        raise StartError(f"the memory_policy of agent {name!r}: {error}") from error
+    if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
+        raise StartError(
+            f"the agent {name!r} has a memory_policy, and its class a write_memory_to_messages of its own, which would "
+            "not heed it; leave one of them out"
+        )
+    return policy
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smolagents.memory import MemoryStep
 from smolagents.models import ChatMessage, MessageRole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass
@@ -40,3 +44,11 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
 
 def _from_user(text: str) -> ChatMessage:
     return ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])
+
+
+def without_replaced(steps: Sequence[MemoryStep]) -> Sequence[MemoryStep]:
+    """Leave out the notes that a later one replaces; the record keeps them."""
+    replaced = {step.replaces for step in steps if isinstance(step, NoteStep) and step.replaces is not None}
+    if not replaced:
+        return steps
+    return [step for step in steps if not (isinstance(step, NoteStep) and step.number in replaced)]

@@ -24,7 +24,8 @@ from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
 from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
-from app.agents.thrift import make_thrifty
+from app.agents.summarizer import Summarizer
+from app.agents.thrift import make_thrifty, shown_memory_of
 from app.agents.tool_proxy import see_tools
 from app.records import Failure, Outcome
 
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from app.agents.code.nursery import Nursery
+    from app.agents.memory import Function
     from app.events import StepEvent
     from app.past import Past
+    from app.policies import Policy
     from app.ports import Stage
     from app.records import RunState, Turn, TurnInput
 
@@ -60,17 +63,38 @@ class AgentSession:
         variables: dict[str, bytes],
         carries: Sequence[type],
         nursery: Nursery,
+        *,
+        policy: Policy = (),
+        own_policies: dict[str, Function] | None = None,
     ) -> None:
+        """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
         self._agent = agent
         self._carries = tuple(carries)
         agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
         make_thrifty(agent)
+        self._policy = policy
+        self._shown = shown_memory_of(agent, own_policies or {})
+        if self._shown:
+            self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
         self._belongings = Belongings(self._family, variables)
         self._tail: _Tail | None = None
 
-    def play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None = None) -> Outcome:
+    def play(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        stage: Stage,
+        past: Past | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
+        if self._shown:
+            self._shown.policy = self._policy if policy is None else policy
+        outcome = self._play(turn, given, stage, past)
+        return replace(outcome, left_out=self._shown.left_out()) if self._shown else outcome
+
+    def _play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None) -> Outcome:
         recorder = Recorder(stage, turn.attempts, past)
         track = self._family.head.seat.track = Track(recorder, turn.agent.name)
         see_tools(self._agent, self._family.head.seat)
