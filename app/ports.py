@@ -16,12 +16,14 @@ if TYPE_CHECKING:
         AgentName,
         AgentVersion,
         Conversation,
+        Imported,
         OnBusy,
         Once,
         Outcome,
         Owner,
         PackedStep,
         Page,
+        Portable,
         Ref,
         StoredStep,
         Turn,
@@ -378,6 +380,23 @@ class Agents(Protocol):
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
+        ...
+
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, the images that they show, and variables as JSON data (docs/export.md); called in a thread.
+
+        A step is without its turn and without what only the conversation knows of it.
+        """
+        ...
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of a document's `format`, `version`, `steps`, `images` and `variables`; in a thread.
+
+        Its steps may be smolagents' own (`app.portable.MEMORY_FORMAT`). `max_pixels` bounds a step's images together.
+        Raises `InvalidRequestError` with a pointer into the document.
+        """
         ...
 
     def picture(self, data: bytes) -> tuple[str, bytes]:

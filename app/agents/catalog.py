@@ -21,6 +21,8 @@ from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
 from app.agents.pictures import picture_file
+from app.agents.portable import documents
+from app.agents.portable.variables import Place, places_of
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.ports import Session
+    from app.records import Imported, Portable
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -52,6 +55,8 @@ class _Entry:
     preload: frozenset[str]
     """What the processes for its code have imported beforehand."""
     runs_code: bool
+    places: dict[str, Place]
+    """What it can take of variables that are imported, by its agents' paths."""
 
 
 class Catalog:
@@ -101,6 +106,16 @@ class Catalog:
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
         return describe(unpack(step, attachments, self._entry(name).carries))
+
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, images and variables as JSON data."""
+        return documents.export(steps, attachments, variables, self._entry(name).carries)
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of such data, or of what smolagents' own memory gives."""
+        return documents.take_in(data, self._entry(name).places, max_pixels)
 
     def picture(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
@@ -190,7 +205,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
-    return _Entry(factory, info, tuple(carries), preload, bool(family))
+    return _Entry(factory, info, tuple(carries), preload, bool(family), places_of(first))
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:
