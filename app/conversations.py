@@ -79,10 +79,7 @@ class Conversations:
         describe = self._agents.describe
 
         def describe_all() -> tuple[dict[str, Any], ...]:
-            return tuple(
-                _about(step) | describe(agent, step.data, attachments)
-                for step in page.items
-            )
+            return tuple(_about(step) | describe(agent, step.data, attachments) for step in page.items)
 
         return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
 

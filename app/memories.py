@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.documents import document_of, opened
+from app.documents import document_of, opened, turns_of
 from app.errors import StoreUnavailableError
 from app.records import Draft, Ref
 
@@ -90,5 +91,6 @@ class Memories:
         self._conversations.check(name, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
-        turns = [replace(turn, ref=ref, agent=turn.agent or version) for turn in told.turns_of(given, version)]
-        return await self._store.adopt(ref, name, draft, turns, given)
+        last = max((step.turn for step in given.steps), default=0)
+        turns = [replace(turn, ref=ref) for turn in turns_of(told, version, last, time.time())]
+        return await self._store.adopt(ref, name, draft, turns, given, told.jumps)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Conversation,
         Draft,
         Imported,
+        Jump,
         LeftOut,
         Memory,
         OnBusy,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Owner,
         PackedStep,
         Page,
+        Portable,
         Record,
         Ref,
         StepType,
@@ -161,7 +163,7 @@ class Memories(Protocol):
     """What is done to conversations between their turns. While one runs all raise `BusyError`."""
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
-        """Read what the model is shown next, before any policy; `may_run`: also while a turn runs, as it was before."""
+        """Read what the model is shown next, before any policy; `may_run`: also amid a turn, as it was before."""
         ...
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
@@ -188,7 +190,7 @@ class Memories(Protocol):
         ...
 
     async def adopt(
-        self, ref: Ref, agent: AgentName, draft: Draft, turns: Sequence[Turn], given_memory: Imported
+        self, ref: Ref, agent: AgentName, draft: Draft, turns: Sequence[Turn], given_memory: Imported, jumps: tuple[Jump, ...]
     ) -> Conversation:
         """Make a conversation of what is brought in. Raises `ConversationExistsError`."""
         ...
@@ -455,6 +457,23 @@ class Agents(Protocol):
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
+        ...
+
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, the images that they show, and variables as JSON data (docs/export.md); called in a thread.
+
+        A step is without its turn and without what only the conversation knows of it.
+        """
+        ...
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of a document's `format`, `version`, `steps`, `images` and `variables`; in a thread.
+
+        Its steps may be smolagents' own (`app.portable.MEMORY_FORMAT`). `max_pixels` bounds a step's images together.
+        Raises `InvalidRequestError` with a pointer into the document.
+        """
         ...
 
     def picture(self, data: bytes) -> tuple[str, bytes]:

@@ -300,6 +300,30 @@ class PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Portable:
+    """What a conversation holds as JSON data (docs/export.md).
+
+    `steps` are without their turn and without what the conversation knows of them; `images` are by name; of what could
+    not be exported `not_exported` says the agent's path, the kind, the name and the reason.
+    """
+
+    steps: tuple[dict[str, Any], ...]
+    images: dict[str, dict[str, str]]
+    variables: dict[str, Any]
+    not_exported: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was made of such data; `archived` and `hidden` are positions in `steps`."""
+
+    steps: tuple[PackedStep, ...]
+    archived: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
+    variables: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredStep:
     """A step as the store gives it back."""
 
@@ -357,6 +381,7 @@ class Record:
 
     conversation: Conversation
     turns: tuple[Turn, ...]
+    jumps: tuple[Jump, ...]
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
     pieces: dict[str, bytes]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
 import app
@@ -23,13 +22,15 @@ from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
 from app.agents.insight import Insight
-from app.agents.memory import check_own, import_own
+from app.agents.memory import check_own
+from app.agents.own_policies import own_policies_of, policy_of_agent
 from app.agents.pictures import picture_file
+from app.agents.portable import documents
+from app.agents.portable.variables import Place, places_of
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
-from app.errors import AgentUnavailableError, InvalidRequestError, ServiceError, StartError
-from app.policies import policy_of
+from app.errors import AgentUnavailableError, ServiceError, StartError
 from app.records import AgentInfo, AgentName, AgentVersion
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from app.agents.memory import Function
     from app.policies import Policy
     from app.ports import Session
-    from app.records import LeftOut, Memory, Weighed
+    from app.records import Imported, LeftOut, Memory, Portable, Weighed
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class _Entry:
     """What the processes for its code have imported beforehand."""
     runs_code: bool
     own_policies: dict[str, Function]
+    places: dict[str, Place]
+    """What it can take of variables that are imported, by its agents' paths."""
 
 
 class Catalog:
@@ -147,6 +150,16 @@ class Catalog:
         """Give a step as JSON."""
         return describe(unpack(step, attachments, self._entry(name).carries))
 
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, images and variables as JSON data."""
+        return documents.export(steps, attachments, variables, self._entry(name).carries)
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of such data, or of what smolagents' own memory gives."""
+        return documents.take_in(data, self._entry(name).places, max_pixels)
+
     def picture(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
         return picture_file(data)
@@ -216,7 +229,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
-    own_policies = _own_policies(name, first)
+    own_policies = own_policies_of(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
     clean_up(second)
@@ -229,7 +242,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         int(first.max_steps),
         code_runs_in(first),
         fingerprint,
-        _policy(name, first, own_policies),
+        policy_of_agent(name, first, own_policies),
     )
     family = [agent for agent in _family(first) if runs_in_child(agent)]
     for agent in family:
@@ -237,39 +250,10 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
-    return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies)
+    return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies, places_of(first))
 
 
-def _own_policies(name: str, agent: MultiStepAgent) -> dict[str, Function]:
-    """Import the functions that an agent's conversations may be bounded by."""
-    named = getattr(agent, "own_policies", ())
-    if not isinstance(named, list | tuple):
-        raise StartError(f"the agent {name!r} has own_policies = {named!r}; make it a list of module:function")
-    functions = {}
-    for each in named:
-        try:
-            functions[str(each)] = import_own(str(each))
-        except (Exception, SystemExit) as error:
-            raise StartError(
-                f"the agent {name!r} names the policy {each!r}, which cannot be imported "
-                f"({type(error).__name__}: {error}); write it as module:function"
-            ) from error
-    return functions
 
-
-def _policy(name: str, agent: MultiStepAgent, own: dict[str, Function]) -> Policy:
-    """Read an agent's own memory policy."""
-    try:
-        policy = policy_of(getattr(agent, "memory_policy", []))
-        check_own(policy, own, "memory_policy")
-    except (ValidationError, InvalidRequestError) as error:
-        raise StartError(f"the memory_policy of agent {name!r}: {error}") from error
-    if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
-        raise StartError(
-            f"the agent {name!r} has a memory_policy, and its class a write_memory_to_messages of its own, which would "
-            "not heed it; leave one of them out"
-        )
-    return policy
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,16 +69,6 @@ def after_summary(steps: Steps) -> Steps:
 def begins_turn(steps: Steps) -> int:
     """Give the place where the newest turn begins."""
     return next((place for place in reversed(range(len(steps))) if isinstance(steps[place], TaskStep)), 0)
-
-
-def import_own(name: str) -> Function:
-    """Import a policy function; raises `ImportError`, `AttributeError` or `TypeError`, or what its module does."""
-    module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise TypeError(f"{name} is no function")
-    called: Function = function
-    return called
 
 
 def check_own(policy: Policy, own: dict[str, Function], pointer: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-_RAW = b"raw image\n"
+RAW = b"raw image\n"
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
 
@@ -32,17 +32,17 @@ def image_to_bytes(image: PIL.Image.Image) -> bytes:
         return buffer.getvalue()
     palette = image.getpalette("RGB") if image.mode == "PA" else None
     header = json.dumps([image.mode, *image.size, palette]).encode()
-    return _RAW + header + b"\n" + image.tobytes()
+    return RAW + header + b"\n" + image.tobytes()
 
 
 def image_from_bytes(data: bytes) -> PIL.Image.Image:
     """Make the image; it remembers its bytes, as long as nobody paints on it: a photo as PNG is ten times as large."""
-    if not data.startswith(_RAW):
+    if not data.startswith(RAW):
         image: PIL.Image.Image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
         image.load()
         image.info[_SOURCE] = (data, _pixels(image))
         return image
-    header, _, pixels = data.removeprefix(_RAW).partition(b"\n")
+    header, _, pixels = data.removeprefix(RAW).partition(b"\n")
     mode, width, height, palette = json.loads(header)
     image = PIL.Image.frombytes(mode, (width, height), pixels)
     if palette:
@@ -64,7 +64,7 @@ def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, 
 
 def picture_file(data: bytes) -> tuple[str, bytes]:
     """Give an image's media type and bytes as a browser takes it: as stored, or as PNG where only we read that."""
-    if data.startswith(_RAW):
+    if data.startswith(RAW):
         buffer = io.BytesIO()
         image_from_bytes(data).convert("RGBA").save(buffer, "PNG")
         return "image/png", buffer.getvalue()

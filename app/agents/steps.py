@@ -119,6 +119,11 @@ def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] =
     return step
 
 
+def agent_error(name: str, message: str) -> AgentError:
+    """Make an error of smolagents again; `name` is one of `ERROR_NAMES`."""
+    return _error(name, message)
+
+
 def step_type(step: MemoryStep) -> StepType:
     return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
 
@@ -240,6 +245,7 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 
 
 _ERRORS = _subclasses(AgentError)
+ERROR_NAMES = frozenset(_ERRORS)
 _MAKERS: tuple[Any, ...] = (_value, _error, _image)
 # By identity: a foreign class may answer == and hash() with code of its own.
 _OWN_IDS = frozenset(map(id, _OWN))

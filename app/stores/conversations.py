@@ -165,9 +165,7 @@ class Conversations:
                 place = index + 1
                 if left >> index & 1:
                     continue
-                step = codec.step_from_bytes(
-                    desk.sealer.open(blob, scope, "step", head.generation, index), index, head
-                )
+                step = codec.step_from_bytes(desk.sealer.open(blob, scope, "step", head.generation, index), index, head)
                 if kind in {None, step.type}:
                     items.append(step)
             more = place < last

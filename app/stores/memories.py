@@ -112,7 +112,9 @@ class Memories:
             new = self._neighbour(ref)
             below = (1 << then.count) - 1
             head = replace(then, destroyed=moment.head.destroyed & below)
-            head = replace(head, archived=head.archived & ~head.destroyed, rolled_back=head.rolled_back & ~head.destroyed)
+            head = replace(
+                head, archived=head.archived & ~head.destroyed, rolled_back=head.rolled_back & ~head.destroyed
+            )
             jumps = tuple(jump for jump in moment.terms.jumps if jump.after < at or turn is None)
             wanted = await self._pieces_of(ref, then)
             given: list[Argument] = []
@@ -129,7 +131,9 @@ class Memories:
                 agent=moment.agent,
                 record=desk.sealer.seal(codec.conversation_to_bytes(moment.agent, about), str(new), "conversation"),
                 terms=sealed_terms(desk, str(new), Terms(moment.terms.policy, lineage, jumps)),
-                head=desk.sealer.seal(codec.head_to_bytes(head), str(new), "head") if head.count or head.variables else b"",
+                head=desk.sealer.seal(codec.head_to_bytes(head), str(new), "head")
+                if head.count or head.variables
+                else b"",
                 count=head.count,
                 turn=at,
                 ttl=moment.ttl_us,
@@ -157,7 +161,7 @@ class Memories:
         images = await load_images(self._desks.of(ref), str(ref), steps)
         if (await self._moment(ref, 0)).version != moment.version:
             raise BusyError("The conversation was changed while it was read; try again.")
-        return Record(conversation, tuple(turns[: moment.turns]), tuple(steps), images, pieces)
+        return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
 
     async def adopt(
         self,
@@ -166,6 +170,7 @@ class Memories:
         draft: Draft,
         turns: Sequence[Turn],
         given_memory: Imported,
+        jumps: tuple[Jump, ...],
     ) -> Conversation:
         """Make a conversation of what is brought in."""
         desk, scope = self._desks.of(ref), str(ref)
@@ -177,7 +182,7 @@ class Memories:
             ref=scope,
             agent=agent,
             record=desk.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
-            terms=sealed_terms(desk, scope, Terms(draft.policy)),
+            terms=sealed_terms(desk, scope, Terms(draft.policy, jumps=jumps)),
             ttl=ttl_us(draft.ttl_s),
             head=head,
         )
@@ -354,7 +359,9 @@ def _sealed_for(desk: Desk, scope: str, turns: Sequence[Turn], given_memory: Imp
         given += [name, seal(data, scope, "image", name)]
     sealed = {name: seal(piece, scope, "variable", 0, name) for name, piece in given_memory.variables.items()}
     if sealed:
-        listed = seal(codec.pieces_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0)
+        listed = seal(
+            codec.pieces_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0
+        )
         head = replace(head, variables=tag_of(listed))
         sealed[""] = listed
     given.append(len(sealed))

@@ -1,0 +1,130 @@
+"""Images of a document ⇄ images of its steps: whole, of the name that they say, and not more than fit in memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import PIL.Image
+
+from app.agents.pictures import FORMATS, RAW, image_from_bytes, image_to_bytes
+from app.agents.portable.values import pointer_to
+from app.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+RAW_TYPE = "image/x-smolsessions-raw"
+TIMES_IN_ALL = 16
+"""As many pixels as a request's images may have, this often, is what those of a document may have."""
+_MOST_HEADER_BYTES = 16 * 1024
+_BROKEN = f"is no whole image of {', '.join(FORMATS)}, nor a raw one of this service"
+
+
+def image_as_json(data: bytes) -> dict[str, str]:
+    """Give a stored image as a member of the document's `images`."""
+    if data.startswith(RAW):
+        kind = RAW_TYPE
+    else:
+        kind = PIL.Image.open(io.BytesIO(data), formats=FORMATS).get_format_mimetype() or RAW_TYPE
+    return {"type": kind, "data": base64.b64encode(data).decode()}
+
+
+@dataclass(frozen=True)
+class _Found:
+    data: bytes
+    pixels: int
+
+
+class Images:
+    """The images of a document, decoded when a step shows them; those shown last are kept for the next step."""
+
+    def __init__(self, images: Mapping[str, str], max_pixels: int) -> None:
+        """Take base64 by name. `max_pixels` bounds the images of one step together."""
+        self._max_pixels = max_pixels
+        self._found: dict[str, _Found] = {}
+        self._kept: OrderedDict[str, PIL.Image.Image] = OrderedDict()
+        self._unused = dict.fromkeys(images)
+        left = max_pixels * TIMES_IN_ALL
+        for name, text in images.items():
+            found = self._found[name] = _found(name, text)
+            left -= found.pixels
+            if left < 0 or found.pixels > max_pixels:
+                raise _error(
+                    name, f"has more than {max_pixels} pixels, or all images more than {TIMES_IN_ALL} times that"
+                )
+
+    def shown(self, names: Iterable[str], pointer: str) -> list[PIL.Image.Image]:
+        """Decode the images of a step; `pointer` names their list."""
+        names = list(names)
+        for index, name in enumerate(names):
+            if name not in self._found:
+                raise InvalidRequestError.at(pointer_to(pointer, index), "names an image that is not in /images")
+        if sum(self._found[name].pixels for name in set(names)) > self._max_pixels:
+            raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
+        return [self._decoded(name) for name in names]
+
+    def check_all_are_used(self) -> None:
+        for name in self._unused:
+            raise _error(name, "is shown by no step")
+
+    def _decoded(self, name: str) -> PIL.Image.Image:
+        self._unused.pop(name, None)
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        image = self._kept[name] = _decode(name, self._found[name].data)
+        while sum(self._found[one].pixels for one in self._kept) > self._max_pixels:
+            self._kept.popitem(last=False)
+        return image
+
+
+def _found(name: str, text: str) -> _Found:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise _error(name, "is no base64") from None
+    if hashlib.sha256(data).hexdigest()[: len(name)] != name:
+        raise _error(name, "is not of this name, which is the first 32 digits of the data's SHA-256")
+    try:
+        pixels = _pixels_of(data)
+    except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+        raise _error(name, _BROKEN) from None
+    return _Found(data, pixels)
+
+
+def _pixels_of(data: bytes) -> int:
+    if not data.startswith(RAW):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
+            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+        return image.width * image.height
+    header = data[len(RAW) : len(RAW) + _MOST_HEADER_BYTES].partition(b"\n")[0]
+    _mode, width, height, _palette = json.loads(header)
+    if type(width) is not int or type(height) is not int or min(width, height) < 1:
+        raise ValueError("no size")
+    return width * height
+
+
+def _decode(name: str, data: bytes) -> PIL.Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = image_from_bytes(data)
+        is_as_stored = image_to_bytes(image) == data
+    except Exception:  # noqa: BLE001 - see above
+        raise _error(name, _BROKEN) from None
+    if not is_as_stored:
+        raise _error(name, _BROKEN)
+    return image
+
+
+def _error(name: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError.at(pointer_to("/images", name), message)
