@@ -226,7 +226,7 @@ def _check_numbers(turns: Iterable[TurnDocument]) -> None:
 def _turn_document(turn: Turn) -> dict[str, Any]:
     outcome = turn.outcome or Outcome("cancelled")
     fields = {name: getattr(outcome, name) for name in ("reply", "output", "state", "steps")}
-    parts = {
+    parts: dict[str, Any] = {
         "agent": turn.agent,
         "usage": outcome.usage,
         "timing": turn.timing,

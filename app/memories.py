@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.documents import document_of, opened, turns_of
 from app.errors import StoreUnavailableError
-from app.records import Draft, Ref
+from app.records import Brought, Draft, Ref
 
 if TYPE_CHECKING:
     from app.conversations import Conversations
@@ -92,5 +92,5 @@ class Memories:
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
-        turns = [replace(turn, ref=ref) for turn in turns_of(told, version, last, time.time())]
-        return await self._store.adopt(ref, name, draft, turns, given, told.jumps)
+        turns = tuple(replace(turn, ref=ref) for turn in turns_of(told, version, last, time.time()))
+        return await self._store.adopt(ref, name, draft, Brought(turns, told.jumps, given))

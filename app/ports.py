@@ -16,10 +16,10 @@ if TYPE_CHECKING:
         AgentInfo,
         AgentName,
         AgentVersion,
+        Brought,
         Conversation,
         Draft,
         Imported,
-        Jump,
         LeftOut,
         Memory,
         OnBusy,
@@ -167,7 +167,7 @@ class Memories(Protocol):
         ...
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
-        """Take steps out of the memory; they stay on record. Nothing where the memory is not of this version any more."""
+        """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
         ...
 
     async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
@@ -182,16 +182,14 @@ class Memories(Protocol):
         ...
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
-        """Make a conversation that is what this one was after a turn (None: its last). Raises what `roll_back` raises."""
+        """Make a conversation that is what this one was after a turn (None: its last). Raises as `roll_back` does."""
         ...
 
     async def record(self, ref: Ref) -> Record:
         """Read all that is on record of a conversation, but for events."""
         ...
 
-    async def adopt(
-        self, ref: Ref, agent: AgentName, draft: Draft, turns: Sequence[Turn], given_memory: Imported, jumps: tuple[Jump, ...]
-    ) -> Conversation:
+    async def adopt(self, ref: Ref, agent: AgentName, draft: Draft, brought: Brought) -> Conversation:
         """Make a conversation of what is brought in. Raises `ConversationExistsError`."""
         ...
 
@@ -415,8 +413,8 @@ class Session(Protocol):
     ) -> Outcome:
         """Run the agent in the calling thread, telling the stage all that happens and each finished step.
 
-        What an earlier attempt did (`past`) is not done again; `policy` None: the agent's own. Never raises what the agent raises: that is a failed
-        outcome. A turn that the stage halted is a cancelled one.
+        What an earlier attempt did (`past`) is not done again; `policy` None: the agent's own. Never raises what the
+        agent raises: that is a failed outcome. A turn that the stage halted is a cancelled one.
         """
         ...
 
@@ -448,11 +446,11 @@ class Agents(Protocol):
     def messages(
         self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Give what the model is shown next of a memory, as JSON, and what the policy (None: the agent's) leaves out."""
+        """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
         ...
 
     def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
-        """Say what a prune of the memory would leave out. Raises `InvalidRequestError` where no policy bounds the agent."""
+        """Say what a prune of the memory would leave out. Raises `InvalidRequestError` where none bounds it."""
         ...
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:

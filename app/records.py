@@ -388,6 +388,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Brought:
+    """A conversation that is brought in."""
+
+    turns: tuple[Turn, ...]
+    jumps: tuple[Jump, ...]
+    memory: Imported
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
 

@@ -143,6 +143,11 @@ def test_a_conversation_is_made_empty_and_says_where_it_is(service: Service) -> 
         "step_counts": {"task": 0, "planning": 0, "action": 0, "note": 0, "summary": 0},
         "running_turn": None,
         "queued_turns": 0,
+        "archived_steps": 0,
+        "policy": None,
+        "ttl_s": None,
+        "expires_at": None,
+        "forked_from": None,
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", made["created_at"])
     assert service.get(response.headers["location"]) == made

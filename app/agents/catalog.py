@@ -120,7 +120,7 @@ class Catalog:
     def messages(
         self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Give what the model is shown next of a memory, as JSON, and what the policy (None: the agent's) leaves out."""
+        """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
         with self._insight(name, memory, policy) as insight:
             return insight.messages(summary_mode=summary_mode)
 
@@ -251,9 +251,6 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
     return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies, places_of(first))
-
-
-
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:

@@ -1,4 +1,4 @@
-"""The memory policy that an agent's author gave it, and the functions that its conversations may name; checked at start."""
+"""The memory policy that an agent's author gave it, and the functions that its conversations may name."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Conversations:
         return [((-int(row[1][4]), place), row) for row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
-        """Read, change and write what callers may change, until no other writer comes between; in this process one at a time."""
+        """Read, change and write, until no other writer comes between; in this process one at a time."""
         lock = self._patching.setdefault(ref, asyncio.Lock())
         async with lock:
             return await self._patch(ref, change)

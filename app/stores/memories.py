@@ -11,10 +11,10 @@ from app.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
+    HistoryGoneError,
     SealBrokenError,
     StoreUnavailableError,
     TurnNotFoundError,
-    HistoryGoneError,
 )
 from app.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
 from app.seal import tag_of
@@ -26,7 +26,7 @@ from app.stores.keeping import COUNT_SENTENCE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from app.records import Conversation, Draft, Imported, StepType, StoredStep, Turn
+    from app.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
     from app.stores.conversations import Conversations
     from app.stores.desk import Desk, Desks
     from app.stores.script import Argument
@@ -56,7 +56,7 @@ class Memories:
         return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
-        """Take steps out of the memory; they stay on record. Nothing where the memory is not of this version any more."""
+        """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
         head = await self._without(ref, self._open(ref, version), places)
         bits = sum(1 << place for place in places)
         return await self._amend(ref, version, replace(head, archived=head.archived | bits))
@@ -168,13 +168,11 @@ class Memories:
         ref: Ref,
         agent: AgentName,
         draft: Draft,
-        turns: Sequence[Turn],
-        given_memory: Imported,
-        jumps: tuple[Jump, ...],
+        brought: Brought,
     ) -> Conversation:
         """Make a conversation of what is brought in."""
         desk, scope = self._desks.of(ref), str(ref)
-        given, head = await asyncio.to_thread(_sealed_for, desk, scope, turns, given_memory)
+        given, head = await asyncio.to_thread(_sealed_for, desk, scope, brought)
         state, *rest = await desk.scripts.call(
             "adopt",
             *given,
@@ -182,7 +180,7 @@ class Memories:
             ref=scope,
             agent=agent,
             record=desk.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
-            terms=sealed_terms(desk, scope, Terms(draft.policy, jumps=jumps)),
+            terms=sealed_terms(desk, scope, Terms(draft.policy, jumps=brought.jumps)),
             ttl=ttl_us(draft.ttl_s),
             head=head,
         )
@@ -226,7 +224,8 @@ class Memories:
 
     async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
         """Read steps, but those that are destroyed; from the first to the last all are checked against the head."""
-        desk, scope, steps = self._desks.of(ref), str(ref), list[StoredStep]()
+        desk, scope = self._desks.of(ref), str(ref)
+        steps: list[StoredStep] = []
         end, running = head.count if end is None else min(end, head.count), b""
         whole = (first, end) == (0, head.count)
         while first < end:
@@ -336,12 +335,12 @@ def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
     return counts
 
 
-def _sealed_for(desk: Desk, scope: str, turns: Sequence[Turn], given_memory: Imported) -> tuple[list[Argument], bytes]:
+def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument], bytes]:
     """Seal what is brought in, as `adopt` takes it, and the head over it."""
     seal = desk.sealer.seal
-    given: list[Argument] = [len(turns)]
-    given += [seal(codec.turn_to_bytes(turn), scope, "turn", turn.number) for turn in turns]
-    steps, archived = given_memory.steps, given_memory.archived
+    given: list[Argument] = [len(brought.turns)]
+    given += [seal(codec.turn_to_bytes(turn), scope, "turn", turn.number) for turn in brought.turns]
+    steps, archived = brought.memory.steps, brought.memory.archived
     given.append(len(steps))
     head = Head()
     images: dict[str, bytes] = {}
@@ -351,13 +350,13 @@ def _sealed_for(desk: Desk, scope: str, turns: Sequence[Turn], given_memory: Imp
         head = extended(head, step.type, blob)
         if index in archived:
             head.step_counts[step.type] -= 1
-        if index in given_memory.hidden:
+        if index in brought.memory.hidden:
             head = replace(head, shown_from=index + 1, shown_hash=head.hash)
         images |= step.attachments
     given.append(len(images))
     for name, data in images.items():
         given += [name, seal(data, scope, "image", name)]
-    sealed = {name: seal(piece, scope, "variable", 0, name) for name, piece in given_memory.variables.items()}
+    sealed = {name: seal(piece, scope, "variable", 0, name) for name, piece in brought.memory.variables.items()}
     if sealed:
         listed = seal(
             codec.pieces_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0
