@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
@@ -120,7 +120,7 @@ class _Envelope(_Part):
     metadata: dict[str, JsonValue] = {}
     policy: Rules | None = None
     turns: list[TurnDocument] = []
-    rollbacks: list[tuple[int, int]] = []
+    rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = []
     steps: Any = []
     images: Any = {}
     variables: Any = {}

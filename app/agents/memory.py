@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Steps = Sequence[MemoryStep]
 Function = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
 CUT_SENTENCE = "… ({left} more characters were left out)"
+WORTH_CUTTING = 50  # characters: about as long as the word of what was left out
 IMAGES_SENTENCE = "({count} images of this step were left out)"
 
 
@@ -104,7 +105,7 @@ def _cut_observations(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
             continue
         if left > 0:
             left -= 1
-        elif len(step.observations or "") > rule.max_length or step.observations_images:
+        elif len(step.observations or "") > rule.max_length + WORTH_CUTTING or step.observations_images:
             shown[place] = tools.weights.copy_of(step, rule.max_length, partial(_cut, step, rule.max_length))
     return shown
 
@@ -112,7 +113,7 @@ def _cut_observations(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
 def _cut(step: ActionStep, max_length: int) -> ActionStep:
     short = copy.copy(step)
     text = step.observations or ""
-    if len(text) > max_length:
+    if len(text) > max_length + WORTH_CUTTING:
         text = text[:max_length] + CUT_SENTENCE.format(left=len(text) - max_length)
     if step.observations_images:
         text = f"{text}\n{IMAGES_SENTENCE.format(count=len(step.observations_images))}".strip()

@@ -22,7 +22,7 @@ from app.agents.tool_proxy import Proxy, see_tools, unproxied
 from app.events import MessageDelta, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from smolagents import Model, MultiStepAgent
     from smolagents.models import ChatMessageStreamDelta
@@ -126,7 +126,7 @@ class ModelProxy(Proxy):
         except Exception as error:
             recorder.tell(None, (key, of_error(error).to_bytes()))
             raise
-        _tell_apart(message)
+        _tell_apart(message, getattr(self._agent.write_memory_to_messages, "call_ids", frozenset()))
         effect, message = of_message(message)
         recorder.tell(None, (key, effect.to_bytes()))
         return message
@@ -269,11 +269,14 @@ def _whole(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
     )
 
 
-def _tell_apart(message: ChatMessage) -> None:
-    """Give calls of one message ids of their own: smolagents drops all but one of those that share theirs."""
-    seen: set[str] = set()
+def _tell_apart(message: ChatMessage, taken: Collection[str]) -> None:
+    """Give calls ids of their own: smolagents drops all but one of those of a message that share theirs.
+
+    A model that counts what it is shown gives the ids of calls that a memory policy leaves out (`taken`) again.
+    """
+    seen = set(taken)
     for number, call in enumerate(message.tool_calls or (), 1):
-        if call.id in seen:
+        while call.id in seen:
             call.id = f"{call.id}_{number}"
         seen.add(call.id)
 

@@ -74,6 +74,7 @@ class AgentSession:
         make_thrifty(agent)
         self._policy = policy
         self._shown = shown_memory_of(agent, own_policies or {})
+        agent.step_callbacks.register(ActionStep, self._name_calls_apart)
         if self._shown:
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
@@ -137,6 +138,16 @@ class AgentSession:
         self._agent.memory.steps = []
         self._belongings.rest()
         clean_up(self._agent)
+
+    def _name_calls_apart(self, step: ActionStep) -> None:
+        """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
+        taken: set[str] | None = None
+        for call in step.tool_calls or () if isinstance(self._agent, CodeAgent) else ():
+            if taken is None:
+                memory = self._agent.memory.steps
+                taken = {known.id for one in memory for known in getattr(one, "tool_calls", None) or ()}
+            while call.id in taken:
+                call.id += "_2"
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
         images = [image_from_bytes(data) for data in given.images]

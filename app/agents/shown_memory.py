@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.agents.memory import Function, Toolbox, bounded
 from app.agents.own_steps import without_replaced
@@ -11,7 +11,7 @@ from app.policies import Summarize
 from app.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -53,6 +53,14 @@ class ShownMemory:
             messages.extend(self._weights.messages(step))
         self._weights.forget_but(self._agent.memory.steps)
         return messages
+
+    @property
+    def call_ids(self) -> Collection[str]:
+        """The ids of all calls in the memory, where a policy bounds it."""
+        if not self.policy:
+            return ()
+        steps: list[Any] = self._agent.memory.steps
+        return {call.id for step in steps for call in getattr(step, "tool_calls", None) or ()}
 
     def tokens(self, steps: Sequence[MemoryStep]) -> int:
         """Give what steps weigh."""

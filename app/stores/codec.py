@@ -47,7 +47,6 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
-_HISTORY: tuple[tuple[Any, str], ...] = ((Origin, "lineage"), (Jump, "jumps"))
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
 
@@ -182,8 +181,8 @@ def terms_from_bytes(data: bytes) -> Terms:
     fields = from_json(data)
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
-        lineage, jumps = ((kind(*each) for each in fields[name]) for kind, name in _HISTORY)
-        return Terms(policy, tuple(lineage), tuple(jumps))
+        lineage = tuple(Origin(*origin) for origin in fields["lineage"])
+        return Terms(policy, lineage, tuple(Jump(*jump) for jump in fields["jumps"]))
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError("the terms of a conversation are of a format newer than this release") from error
 
