@@ -21,6 +21,7 @@ from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
 from app.agents.pictures import picture_file
+from app.agents.scratchpad import give_scratchpad
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
@@ -92,7 +93,7 @@ class Catalog:
         entry = self._entry(name)
         memory = [unpack(step, attachments, entry.carries) for step in steps]
         try:
-            agent = entry.factory()
+            agent = _made(name, entry.factory)
         except (Exception, SystemExit) as error:
             log.exception("the factory of agent %s failed", name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
@@ -220,9 +221,17 @@ def _check_limits(name: str, agent: MultiStepAgent) -> None:
         raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
 
 
+def _made(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
+    """Call a factory, and add the tools that its agent asks of the service."""
+    agent = factory()
+    if isinstance(agent, MultiStepAgent):
+        give_scratchpad(name, agent)
+    return agent
+
+
 def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
     try:
-        agent = factory()
+        agent = _made(name, factory)
     except StartError:
         raise
     except (Exception, SystemExit) as error:
