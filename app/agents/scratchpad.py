@@ -193,14 +193,14 @@ def give_scratchpad(name: str, agent: MultiStepAgent) -> None:
         return
     if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
         raise StartError(
-            f"the agent {name!r} has scratchpad = True and runs its code remotely, where its tools would be copies that "
-            "write nothing down here; use a local executor, or set scratchpad to False"
+            f"the agent {name!r} has scratchpad = True and runs its code remotely, where a copy of its tools would "
+            "write nothing down; use a local executor, or set scratchpad to False"
         )
     taken = {WRITE, READ} & {*agent.tools, *agent.managed_agents}
     if taken:
         raise StartError(
-            f"the agent {name!r} has scratchpad = True and something of its own called {min(taken)!r}; rename that, or set "
-            "scratchpad to False"
+            f"the agent {name!r} has scratchpad = True and something of its own called {min(taken)!r}; rename that, or "
+            "set scratchpad to False"
         )
     pad = Scratchpad()
     agent.tools |= {WRITE: NoteWrite(pad), READ: NoteRead(pad)}
