@@ -11,7 +11,7 @@ from smolagents.memory import TaskStep
 from app.agents.crossing import dumps
 from app.agents.effects import Effect
 from app.agents.own_steps import NoteStep, without_replaced
-from app.agents.scratchpad import Scratchpad
+from app.agents.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
 from tests import noters
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger
@@ -184,6 +184,19 @@ def test_only_replaced_notes_are_left_out_and_nothing_is_copied_without_one() ->
     some = steps[:3]
     assert without_replaced(some) is some
     assert without_replaced([]) == []
+
+
+def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:
+    """As after an import."""
+    agent = noters.make_noter()
+    give_scratchpad("noter", agent)
+    agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]
+    pad = scratchpad_of(agent)
+    assert pad
+    pad.open(agent)
+    assert pad.read() == "Note 7:\ndrei"
+    assert pad.write("drei", None) == 7
+    assert pad.write("eight", None) == 8
 
 
 def test_a_call_that_is_made_again_finds_its_note_though_only_its_neighbour_was_written_down() -> None:
