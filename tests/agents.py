@@ -5,6 +5,7 @@ what came after the task, so it needs no state and plays the same in any process
     {"call": [["tool", {"argument": 1}], …]}   tool calls        {"say": "text"}    final_answer
     {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
     {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
+    {"notes": true}   answers with the notes that it is shown
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
             return _message(f"Thought: run it.\n<code>\n{code}\n</code>")
         case {"prompt": True}:
             entry = {"say": digest(messages)}
+        case {"notes": True}:
+            entry = {"say": " | ".join(text for text in map(_text, messages) if text.startswith("Note "))}
     if "say" in entry and is_code:
         return _message(f"<code>\nfinal_answer({entry['say']!r})\n</code>")
     calls = entry.get("call") or [["final_answer", {"answer": entry["say"]}]]

@@ -27,6 +27,7 @@ from app.agents.own_policies import own_policies_of, policy_of_agent
 from app.agents.pictures import picture_file
 from app.agents.portable import documents
 from app.agents.portable.variables import Place, places_of
+from app.agents.scratchpad import give_scratchpad
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
@@ -104,7 +105,7 @@ class Catalog:
         entry = self._entry(name)
         memory = [unpack(step, attachments, entry.carries) for step in steps]
         return AgentSession(
-            self._made(entry),
+            self._new(entry),
             memory,
             variables,
             entry.carries,
@@ -133,15 +134,15 @@ class Catalog:
     def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[Insight]:
         entry = self._entry(name)
         steps = [unpack(step.data, memory.attachments, entry.carries) for step in memory.steps]
-        agent = self._made(entry)
+        agent = self._new(entry)
         try:
             yield Insight(agent, steps, entry.info.policy if policy is None else policy, entry.own_policies)
         finally:
             clean_up(agent)
 
-    def _made(self, entry: _Entry) -> MultiStepAgent:
+    def _new(self, entry: _Entry) -> MultiStepAgent:
         try:
-            return entry.factory()
+            return _made(entry.info.version.name, entry.factory)
         except (Exception, SystemExit) as error:
             log.exception("the factory of agent %s failed", entry.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
@@ -280,9 +281,17 @@ def _check_limits(name: str, agent: MultiStepAgent) -> None:
         raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
 
 
+def _made(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
+    """Call a factory, and add the tools that its agent asks of the service."""
+    agent = factory()
+    if isinstance(agent, MultiStepAgent):
+        give_scratchpad(name, agent)
+    return agent
+
+
 def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
     try:
-        agent = factory()
+        agent = _made(name, factory)
     except StartError:
         raise
     except (Exception, SystemExit) as error:

@@ -42,13 +42,13 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
         return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
 
 
-def _from_user(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])
-
-
 def without_replaced(steps: Sequence[MemoryStep]) -> Sequence[MemoryStep]:
-    """Leave out the notes that a later one replaces; the record keeps them."""
+    """Leave out the notes that a later one takes the place of; the very same steps where there are none."""
     replaced = {step.replaces for step in steps if isinstance(step, NoteStep) and step.replaces is not None}
     if not replaced:
         return steps
     return [step for step in steps if not (isinstance(step, NoteStep) and step.number in replaced)]
+
+
+def _from_user(text: str) -> ChatMessage:
+    return ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])

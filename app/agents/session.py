@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
 from smolagents import CodeAgent
-from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
+from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
@@ -23,6 +23,7 @@ from app.agents.halt import DivergedError, Halt
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
+from app.agents.scratchpad import scratchpad_of
 from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from app.agents.summarizer import Summarizer
 from app.agents.thrift import make_thrifty, shown_memory_of
@@ -79,6 +80,9 @@ class AgentSession:
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
         self._belongings = Belongings(self._family, variables)
+        self._scratchpad = scratchpad_of(agent)
+        if self._scratchpad:
+            self._scratchpad.open(agent)
         self._tail: _Tail | None = None
 
     def play(
@@ -103,6 +107,8 @@ class AgentSession:
             self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings, past=past
         )
         track.before_model_call = tail.keep_finished
+        if past and self._scratchpad:
+            self._scratchpad.expect(past.effects)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
@@ -209,17 +215,17 @@ class _Tail:
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
     def keep_finished(self) -> None:
-        """Pack what is new. The task goes with the first step after it: a turn without a step leaves no task behind."""
+        """Pack what is new. The task, and notes, go with the first step after them; without one they are not kept."""
         if len(self._memory.steps) == self._looked_at:  # asked at every event of the run
             return
         self._looked_at = len(self._memory.steps)
         fresh = self._memory.steps[self._next :]
         whole = list(itertools.takewhile(finished, fresh))
-        if all(isinstance(step, TaskStep) for step in whole):
-            return
+        while whole and not _taken(whole[-1]):
+            del whole[-1]
         for step in whole:
             if self._past:
-                self._take_from_past(step)
+                self._take_from_past(step, is_last=step is whole[-1])
                 continue
             strip(step)
             if isinstance(step, ActionStep):
@@ -232,23 +238,27 @@ class _Tail:
             if step is whole[-1]:
                 packed = replace(packed, variables=self._belongings.changes())
             self._stage.tell(self._finished(step), packed)
-            self._kept += not isinstance(step, TaskStep)
+            self._kept += _taken(step)
             self._next += 1
 
-    def _take_from_past(self, step: MemoryStep) -> None:
-        """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids."""
+    def _take_from_past(self, step: MemoryStep, *, is_last: bool) -> None:
+        """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids.
+
+        The variables were kept with the last one; if that is missing, they are to be kept again.
+        """
         kept = unpack(self._past.pop(0), self._attachments, self._carries)
         if step_type(kept) != step_type(step):
             self._track.recorder.journal.diverged = True
             raise DivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept))
-        self._belongings.changes()
-        self._kept += not isinstance(kept, TaskStep)
+        if is_last:
+            self._belongings.changes()
+        self._kept += _taken(kept)
         self._next += 1
 
     def _finished(self, step: MemoryStep) -> StepEvent | None:
-        event = None if isinstance(step, TaskStep) else self._track.finish(step)
+        event = self._track.finish(step) if _taken(step) else None
         return self._track.recorder.unshown(event)
 
     def keep_the_rest(self) -> None:
@@ -268,6 +278,11 @@ class _Tail:
             dropped_variables=self._belongings.dropped(),
             **more,
         )
+
+
+def _taken(step: MemoryStep) -> bool:
+    """Tell the steps that an agent takes from those that are given to it, or noted beside."""
+    return isinstance(step, ActionStep | PlanningStep)
 
 
 def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail) -> Outcome:

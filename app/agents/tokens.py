@@ -31,13 +31,13 @@ _THAI_LESS = 0.19
 # By the first byte of a character in UTF-8: what each character of a script costs.
 _SCRIPTS = (
     (0xCE, 0xCF, 0.37),  # Greek
-    (0xD0, 0xD5, 0.26),  # Cyrillic, Armenian
+    (0xD0, 0xD5, 0.24),  # Cyrillic, Armenian
     (0xD6, 0xD7, 0.43),  # Hebrew
     (0xD8, 0xDF, 0.27),  # Arabic
     (0xE0, 0xE0, 0.45),  # those of India, Thai
     (0xE1, 0xE1, 0.64),  # Georgian, Khmer, …; also the Latin letters of Vietnamese
     (0xE2, 0xE2, 1.2),  # quotation marks, arrows, mathematics
-    (0xE3, 0xE3, 0.49),  # kana
+    (0xE3, 0xE3, 0.52),  # kana
     (0xE4, 0xE9, 0.51),  # Chinese characters
     (0xEA, 0xED, 0.5),  # hangul
     (0xEE, 0xEF, 0.9),  # wide forms
