@@ -15,6 +15,8 @@ from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, CallbackRegistry, TaskStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
+from app.agents.shown import messages_of
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -145,7 +147,7 @@ class _KeptMessages:
             kept, kept_mark, messages = self._built[index]
             if kept is step and kept_mark == mark:
                 return messages
-        messages = step.to_messages()
+        messages = messages_of(step)
         self._built[index : index + 1] = [(step, mark, messages)]
         return messages
 
