@@ -243,6 +243,29 @@ async def test_a_commit_that_is_asked_twice_is_done_once(stores: tuple[Store, St
     assert await texts_of(one, "c") == ["step", "second"]
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_a_task_that_no_step_followed_is_not_kept(
+    stores: tuple[Store, Store], raw: Raw, *, crashes: bool
+) -> None:
+    one, other = stores
+    for number, more in enumerate([["step"], [], ["another"]], 1):
+        await submit(one, "c", on_busy="enqueue")
+        lease = await claim_one(one)
+        await emit(raw, lease, "task", replace(a_step(f"task {number}", number), type="task"))
+        for text in more:
+            await emit(raw, lease, text, a_step(text, number))
+        if crashes:
+            expire(raw, "c")
+            await other.scheduler.sweep()
+            lease = await claim_one(other)
+            await lease.past()
+        await lease.commit(DONE)
+        assert lease.kept_steps == len(more)
+    assert await texts_of(one, "c") == ["task 1", "step", "task 3", "another"]
+    last = await one.conversations.conversation(ref_of("c"))
+    assert last.step_counts == {"task": 2, "action": 2}
+
+
 async def test_a_repeated_key_writes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
     one, _ = stores
     await submit(one, "c")
