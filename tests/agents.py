@@ -5,6 +5,9 @@ what came after the task, so it needs no state and plays the same in any process
     {"call": [["tool", {"argument": 1}], …]}   tool calls        {"say": "text"}    final_answer
     {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
     {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
+    {"shown": true}     answers with its prompt but for the system's: [role, text] of each message, as JSON
+What is forced when the steps are used up is "forced answer", or what `forced` in the last entry says: a text, the parts
+of a message, {"raise": "text"}, or {"gate": "path"}: it says `started` beside that file and waits for it there.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class ScriptedModel(Model):
         done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
         is_code = "</code>" in (stop_sequences or ())
         if stop_sequences is None:
-            return _message("forced answer")
+            return _forced(script[-1].get("forced", "forced answer"))
         return _play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
 
 
@@ -69,6 +72,9 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
             return _message(f"Thought: run it.\n<code>\n{code}\n</code>")
         case {"prompt": True}:
             entry = {"say": digest(messages)}
+        case {"shown": True}:
+            shown = [[MessageRole(message.role).value, _text(message)] for message in messages[1:]]
+            entry = {"say": json.dumps(shown).replace("<", "\\u003c")}  # a tag would end a block of code
     if "say" in entry and is_code:
         return _message(f"<code>\nfinal_answer({entry['say']!r})\n</code>")
     calls = entry.get("call") or [["final_answer", {"answer": entry["say"]}]]
@@ -85,7 +91,16 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
     )
 
 
-def _message(text: str, calls: list[ChatMessageToolCall] | None = None) -> ChatMessage:
+def _forced(given: Any) -> ChatMessage:
+    match given:
+        case {"raise": str(text)}:
+            raise RuntimeError(text)
+        case {"gate": str(path)}:
+            given = wait_for(path)
+    return _message(given)
+
+
+def _message(text: Any, calls: list[ChatMessageToolCall] | None = None) -> ChatMessage:
     usage = TokenUsage(input_tokens=10, output_tokens=5)
     return ChatMessage(role=MessageRole.ASSISTANT, content=text, tool_calls=calls, raw=object(), token_usage=usage)
 
@@ -200,6 +215,7 @@ def make(what: str) -> Any:
         "image": lambda: PIL.Image.new("RGB", (3, 2), (255, 0, 0)),
         "error": lambda: ValueError("returned, not raised"),
         "deep": _deep,
+        "long": lambda: "y" * 17_000_000,
     }
     return makers[what]()
 
