@@ -121,7 +121,7 @@ class Keeping:
         return sealed
 
     def seal_head(self) -> tuple[bytes, bytes]:
-        """Seal the list of the variables' pieces and the head, each if it changed; a task without a step is not kept."""
+        """Seal the list of the variables' pieces and the head, each if it changed; a task without steps goes."""
         self._head = self._without_task or self._head
         variables = b""
         if self._pieces != self._pieces_before:
