@@ -21,7 +21,7 @@ import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCal
 from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
+from smolagents.utils import AgentMaxStepsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +124,17 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
 
 def _text(message: ChatMessage) -> str:
     return "".join(str(part.get("text", "")) for part in _parts(message))
+
+
+def show_forced(agent: MultiStepAgent) -> None:
+    """Let a bare agent's model be shown the answers that were forced, as the service does, and no demand to retry."""
+    for step in agent.memory.steps:
+        if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
+            vars(step)["to_messages"] = partial(_answered, step.action_output)
+
+
+def _answered(text: str, **_: bool) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole.ASSISTANT, content=[{"type": "text", "text": text}])]
 
 
 @dataclass

@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests import ledgers
+from tests import agents, ledgers
 from tests.doomed import DONE, SETTINGS, Doomed, killed, noting
 from tests.ledgers import Ledger
 from tests.service import Service
@@ -129,6 +129,7 @@ class Resumed:
         most = it.body.get("max_steps")
         written = {path: path.read_bytes() for path in (it.ledger.path / "calls", it.ledger.path / "ends")}
         bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
+        agents.show_forced(bare)
         for path, before_that in written.items():  # what the bare agent called is not of the turn
             path.write_bytes(before_that)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]
@@ -282,8 +283,7 @@ def test_an_answer_that_is_forced_is_forced_in_the_replay(resumed: Resumed) -> N
     turn, ledger = resumed.turn("max steps", repeated=[False, False])
     assert (turn["reply"], turn["state"], turn["steps"]) == ("forced answer", "max_steps_error", 3)
     assert [call for call in ledger.calls if call.startswith("note")] == ["note a", "note b"]
-    prompt = json.loads(resumed.service.follow_up(turn, {"shown": True})["reply"])
-    assert prompt[-2] == ["assistant", "forced answer"]
+    assert resumed.is_shown_the_same("max steps")
 
 
 def test_a_model_that_fails_again_fails_the_turn_with_its_finished_steps(resumed: Resumed) -> None:

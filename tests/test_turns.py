@@ -241,18 +241,22 @@ def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> No
 def test_a_conversation_with_errors_is_shown_to_the_model_as_an_uninterrupted_agent_would(service: Service) -> None:
     from tests import agents  # noqa: PLC0415 - smolagents, only here
 
-    scripts: list[list[dict[str, Any]]] = [
-        [{"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}],
-        [{"text": "no tool call at all"}, {"call": [["nonexistent", {}]]}, {"say": "two"}],
-        [{"call": [["echo", {"text": "x"}], ["make", {"what": "money"}]]}, {"say": "three"}],
-        [{"prompt": True}],
+    scripts: list[tuple[list[dict[str, Any]], int | None]] = [
+        ([{"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}], None),
+        ([{"text": "no tool call at all"}, {"call": [["nonexistent", {}]]}, {"say": "two"}], None),
+        ([{"call": [["echo", {"text": "x"}], ["make", {"what": "money"}]]}], 2),
+        ([{"prompt": True}], None),
     ]
     bare = agents.make_scripted()
-    expected = [bare.run(json.dumps(script), reset=False) for script in scripts]
+    expected: Any = None
+    for script, limit in scripts:
+        expected = bare.run(json.dumps(script), reset=False, max_steps=limit)
+        agents.show_forced(bare)
     turn: dict[str, Any] = {}
-    for script in scripts:
-        turn = service.follow_up(turn, *script) if turn else service.play(*script)
-    assert turn["reply"] == expected[-1]
+    for script, limit in scripts:
+        body = {"max_steps": limit} if limit else {}
+        turn = service.follow_up(turn, *script, **body) if turn else service.play(*script, **body)
+    assert turn["reply"] == expected
 
 
 def until_over(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
