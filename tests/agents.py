@@ -6,6 +6,9 @@ what came after the task, so it needs no state and plays the same in any process
     {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
     {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
     {"notes": true}   answers with the notes that it is shown
+    {"shown": true}     answers with its prompt but for the system's: [role, text] of each message, as JSON
+What is forced when the steps are used up is "forced answer", or what `forced` in the last entry says: a text, the parts
+of a message, {"raise": "text"}, or {"gate": "path"}: it says `started` beside that file and waits for it there.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,7 @@ from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCal
 from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
+from smolagents.utils import AgentMaxStepsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +60,7 @@ class ScriptedModel(Model):
         done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
         is_code = "</code>" in (stop_sequences or ())
         if stop_sequences is None:
-            return _message("forced answer")
+            return _forced(script[-1].get("forced", "forced answer"))
         return _play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
 
 
@@ -72,6 +76,9 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
             entry = {"say": digest(messages)}
         case {"notes": True}:
             entry = {"say": " | ".join(text for text in map(_text, messages) if text.startswith("Note "))}
+        case {"shown": True}:
+            shown = [[MessageRole(message.role).value, _text(message)] for message in messages[1:]]
+            entry = {"say": json.dumps(shown).replace("<", "\\u003c")}  # a tag would end a block of code
     if "say" in entry and is_code:
         return _message(f"<code>\nfinal_answer({entry['say']!r})\n</code>")
     calls = entry.get("call") or [["final_answer", {"answer": entry["say"]}]]
@@ -88,7 +95,16 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
     )
 
 
-def _message(text: str, calls: list[ChatMessageToolCall] | None = None) -> ChatMessage:
+def _forced(given: Any) -> ChatMessage:
+    match given:
+        case {"raise": str(text)}:
+            raise RuntimeError(text)
+        case {"gate": str(path)}:
+            given = wait_for(path)
+    return _message(given)
+
+
+def _message(text: Any, calls: list[ChatMessageToolCall] | None = None) -> ChatMessage:
     usage = TokenUsage(input_tokens=10, output_tokens=5)
     return ChatMessage(role=MessageRole.ASSISTANT, content=text, tool_calls=calls, raw=object(), token_usage=usage)
 
@@ -111,6 +127,17 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
 
 def _text(message: ChatMessage) -> str:
     return "".join(str(part.get("text", "")) for part in _parts(message))
+
+
+def show_forced(agent: MultiStepAgent) -> None:
+    """Let a bare agent's model be shown the answers that were forced, as the service does, and no demand to retry."""
+    for step in agent.memory.steps:
+        if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
+            vars(step)["to_messages"] = partial(_answered, step.action_output)
+
+
+def _answered(text: str, **_: bool) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole.ASSISTANT, content=[{"type": "text", "text": text}])]
 
 
 @dataclass
@@ -203,6 +230,7 @@ def make(what: str) -> Any:
         "image": lambda: PIL.Image.new("RGB", (3, 2), (255, 0, 0)),
         "error": lambda: ValueError("returned, not raised"),
         "deep": _deep,
+        "long": lambda: "y" * 17_000_000,
     }
     return makers[what]()
 

@@ -42,13 +42,17 @@ class Ended(NamedTuple):
 
 @dataclass
 class Open:
-    """A turn that waits or runs. `grew`: the claim that holds it, or held it last, has written a new effect."""
+    """A turn that waits or runs. `grew`: the claim that holds it, or held it last, has written a new effect.
+
+    `spared`: since it was claimed, a process that lives had lost the store.
+    """
 
     number: int
     started: bool = False
     attempts: int = 0
     counted: int = 0
     grew: bool = False
+    spared: bool = False
     wish: Wish | None = None
     told: bool = True
     journal: dict[str, bool] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class Open:
 
     def claim(self) -> None:
         self.attempts += self.begun or not self.attempts
-        self.started, self.grew, self.told = True, False, True
+        self.started, self.grew, self.spared, self.told = True, False, False, True
 
     def write(self, name: str, *, effect: bool) -> None:
         self.grew |= effect and name not in self.journal
@@ -124,7 +128,8 @@ class Played:
         self.holder, self.expired = None, False
 
     def sweep(self) -> None:
-        self.first.counted = 0 if self.first.grew else self.first.counted + self.first.begun
+        turn = self.first
+        turn.counted = 0 if turn.grew else turn.counted + (turn.begun and not turn.spared)
         self.leave()
 
     def hand_back(self) -> None:

@@ -196,6 +196,7 @@ class Talk:
         expected = self.bare.run(
             json.dumps(script), reset=False, images=[*images] or None, max_steps=body.get("max_steps")
         )
+        agents.show_forced(self.bare)
         if self.last:
             self.last = service.follow_up(self.last, *script, **body)
         else:

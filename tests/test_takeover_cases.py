@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests import ledgers
+from tests import agents, ledgers
 from tests.doomed import DONE, SETTINGS, Doomed, killed, noting
 from tests.ledgers import Ledger
 from tests.service import Service
@@ -130,6 +130,7 @@ class Resumed:
         most = it.body.get("max_steps")
         written = {path: path.read_bytes() for path in (it.ledger.path / "calls", it.ledger.path / "ends")}
         bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
+        agents.show_forced(bare)
         for path, before_that in written.items():  # what the bare agent called is not of the turn
             path.write_bytes(before_that)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]

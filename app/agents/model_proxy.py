@@ -6,13 +6,14 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from smolagents import TransformersModel
+from smolagents import ToolCallingAgent, TransformersModel
 from smolagents.models import (
     ChatMessage,
     MessageRole,
     agglomerate_stream_deltas,
     remove_content_after_stop_sequences,
 )
+from smolagents.utils import truncate_content
 
 from app.agents.code_text import CodeText
 from app.agents.json_text import JsonText
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from app.events import Channel
 
 PLAN_END = ["<end_plan>"]
+
+
+class GarbledAnswerError(ValueError):
+    """An answer's arguments are no JSON: smolagents would give their text, cut as it may be, as the answer."""
 
 
 class ModelProxy(Proxy):
@@ -83,9 +88,17 @@ class ModelProxy(Proxy):
         options |= {name: value for name, value in asked.items() if value is not None}
         message = self._once(track, call_id, telling, lambda: _message(self._real, messages, options, telling))
         track.recorder.note_usage(message.token_usage)
+        if tools_to_call_from and type(self._agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
+            _refuse_garbled_answers(message)
         if message.tool_calls:
             track.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
         return message
+
+    def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
+        """Find calls in a text. Raises where there were calls that cannot be read."""
+        if isinstance(message.raw, GarbledAnswerError):
+            raise message.raw
+        return self._real.parse_tool_calls(message)
 
     def aside(self, messages: list[ChatMessage], model: Model | None = None) -> ChatMessage:
         """Ask beside the agent's steps, this model or another one: an effect like any other that no reader is shown.
@@ -279,6 +292,26 @@ def _tell_apart(message: ChatMessage, taken: Collection[str]) -> None:
         while call.id in seen:
             call.id = f"{call.id}_{number}"
         seen.add(call.id)
+
+
+def _refuse_garbled_answers(message: ChatMessage) -> None:
+    """Take the calls from a message with an answer that cannot be read, and leave why: then none of them is made.
+
+    smolagents looks for calls in the text next, and is told why there (`parse_tool_calls`); so is the model.
+    """
+    for call in message.tool_calls or ():
+        arguments = call.function.arguments
+        if call.function.name != "final_answer" or not isinstance(arguments, str) or not arguments:
+            continue
+        try:
+            json.loads(arguments)
+        except (ValueError, RecursionError) as error:  # as smolagents, which takes whatever cannot be read as it is
+            message.tool_calls = None
+            message.raw = GarbledAnswerError(
+                f"the arguments of final_answer are no JSON ({error}), so they were not taken as the answer, and no "
+                f"tool was called. They were: {truncate_content(text_of(arguments))}"
+            )
+            return
 
 
 def _parsed(arguments: Any) -> Any:

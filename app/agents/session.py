@@ -26,6 +26,7 @@ from app.agents.recorder import Recorder, Track
 from app.agents.scratchpad import scratchpad_of
 from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from app.agents.summarizer import Summarizer
+from app.agents.texts import joined
 from app.agents.thrift import make_thrifty, shown_memory_of
 from app.agents.tool_proxy import see_tools
 from app.records import Failure, Outcome
@@ -301,8 +302,8 @@ def _reply(output: Any) -> str:
     """Give an answer as text: a text as it is, content parts joined, data as JSON."""
     if isinstance(output, str):
         text = text_of(str(output))
-    elif isinstance(output, list) and output and all(isinstance(part, dict) and "text" in part for part in output):
-        text = text_of("\n".join(str(part["text"]) for part in output))
+    elif (parts := joined(output)) is not None:
+        text = text_of(parts)
     elif isinstance(output, PIL.Image.Image):
         text = labelled(output)
     else:

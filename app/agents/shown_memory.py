@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.agents.memory import Function, Toolbox, bounded
 from app.agents.own_steps import without_replaced
+from app.agents.shown import messages_of
 from app.agents.weights import Weights
 from app.policies import Summarize
 from app.records import LeftOut, Weighed, Weight
@@ -47,7 +48,7 @@ class ShownMemory:
         self._last = (shown, len(self._agent.memory.steps))
         if summary_mode:
             system = self._agent.memory.system_prompt.to_messages(summary_mode=True)
-            return [*system, *(message for step in shown for message in step.to_messages(summary_mode=True))]
+            return [*system, *(message for step in shown for message in messages_of(step, summary_mode=True))]
         messages = self._system()
         for step in shown:
             messages.extend(self._weights.messages(step))

@@ -25,6 +25,13 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def joined(parts: Any) -> str | None:
+    """Give the texts of a message's parts, a line each; None where it is not made of texts."""
+    if isinstance(parts, list) and parts and all(isinstance(part, dict) and "text" in part for part in parts):
+        return "\n".join(str(part["text"]) for part in parts)
+    return None
+
+
 def shortened(value: Any) -> Any:
     """Cut the texts in JSON data; what is large without long texts becomes one text."""
     if isinstance(value, str):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, TaskStep
 
 from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.shown import messages_of
 from app.agents.tokens import estimate_messages
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Weights:
     def _at(self, step: MemoryStep) -> _Built:
         built, mark = self._built.get(id(step)), mark_of(step)
         if built is None or built.step is not step or built.mark != mark:
-            built = self._built[id(step)] = _Built(step, mark, step.to_messages())
+            built = self._built[id(step)] = _Built(step, mark, messages_of(step))
         return built
 
 

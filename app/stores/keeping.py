@@ -15,7 +15,7 @@ from app.stores.head import VARIABLES_SENTENCE, extend_hash, extended, hidden_so
 
 if TYPE_CHECKING:
     from app.events import Event
-    from app.records import Head, PackedStep, StoredStep, Turn
+    from app.records import Head, PackedStep, StepType, StoredStep, Turn
     from app.stores.desk import Desk
     from app.stores.script import Argument
 
@@ -33,6 +33,7 @@ class Keeping:
         self._scope = str(turn.ref)
         self._before = head
         self._start = self._head = hidden_so_far(head) if turn.options.reset else head
+        self._without_task: Head | None = None  # where a task is the last step: the head before it
         self._pieces_before = pieces
         self._pieces = dict(pieces)
 
@@ -89,7 +90,7 @@ class Keeping:
         head, steps = self._start, []
         for index, blob in enumerate(tail, head.count):
             steps.append(self._open_step(blob, index))
-            head = extended(head, steps[-1].type, blob)
+            head = self._extended(head, steps[-1].type, blob)
         for name, blob in fresh.items():
             if blob:
                 self._open_piece(name, blob)
@@ -109,7 +110,7 @@ class Keeping:
         """Take a step under the head; give it and what belongs to it as a script takes it."""
         index = self._head.count
         blob = self._seal(codec.step_to_bytes(step), "step", self.generation, index)
-        self._head = extended(self._head, step.type, blob)
+        self._head = self._extended(self._head, step.type, blob)
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
             sealed += [name, self._seal(data, "image", name)]
@@ -121,7 +122,8 @@ class Keeping:
         return sealed
 
     def seal_head(self) -> tuple[bytes, bytes]:
-        """Seal the list of the variables' pieces and the head, each if it changed."""
+        """Seal the list of the variables' pieces and the head, each if it changed; a task without steps goes."""
+        self._head = self._without_task or self._head
         variables = b""
         if self._pieces != self._pieces_before:
             variables = self._seal(codec.pieces_to_bytes(self._pieces), "variables", self.generation)
@@ -129,6 +131,10 @@ class Keeping:
         if self._head == self._before:
             return b"", b""
         return variables, self._seal(codec.head_to_bytes(self._head), "head")
+
+    def _extended(self, head: Head, kind: StepType, blob: bytes) -> Head:
+        self._without_task = head if kind == "task" else None
+        return extended(head, kind, blob)
 
     def _note_piece(self, name: str, blob: bytes) -> None:
         self._pieces.pop(name, None)

@@ -1,0 +1,32 @@
+"""A finished step as the next model call is shown it, where that is not what smolagents makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smolagents.memory import ActionStep
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.utils import AgentMaxStepsError
+
+from app.agents.plain import text_of
+from app.agents.texts import as_text, joined
+
+if TYPE_CHECKING:
+    from smolagents.memory import MemoryStep
+
+
+def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMessage]:
+    """Give a step's messages.
+
+    Where the steps were used up, the answer that was forced then is what the user saw. smolagents shows "Reached max
+    steps. Now let's retry" in its place. Where no answer came of it either, the step says nothing.
+    """
+    if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
+        return _forced(step)
+    return step.to_messages(summary_mode=summary_mode)
+
+
+def _forced(step: ActionStep) -> list[ChatMessage]:
+    output = step.action_output
+    text = "" if output is None else text_of(joined(output) or as_text(output)).strip()
+    return [ChatMessage(role=MessageRole.ASSISTANT, content=[{"type": "text", "text": text}])] if text else []
