@@ -61,6 +61,13 @@ def _text_or_parts(value: Any) -> Any:
     return _json(value)
 
 
+def _whole(text: str) -> str:
+    if not is_whole(text):
+        raise _refusal("holds half a character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 Json = Annotated[Any, AfterValidator(_json)]
 Output = Annotated[Any, AfterValidator(_text_or_parts)]
 """What a model said: a text, a list of content parts, or nothing."""

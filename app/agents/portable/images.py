@@ -19,7 +19,7 @@ from app.agents.portable.values import pointer_to
 from app.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 RAW_TYPE = "image/x-smolsessions-raw"
 TIMES_IN_ALL = 16
@@ -61,15 +61,14 @@ class Images:
                     name, f"has more than {max_pixels} pixels, or all images more than {TIMES_IN_ALL} times that"
                 )
 
-    def shown(self, names: Iterable[str], pointer: str) -> list[PIL.Image.Image]:
-        """Decode the images of a step; `pointer` names their list."""
-        names = list(names)
-        for index, name in enumerate(names):
+    def of_step(self, pointer: str, names: Mapping[str, str]) -> list[PIL.Image.Image]:
+        """Decode the images of the step at `pointer`; the names are by their pointers in the step."""
+        for place, name in names.items():
             if name not in self._found:
-                raise InvalidRequestError.at(pointer_to(pointer, index), "names an image that is not in /images")
-        if sum(self._found[name].pixels for name in set(names)) > self._max_pixels:
+                raise InvalidRequestError.at(pointer + place, "names an image that is not in /images")
+        if sum(self._found[name].pixels for name in set(names.values())) > self._max_pixels:
             raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
-        return [self._decoded(name) for name in names]
+        return [self._decoded(name) for name in names.values()]
 
     def check_all_are_used(self) -> None:
         for name in self._unused:

@@ -16,7 +16,7 @@ from app.agents.code.pieces import names, piece_id
 from app.agents.code.variables import INTERNAL
 from app.agents.crossing import CannotCrossError, dumps, loads
 from app.agents.family import runs_in_child
-from app.agents.portable.checks import Json, Strict, checked
+from app.agents.portable.checks import Json, Strict, Text, checked
 from app.agents.portable.opcodes import Budget, NotPlainError, read_plain
 from app.agents.portable.values import flaw_of, pointer_to
 from app.errors import InvalidRequestError
@@ -138,9 +138,9 @@ def _is_name(name: object) -> bool:
     return type(name) is str and name.isidentifier() and len(name) <= MOST_NAME_CHARS and name not in INTERNAL
 
 
-_Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
+_Name = Annotated[Text, Field(max_length=MOST_NAME_CHARS)]
 _Names = Annotated[list[_Name], Field(max_length=2 * MOST_PIECES, fail_fast=True)]
-_Values = Annotated[dict[str, Json], Field(max_length=MOST_PIECES)]
+_Values = Annotated[dict[Text, Json], Field(max_length=MOST_PIECES)]
 
 
 class _VariablesIn(Strict):
