@@ -23,7 +23,8 @@ from app.agents.describe import describe
 from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes
 from app.agents.portable import documents
-from app.agents.portable.images import TIMES_IN_ALL
+from app.agents.portable.documents import MOST_STEPS
+from app.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
 from app.agents.steps import ERROR_NAMES, agent_error, unpack
 from app.errors import InvalidRequestError, MalformedError
 from app.portable import MEMORY_FORMAT, read_json
@@ -412,6 +413,7 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
         ({"format": "other"}, "/format"),
         ({"format": ["smolsessions/conversation"]}, "/format"),
         ({"steps": {}}, "/steps"),
+        ({"steps": [TASK] * (MOST_STEPS + 1)}, "/steps"),
         ({"images": []}, "/images"),
         ({"variables": []}, "/variables"),
         ({"more": 1}, "/more"),
@@ -451,9 +453,10 @@ def test_a_step_of_smolagents_that_is_wrong_is_refused_with_the_place(step: Any,
 
 def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
     """Give a document whose steps show images, each as often as wanted."""
+    kind = RAW_TYPE if images[0].startswith(b"raw") else "image/png"
     named = {hashlib.sha256(data).hexdigest()[:32]: base64.b64encode(data).decode() for data in images}
     return document([]) | {
-        "images": {name: {"type": "image/png", "data": data} for name, data in named.items()},
+        "images": {name: {"type": kind, "data": data} for name, data in named.items()},
         "steps": [TASK | {"task_images": [name] * shows} for name in named] if shows else [],
     }
 
@@ -492,6 +495,13 @@ def test_all_images_together_are_bounded_and_so_are_those_of_a_step() -> None:
     two = with_images(*many[:2])
     two["steps"] = [TASK | {"task_images": list(two["images"])}]
     assert pointer_of(lambda: taken_in(two)) == "/steps/0"
+
+
+def test_an_image_says_what_it_is() -> None:
+    data = with_images(png(1, 1))
+    (name,) = data["images"]
+    data["images"][name]["type"] = "image/jpeg"
+    assert pointer_of(lambda: taken_in(data)) == f"/images/{name}/type"
 
 
 def test_an_image_that_no_step_shows_is_refused() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from app.agents.portable.variables import Place
     from app.agents.steps import Step
 
+MOST_STEPS = 100_000
 _IMAGE_NAME = re.compile("[0-9a-f]{32}")
 _IMAGES = ("task_images", "observations_images")
 
@@ -97,18 +98,21 @@ def _steps_of(data: dict[str, Any]) -> list[Any]:
     steps = data.get("steps")
     if not isinstance(steps, list):
         raise InvalidRequestError.at("/steps", "is no list of steps")
+    if len(steps) > MOST_STEPS:
+        raise InvalidRequestError.at("/steps", f"has more than {MOST_STEPS} steps")
     return steps
 
 
 def _read_images(data: Any, max_pixels: int) -> Images:
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/images", "is no object")
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for name, one in data.items():
         pointer = pointer_to("/images", name)
         if not _IMAGE_NAME.fullmatch(str(name)):
             raise InvalidRequestError.at(pointer, "is no name of an image: 32 digits of a hash")
-        found[name] = checked(_ImageIn, one, pointer).data
+        image = checked(_ImageIn, one, pointer)
+        found[name] = image.type, image.data
     return Images(found, max_pixels)
 
 

@@ -30,11 +30,7 @@ _BROKEN = f"is no whole image of {', '.join(FORMATS)}, nor a raw one of this ser
 
 def image_as_json(data: bytes) -> dict[str, str]:
     """Give a stored image as a member of the document's `images`."""
-    if data.startswith(RAW):
-        kind = RAW_TYPE
-    else:
-        kind = PIL.Image.open(io.BytesIO(data), formats=FORMATS).get_format_mimetype() or RAW_TYPE
-    return {"type": kind, "data": base64.b64encode(data).decode()}
+    return {"type": _looked_at(data)[0], "data": base64.b64encode(data).decode()}
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,15 @@ class _Found:
 class Images:
     """The images of a document, decoded when a step shows them; those shown last are kept for the next step."""
 
-    def __init__(self, images: Mapping[str, str], max_pixels: int) -> None:
-        """Take base64 by name. `max_pixels` bounds the images of one step together."""
+    def __init__(self, images: Mapping[str, tuple[str, str]], max_pixels: int) -> None:
+        """Take media types and base64 by name. `max_pixels` bounds the images of one step together."""
         self._max_pixels = max_pixels
         self._found: dict[str, _Found] = {}
         self._kept: OrderedDict[str, PIL.Image.Image] = OrderedDict()
         self._unused = dict.fromkeys(images)
         left = max_pixels * TIMES_IN_ALL
-        for name, text in images.items():
-            found = self._found[name] = _found(name, text)
+        for name, (kind, text) in images.items():
+            found = self._found[name] = _found(name, kind, text)
             left -= found.pixels
             if left < 0 or found.pixels > max_pixels:
                 raise _error(
@@ -85,7 +81,7 @@ class Images:
         return image
 
 
-def _found(name: str, text: str) -> _Found:
+def _found(name: str, kind: str, text: str) -> _Found:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -93,23 +89,26 @@ def _found(name: str, text: str) -> _Found:
     if hashlib.sha256(data).hexdigest()[: len(name)] != name:
         raise _error(name, "is not of this name, which is the first 32 digits of the data's SHA-256")
     try:
-        pixels = _pixels_of(data)
+        found, pixels = _looked_at(data)
     except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
         raise _error(name, _BROKEN) from None
+    if found != kind:
+        raise InvalidRequestError.at(pointer_to("/images", name, "type"), f"is not {found}, which the image is")
     return _Found(data, pixels)
 
 
-def _pixels_of(data: bytes) -> int:
+def _looked_at(data: bytes) -> tuple[str, int]:
+    """Give an image's media type and how many pixels it says that it has."""
     if not data.startswith(RAW):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
             image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-        return image.width * image.height
+        return str(image.get_format_mimetype()), image.width * image.height
     header = data[len(RAW) : len(RAW) + _MOST_HEADER_BYTES].partition(b"\n")[0]
     _mode, width, height, _palette = json.loads(header)
     if type(width) is not int or type(height) is not int or min(width, height) < 1:
         raise ValueError("no size")
-    return width * height
+    return RAW_TYPE, width * height
 
 
 def _decode(name: str, data: bytes) -> PIL.Image.Image:

@@ -94,8 +94,9 @@ class _Machine:
         self.push(int.from_bytes(self._bytes(length), "little", signed=True))
 
     def text(self, length: int) -> None:
+        data = self._bytes(length)
         self._budget.spend(length)
-        self.push(self._bytes(length).decode())
+        self.push(data.decode())
 
     def memoize(self) -> None:
         self._memo.append(self._stack[-1])

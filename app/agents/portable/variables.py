@@ -52,11 +52,11 @@ def export_variables(pieces: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple
     """Give the variables by agent, and what of them is no JSON: that is `gone` or `reset` where they are read again."""
     exports: dict[str, _Export] = {}
     budget = Budget(_MOST_CHARS)
-    for piece in sorted(pieces):
+    for piece in sorted(pieces, key=lambda piece: (len(pieces[piece]), piece)):  # a large one leaves no room for others
         path, _, rest = piece.partition(":")
         exports.setdefault(path, _Export(path, budget)).add(rest, pieces[piece])
-    variables = {path: export.members() for path, export in exports.items()}
-    missing = [one for export in exports.values() for one in export.missing]
+    variables = {path: exports[path].members() for path in sorted(exports)}
+    missing = sorted((one for export in exports.values() for one in export.missing), key=lambda one: [*one.values()])
     return variables, tuple(missing[:_MOST_NOT_EXPORTED])
 
 
@@ -83,7 +83,8 @@ class _Export:
 
     def members(self) -> dict[str, Any]:
         gone = self._names["gone"] - self._values["code"].keys()
-        return self._values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
+        values = {kind: dict(sorted(found.items())) for kind, found in self._values.items()}
+        return values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
 
     def _add_state(self, data: bytes) -> None:
         for name, value in loads(data).items():
