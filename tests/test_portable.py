@@ -8,6 +8,7 @@ import io
 import json
 import math
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
@@ -303,6 +304,12 @@ def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json
         assert describe(step) | {"output": 0} == descriptions[index] | {"output": 0}  # an object's is smolagents' own
 
 
+def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:
+    steps = [action().dict(), TaskStep("a").dict(), action().dict(), TaskStep("b").dict()]
+    back = documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
+    assert [step.turn for step in back.steps] == [1, 2, 2, 3]
+
+
 @pytest.mark.parametrize("role", ["assistant", "MessageRole.ASSISTANT", MessageRole.ASSISTANT])
 def test_a_role_is_taken_in_any_of_its_forms(role: object) -> None:
     message = {"role": role, "content": {"a": 1}, "tool_calls": None, "raw": object(), "token_usage": None}
@@ -497,6 +504,14 @@ def test_all_images_together_are_bounded_and_so_are_those_of_a_step() -> None:
     assert pointer_of(lambda: taken_in(two)) == "/steps/0"
 
 
+def test_an_image_is_of_the_name_that_its_bytes_give() -> None:
+    data = with_images(png(1, 1))
+    other = NAME[:-1] + "1"
+    data["images"] = {other: next(iter(data["images"].values()))}
+    data["steps"] = [TASK | {"task_images": [other]}]
+    assert pointer_of(lambda: taken_in(data)) == f"/images/{other}"
+
+
 def test_an_image_says_what_it_is() -> None:
     data = with_images(png(1, 1))
     (name,) = data["images"]
@@ -539,3 +554,21 @@ def test_json_that_others_would_read_otherwise_is_refused(body: bytes) -> None:
 def test_what_is_no_json_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedError):
         read_json(body)
+
+
+def test_the_example_in_the_documentation_is_what_it_says() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "export.md").read_text()
+    data: dict[str, Any] = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    (image,) = data["images"].values()
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (2, 2), "red").save(buffer, "PNG")
+    name = hashlib.sha256(buffer.getvalue()).hexdigest()[:32]
+    image["data"] = base64.b64encode(buffer.getvalue()).decode()
+    data = json.loads(json.dumps(data).replace(next(iter(data["images"])), name))
+    mine = {member: data[member] for member in ("format", "version", "steps", "images", "variables")}
+    imported = taken_in(mine)
+    attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
+    back = documents.export([step.data for step in imported.steps], attachments, imported.variables, ())
+    flags = {"turn": 1, "archived": False, "hidden": False}
+    assert [step | flags for step in back.steps] == mine["steps"]
+    assert (back.images, back.variables) == (mine["images"], mine["variables"])
