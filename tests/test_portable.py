@@ -20,6 +20,7 @@ from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPrompt
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
+from app.agents.catalog import Catalog
 from app.agents.describe import describe
 from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes
@@ -27,8 +28,9 @@ from app.agents.portable import documents
 from app.agents.portable.documents import MOST_STEPS
 from app.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
 from app.agents.steps import ERROR_NAMES, agent_error, unpack
-from app.errors import InvalidRequestError, MalformedError
+from app.errors import AgentUnavailableError, InvalidRequestError, MalformedError
 from app.portable import MEMORY_FORMAT, read_json
+from app.records import AgentName
 from tests import agents
 from tests.documents import CODE, MAX_PIXELS, again, document, document_of, exported, steps_of, stored, taken_in
 
@@ -474,8 +476,22 @@ def png(width: int, height: int, colour: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def test_an_image_that_many_steps_show_is_no_bomb() -> None:
-    assert len(taken_in(with_images(png(1000, 1000), shows=500)).steps) == 1
+def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
+    data = with_images(png(1000, 1000), shows=500)
+    data["steps"] *= 2000  # each on its own, their pixels would take 125 GB as they are shown, 250 MB as they are read
+    catalog = Catalog([("scripted", agents.make_scripted)])
+    imported = catalog.take_in(AgentName("scripted"), data, MAX_PIXELS)
+    steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments
+    assert catalog.export(AgentName("scripted"), steps, attachments, {}).images == data["images"]
+    session = catalog.build(AgentName("scripted"), steps, attachments, {})
+    memory = vars(session)["_agent"].memory.steps
+    assert len({id(image) for step in memory for image in step.task_images}) == 1
+    session.close()
+
+
+def test_an_agent_that_is_not_there_exports_nothing() -> None:
+    with pytest.raises(AgentUnavailableError):
+        Catalog([("scripted", agents.make_scripted)]).export(AgentName("other"), [], {}, {})
 
 
 @pytest.mark.parametrize(

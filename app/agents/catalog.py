@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -20,7 +21,7 @@ from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
-from app.agents.pictures import picture_file
+from app.agents.pictures import image_from_bytes, picture_file
 from app.agents.portable import documents
 from app.agents.portable.variables import Place, places_of
 from app.agents.session import AgentSession, clean_up
@@ -95,7 +96,8 @@ class Catalog:
     ) -> Session:
         """Make a live agent with these steps in its memory, and these variables."""
         entry = self._entry(name)
-        memory = [unpack(step, attachments, entry.carries) for step in steps]
+        opened = functools.cache(image_from_bytes)  # steps that show the same image share it, as when they were made
+        memory = [unpack(step, attachments, entry.carries, opened) for step in steps]
         try:
             agent = entry.factory()
         except (Exception, SystemExit) as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
 
+from app.agents.pictures import look_at
 from app.agents.portable.checks import Strict, checked
 from app.agents.portable.images import Images, image_as_json
 from app.agents.portable.memory import read_memory_step
@@ -39,7 +40,7 @@ def export(
     steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...]
 ) -> Portable:
     """Give what these hold as JSON data; of the attachments those that a step shows."""
-    documents = tuple(written(unpack(step, attachments, carries)) for step in steps)
+    documents = tuple(written(unpack(step, attachments, carries, look_at)) for step in steps)
     shown = {name for step in documents for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in documents if step.get("action_output_image")}
     values, missing = export_variables(variables)
@@ -118,6 +119,6 @@ def _read_images(data: Any, max_pixels: int) -> Images:
 
 def _packed(step: Step, turn: int, pointer: str) -> PackedStep:
     try:
-        return pack(step, turn)
+        return pack(step, turn, is_data=True)
     except StepTooLargeError:
         raise InvalidRequestError.at(pointer, "is larger than a step may be") from None
