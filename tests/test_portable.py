@@ -237,6 +237,15 @@ def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
     assert again(portable) == portable
 
 
+def test_a_count_or_a_time_that_is_none_is_nothing() -> None:
+    usage = TokenUsage(1, 2)
+    usage.input_tokens, usage.output_tokens = -1, math.nan  # type: ignore[assignment]
+    portable = exported([ActionStep(1, Timing(math.nan, math.inf), observations="o", token_usage=usage)])
+    assert portable.steps[0]["token_usage"] == {"input_tokens": 0, "output_tokens": 0}
+    assert portable.steps[0]["timing"] == {"start_time": 0.0, "end_time": None}
+    assert again(portable) == portable
+
+
 def test_half_a_character_is_replaced_on_its_way_out() -> None:
     half = "a\ud800b"
     step = action(observations=half, model_output=half, action_output=half, tool_calls=[ToolCall(half, half, half)])

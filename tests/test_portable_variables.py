@@ -161,9 +161,11 @@ def test_what_is_too_deep_is_named() -> None:
 
 
 def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named() -> None:
-    state = {
+    state: dict[Any, bytes] = {
         "count": dumps({"a": [1, 2.5]}),
         "when": dumps((1, 2)),
+        "half \ud800": dumps(1),
+        7: dumps(1),
         "money": dumps(agents.Money(1, "EUR"), [agents.Money]),
     }
     pieces = {
@@ -188,6 +190,8 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
         "helper": {"code": {}, "state": {"x": 1}, "tools": {}, "gone": [], "told": [], "reset": []},
     }
     assert [(one["kind"], one["name"]) for one in portable.not_exported] == [
+        ("state", "7"),
+        ("state", "half \ufffd"),
         ("state", "money"),
         ("state", "when"),
         ("tool", "bag"),

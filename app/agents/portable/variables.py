@@ -16,9 +16,10 @@ from app.agents.code.pieces import names, piece_id
 from app.agents.code.variables import INTERNAL
 from app.agents.crossing import CannotCrossError, dumps, loads
 from app.agents.family import runs_in_child
+from app.agents.plain import text_of
 from app.agents.portable.checks import Json, Strict, Text, checked
 from app.agents.portable.opcodes import Budget, NotPlainError, read_plain
-from app.agents.portable.values import flaw_of, pointer_to
+from app.agents.portable.values import flaw_of, is_whole, pointer_to
 from app.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class _Export:
             self._add_crossed("state", "state", name, value)
 
     def _add_crossed(self, member: str, kind: str, name: str, data: bytes) -> bool:
+        if type(name) is not str or not is_whole(name):
+            self._miss(kind, text_of(str(name)), "has a name that is no text of JSON")
+            return False
         try:
             value = loads(data)
         except CannotCrossError:
