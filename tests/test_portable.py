@@ -237,6 +237,23 @@ def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
     assert again(portable) == portable
 
 
+def test_what_is_of_a_wrong_type_becomes_a_text_with_a_label() -> None:
+    odd: Any = "narrator"
+    message = ChatMessage(odd, [1, 2])  # type: ignore[list-item]
+    step = action(observations=[1, None], model_output_message=message, model_output=7)
+    portable = exported([step])
+    said = portable.steps[0]["model_output_message"]
+    assert (said["role"], said["content"]) == ("assistant", "[1, 2]")
+    assert (portable.steps[0]["observations"], portable.steps[0]["model_output"]) == ("[1, None]", "7")
+    assert portable.steps[0]["labels"] == [
+        "/model_output",
+        "/model_output_message/content",
+        "/model_output_message/role",
+        "/observations",
+    ]
+    assert again(portable) == portable
+
+
 def test_a_count_or_a_time_that_is_none_is_nothing() -> None:
     usage = TokenUsage(1, 2)
     usage.input_tokens, usage.output_tokens = -1, math.nan  # type: ignore[assignment]

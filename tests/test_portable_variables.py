@@ -329,6 +329,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"": {"code": {"a": "x" * 5_000_000}}}, "/variables//code"),
     ({"": {"code": {f"a{number}": 1 for number in range(10_001)}}}, "/variables//code"),
     ({"": {"state": {"a": float("nan")}}}, "/variables//state/a"),
+    ({"": {"state": {"a": {str(number): 1 for number in range(600_000)}}}}, "/variables//state/a"),
     ({"": {"tools": {"nothing": 1}}}, "/variables//tools/nothing"),
     ({"": {"gone": ["a b"]}}, "/variables//gone/0"),
     ({"": {"gone": "a"}}, "/variables//gone"),
