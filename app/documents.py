@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from app.errors import InvalidRequestError
+from app.metadata import storable
 from app.policies import TAGS, Rules, policy_data
 from app.portable import FORMAT, MEMORY_FORMAT, VERSION
 from app.records import (
@@ -186,6 +187,11 @@ def opened(document: Any) -> Opened:
         told: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)
     except ValidationError as error:
         raise _invalid(error) from None
+    for name in ("metadata", "turns", "policy"):
+        try:
+            storable(document.get(name))
+        except ValueError as error:
+            raise InvalidRequestError.at(f"/{name}", str(error)) from None
     memory = {"format": kind, "steps": told.steps}
     if kind == FORMAT:
         memory |= {"version": VERSION, "images": told.images, "variables": told.variables}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -24,7 +25,7 @@ from app.agents.fingerprint import fingerprint_of
 from app.agents.insight import Insight
 from app.agents.memory import check_own
 from app.agents.own_policies import own_policies_of, policy_of_agent
-from app.agents.pictures import picture_file
+from app.agents.pictures import image_from_bytes, picture_file
 from app.agents.portable import documents
 from app.agents.portable.variables import Place, places_of
 from app.agents.scratchpad import give_scratchpad
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.agents.memory import Function
+    from app.agents.steps import Step
     from app.policies import Policy
     from app.ports import Session
     from app.records import Imported, LeftOut, Memory, Portable, Weighed
@@ -103,7 +105,7 @@ class Catalog:
     ) -> Session:
         """Make a live agent with these steps in its memory, and these variables."""
         entry = self._entry(name)
-        memory = [unpack(step, attachments, entry.carries) for step in steps]
+        memory = _unpacked(entry, steps, attachments)
         return AgentSession(
             self._new(entry),
             memory,
@@ -133,7 +135,7 @@ class Catalog:
     @contextmanager
     def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[Insight]:
         entry = self._entry(name)
-        steps = [unpack(step.data, memory.attachments, entry.carries) for step in memory.steps]
+        steps = _unpacked(entry, [step.data for step in memory.steps], memory.attachments)
         agent = self._new(entry)
         try:
             yield Insight(agent, steps, entry.info.policy if policy is None else policy, entry.own_policies)
@@ -169,6 +171,11 @@ class Catalog:
         if name not in self._entries:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return self._entries[name]
+
+
+def _unpacked(entry: _Entry, steps: Sequence[bytes], attachments: dict[str, bytes]) -> list[Step]:
+    opened = functools.cache(image_from_bytes)  # steps that show the same image share it, as when they were made
+    return [unpack(step, attachments, entry.carries, opened) for step in steps]
 
 
 def factories_of(spec: str) -> list[tuple[str, Callable[[], MultiStepAgent]]]:

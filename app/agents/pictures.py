@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+NAME_DIGITS = 32
 RAW = b"raw image\n"
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
+_NAMED = "smolsessions_named"
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
@@ -48,6 +50,30 @@ def image_from_bytes(data: bytes) -> PIL.Image.Image:
     if palette:
         image.putpalette(palette, "RGB")
     return image
+
+
+def look_at(data: bytes) -> PIL.Image.Image:
+    """Give the image without reading its pixels, where its file tells the size without them."""
+    return image_from_bytes(data) if data.startswith(RAW) else PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def stand_in(data: bytes, name: str) -> PIL.Image.Image:
+    """Give a tiny image that is stored as these bytes, which are of this name and known to be an image."""
+    image = PIL.Image.new("1", (1, 1))
+    image.info |= {_SOURCE: (data, _pixels(image)), _NAMED: (data, name)}
+    return image
+
+
+def name_of(image: PIL.Image.Image, data: bytes) -> str:
+    """Give the name of what `image_to_bytes` gave; that of its own bytes is made once."""
+    known: tuple[bytes, str] | None = image.info.get(_NAMED)
+    if known and known[0] is data:
+        return known[1]
+    name = hashlib.sha256(data).hexdigest()[:NAME_DIGITS]
+    source: tuple[bytes, bytes] | None = image.info.get(_SOURCE)
+    if source and source[0] is data:
+        image.info[_NAMED] = (data, name)
+    return name
 
 
 def name_image(image: PIL.Image.Image, name: str) -> None:

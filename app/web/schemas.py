@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import from_json, to_json
 
+from app.metadata import storable
 from app.policies import Rules, policy_data
 from app.records import OnBusy, StepType
 
@@ -20,23 +20,10 @@ ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 MOST_FIELDS = 50
-_AROUND = 8  # levels that records and pages put around what a client sends
 
 
-def _storable(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what the store could write and not read, or what is no JSON for others."""
-    wrapped: Any = value
-    for _ in range(_AROUND):
-        wrapped = [wrapped]
-    try:
-        from_json(to_json(wrapped), allow_inf_nan=False)
-    except ValueError:
-        raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
-    return value
-
-
-# Names are left to `_storable`: an error that holds half a character as a name could not be told.
-JsonObject = Annotated[dict[Any, Any], AfterValidator(_storable)]
+# Names are left to `storable`: an error that holds half a character as a name could not be told.
+JsonObject = Annotated[dict[Any, Any], AfterValidator(storable)]
 AgentName = Annotated[str, Field(max_length=64)]
 
 

@@ -8,13 +8,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from app.agents.plain import text_of
-from app.agents.portable.values import flaw_of, is_whole, pointer_to
+from app.agents.portable.values import MOST_COUNT, flaw_of, is_whole, pointer_to
 from app.errors import InvalidRequestError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST_FIELDS = 50
-MOST_COUNT = 2**53 - 1  # what every reader of JSON takes for a whole number
 
 
 class Strict(BaseModel):
@@ -61,6 +60,13 @@ def _text_or_parts(value: Any) -> Any:
     return _json(value)
 
 
+def _whole(text: str) -> str:
+    if not is_whole(text):
+        raise _refusal("holds half a character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 Json = Annotated[Any, AfterValidator(_json)]
 Output = Annotated[Any, AfterValidator(_text_or_parts)]
 """What a model said: a text, a list of content parts, or nothing."""

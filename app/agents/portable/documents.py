@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
 
+from app.agents.pictures import look_at
 from app.agents.portable.checks import Strict, checked
 from app.agents.portable.images import Images, image_as_json
 from app.agents.portable.memory import read_memory_step
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from app.agents.portable.variables import Place
     from app.agents.steps import Step
 
+MOST_STEPS = 100_000
 _IMAGE_NAME = re.compile("[0-9a-f]{32}")
 _IMAGES = ("task_images", "observations_images")
 
@@ -38,7 +40,7 @@ def export(
     steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...]
 ) -> Portable:
     """Give what these hold as JSON data; of the attachments those that a step shows."""
-    documents = tuple(written(unpack(step, attachments, carries)) for step in steps)
+    documents = tuple(written(unpack(step, attachments, carries, look_at)) for step in steps)
     shown = {name for step in documents for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in documents if step.get("action_output_image")}
     values, missing = export_variables(variables)
@@ -97,23 +99,26 @@ def _steps_of(data: dict[str, Any]) -> list[Any]:
     steps = data.get("steps")
     if not isinstance(steps, list):
         raise InvalidRequestError.at("/steps", "is no list of steps")
+    if len(steps) > MOST_STEPS:
+        raise InvalidRequestError.at("/steps", f"has more than {MOST_STEPS} steps")
     return steps
 
 
 def _read_images(data: Any, max_pixels: int) -> Images:
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/images", "is no object")
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for name, one in data.items():
         pointer = pointer_to("/images", name)
         if not _IMAGE_NAME.fullmatch(str(name)):
             raise InvalidRequestError.at(pointer, "is no name of an image: 32 digits of a hash")
-        found[name] = checked(_ImageIn, one, pointer).data
+        image = checked(_ImageIn, one, pointer)
+        found[name] = image.type, image.data
     return Images(found, max_pixels)
 
 
 def _packed(step: Step, turn: int, pointer: str) -> PackedStep:
     try:
-        return pack(step, turn)
+        return pack(step, turn, is_data=True)
     except StepTooLargeError:
         raise InvalidRequestError.at(pointer, "is larger than a step may be") from None

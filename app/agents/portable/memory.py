@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from app.agents.portable.checks import Count, Json, Output, Strict, checked
+from app.agents.portable.checks import Count, Json, Output, Strict, Text, checked
 from app.agents.portable.read import (
     CallIn,
     ErrorIn,
@@ -40,14 +40,14 @@ class _Usage(UsageIn):
 
 
 class _Function(Strict):
-    name: str
+    name: Text
     arguments: Json
-    description: str | None = None
+    description: Text | None = None
 
 
 class _Call(Strict):
-    id: str
-    type: str = "function"
+    id: Text
+    type: Text = "function"
     function: _Function
 
     def plain(self) -> CallIn:
@@ -77,7 +77,7 @@ class _Message(Strict):
 
 
 class _Task(Strict):
-    task: str
+    task: Text
     task_images: Any = None
 
     def made(self, pointer: str) -> TaskStep:
@@ -86,7 +86,7 @@ class _Task(Strict):
 
 
 class _Planning(Strict):
-    plan: str
+    plan: Text
     model_input_messages: Any = None
     model_output_message: _Message | None = None
     timing: _Timing
@@ -107,8 +107,8 @@ class _Action(Strict):
     error: ErrorIn | None = None
     model_output_message: _Message | None = None
     model_output: Output = None
-    code_action: str | None = None
-    observations: str | None = None
+    code_action: Text | None = None
+    observations: Text | None = None
     observations_images: Any = None
     action_output: Json = None
     token_usage: _Usage | None = None
@@ -132,7 +132,7 @@ class _Action(Strict):
 
 
 class _SystemPrompt(Strict):
-    system_prompt: str
+    system_prompt: Text
 
     def made(self, _pointer: str) -> None:
         return None

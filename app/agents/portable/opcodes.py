@@ -55,7 +55,7 @@ class _Machine:
         self._memo: list[Any] = []
 
     def value(self) -> Any:
-        while (code := self._byte()) != _STOP:
+        while (code := self.byte()) != _STOP:
             step = _STEPS.get(code)
             if step is None:
                 raise NotPlainError(_REFUSED.get(code, "is or holds a function, a class or an object"))
@@ -65,11 +65,11 @@ class _Machine:
             raise NotPlainError("cannot be read")
         return self._stack[0]
 
-    def _byte(self) -> int:
+    def byte(self) -> int:
         self._at += 1
         return self._data[self._at - 1]
 
-    def _number(self, form: struct.Struct) -> Any:
+    def number(self, form: struct.Struct) -> Any:
         (number,) = form.unpack_from(self._data, self._at)
         self._at += form.size
         return number
@@ -81,11 +81,11 @@ class _Machine:
         return self._data[self._at - length : self._at]
 
     def protocol(self) -> None:
-        if self._byte() != _PROTOCOL:
+        if self.byte() != _PROTOCOL:
             raise NotPlainError("cannot be read")
 
     def frame(self) -> None:
-        self._number(_LENGTH)
+        self.number(_LENGTH)
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
@@ -94,8 +94,9 @@ class _Machine:
         self.push(int.from_bytes(self._bytes(length), "little", signed=True))
 
     def text(self, length: int) -> None:
+        data = self._bytes(length)
         self._budget.spend(length)
-        self.push(self._bytes(length).decode())
+        self.push(data.decode())
 
     def memoize(self) -> None:
         self._memo.append(self._stack[-1])
@@ -131,17 +132,9 @@ class _Machine:
         return self._from(self._marks.pop())
 
     def _from(self, start: int) -> list[Any]:
-        if start < (self._marks[-1] if self._marks else 0):
-            raise IndexError
         items = self._stack[start:]
         del self._stack[start:]
         return items
-
-    def number(self, form: struct.Struct) -> Any:
-        return self._number(form)
-
-    def byte(self) -> int:
-        return self._byte()
 
 
 _STOP = ord(".")

@@ -10,7 +10,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, checked
+from app.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, Text, checked
 from app.agents.portable.written import LABELS
 from app.agents.steps import ERROR_NAMES, agent_error
 from app.errors import InvalidRequestError
@@ -49,19 +49,19 @@ class UsageIn(Strict):
 
 
 class ErrorIn(Strict):
-    type: str
-    message: str
+    type: Text
+    message: Text
 
 
 class CallIn(Strict):
-    id: str
-    name: str
+    id: Text
+    name: Text
     arguments: Json
 
 
 class MessageCallIn(CallIn):
-    type: str = "function"
-    description: str | None = None
+    type: Text = "function"
+    description: Text | None = None
 
 
 class MessageIn(Strict):
@@ -78,18 +78,17 @@ class MessageIn(Strict):
 
 class TaskIn(StepIn):
     type: Literal["task"]
-    task: str
+    task: Text
     task_images: ImageNames | None = None
 
     def made(self, pointer: str, images: Images) -> TaskStep:
-        if self.task_images is None:
-            return TaskStep(self.task)
-        return TaskStep(self.task, images.shown(self.task_images, f"{pointer}/task_images"))
+        found = images.of_step(pointer, _places("task_images", self.task_images))
+        return TaskStep(self.task, None if self.task_images is None else found)
 
 
 class PlanningIn(StepIn):
     type: Literal["planning"]
-    plan: str
+    plan: Text
     model_output_message: MessageIn
     timing: TimingIn
     token_usage: UsageIn | None = None
@@ -106,8 +105,8 @@ class ActionIn(StepIn):
     model_output: Output = None
     model_output_message: MessageIn | None = None
     tool_calls: Annotated[list[CallIn], Field(fail_fast=True)] | None = None
-    code_action: str | None = None
-    observations: str | None = None
+    code_action: Text | None = None
+    observations: Text | None = None
     observations_images: ImageNames | None = None
     action_output: Json = None
     action_output_image: ImageName | None = None
@@ -119,8 +118,8 @@ class ActionIn(StepIn):
         shown, output = self.observations_images, self.action_output_image
         if output and self.action_output is not None:
             raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image")
-        names = [*(shown or ()), *([output] if output else ())]
-        found = images.shown(names, f"{pointer}/observations_images")
+        names = _places("observations_images", shown) | ({"/action_output_image": output} if output else {})
+        found = images.of_step(pointer, names)
         return ActionStep(
             self.step_number,
             self.timing.made(),
@@ -140,7 +139,7 @@ class ActionIn(StepIn):
 class NoteIn(StepIn):
     type: Literal["note"]
     number: int = Field(ge=1, le=MOST_TURNS)
-    text: str
+    text: Text
     replaces: Annotated[int, Field(ge=1, le=MOST_TURNS)] | None = None
 
     def made(self, _pointer: str, _images: Images) -> NoteStep:
@@ -149,7 +148,7 @@ class NoteIn(StepIn):
 
 class SummaryIn(StepIn):
     type: Literal["summary"]
-    text: str
+    text: Text
     recent: Count = 0
     input_tokens: Count | None = None
     output_tokens: Count | None = None
@@ -194,6 +193,10 @@ def error_of(error: ErrorIn | None, pointer: str) -> Any:
     if error.type not in ERROR_NAMES:
         raise InvalidRequestError.at(f"{pointer}/type", f"is none of smolagents' {', '.join(sorted(ERROR_NAMES))}")
     return agent_error(error.type, error.message)
+
+
+def _places(member: str, names: list[str] | None) -> dict[str, str]:
+    return {f"/{member}/{index}": name for index, name in enumerate(names or ())}
 
 
 def message_call(call: MessageCallIn) -> ChatMessageToolCall:

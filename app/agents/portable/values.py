@@ -8,6 +8,7 @@ from typing import Any
 from app.agents.plain import MAX_BITS, MAX_DEPTH, text_of
 
 MOST_NODES = 1_000_000
+MOST_COUNT = 2**53 - 1  # what every reader of JSON takes for a whole number
 _MOST_POINTER_CHARS = 200
 _HALF = "is a text with half a character"
 

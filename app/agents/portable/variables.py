@@ -16,9 +16,10 @@ from app.agents.code.pieces import names, piece_id
 from app.agents.code.variables import INTERNAL
 from app.agents.crossing import CannotCrossError, dumps, loads
 from app.agents.family import runs_in_child
-from app.agents.portable.checks import Json, Strict, checked
+from app.agents.plain import text_of
+from app.agents.portable.checks import Json, Strict, Text, checked
 from app.agents.portable.opcodes import Budget, NotPlainError, read_plain
-from app.agents.portable.values import flaw_of, pointer_to
+from app.agents.portable.values import flaw_of, is_whole, pointer_to
 from app.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def export_variables(pieces: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple
     """Give the variables by agent, and what of them is no JSON: that is `gone` or `reset` where they are read again."""
     exports: dict[str, _Export] = {}
     budget = Budget(_MOST_CHARS)
-    for piece in sorted(pieces):
+    for piece in sorted(pieces, key=lambda piece: (len(pieces[piece]), piece)):  # a large one leaves no room for others
         path, _, rest = piece.partition(":")
         exports.setdefault(path, _Export(path, budget)).add(rest, pieces[piece])
-    variables = {path: export.members() for path, export in exports.items()}
-    missing = [one for export in exports.values() for one in export.missing]
+    variables = {path: exports[path].members() for path in sorted(exports)}
+    missing = sorted((one for export in exports.values() for one in export.missing), key=lambda one: [*one.values()])
     return variables, tuple(missing[:_MOST_NOT_EXPORTED])
 
 
@@ -83,13 +84,17 @@ class _Export:
 
     def members(self) -> dict[str, Any]:
         gone = self._names["gone"] - self._values["code"].keys()
-        return self._values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
+        values = {kind: dict(sorted(found.items())) for kind, found in self._values.items()}
+        return values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
 
     def _add_state(self, data: bytes) -> None:
         for name, value in loads(data).items():
             self._add_crossed("state", "state", name, value)
 
     def _add_crossed(self, member: str, kind: str, name: str, data: bytes) -> bool:
+        if type(name) is not str or not is_whole(name):
+            self._miss(kind, text_of(str(name)), "has a name that is no text of JSON")
+            return False
         try:
             value = loads(data)
         except CannotCrossError:
@@ -138,9 +143,9 @@ def _is_name(name: object) -> bool:
     return type(name) is str and name.isidentifier() and len(name) <= MOST_NAME_CHARS and name not in INTERNAL
 
 
-_Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
+_Name = Annotated[Text, Field(max_length=MOST_NAME_CHARS)]
 _Names = Annotated[list[_Name], Field(max_length=2 * MOST_PIECES, fail_fast=True)]
-_Values = Annotated[dict[str, Json], Field(max_length=MOST_PIECES)]
+_Values = Annotated[dict[Text, Json], Field(max_length=MOST_PIECES)]
 
 
 class _VariablesIn(Strict):

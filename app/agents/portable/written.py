@@ -13,7 +13,7 @@ from smolagents.models import MessageRole
 from app.agents.own_steps import NoteStep
 from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
-from app.agents.portable.values import flaw_of
+from app.agents.portable.values import MOST_COUNT, flaw_of
 from app.agents.steps import step_type
 
 if TYPE_CHECKING:
@@ -150,7 +150,12 @@ def _seconds(time: Any) -> float | None:
 
 
 def _usage(usage: TokenUsage | None) -> dict[str, int] | None:
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens} if usage else None
+    return {name: _count(getattr(usage, name)) for name in ("input_tokens", "output_tokens")} if usage else None
+
+
+def _count(tokens: Any) -> int:
+    """Give a provider's count, which may be anything."""
+    return int(tokens) if type(tokens) in {int, float} and 0 <= tokens <= MOST_COUNT else 0
 
 
 def _images(images: Sequence[PIL.Image.Image] | None) -> list[str] | None:
