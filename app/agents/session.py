@@ -76,7 +76,8 @@ class AgentSession:
         make_thrifty(agent)
         self._policy = policy
         self._shown = shown_memory_of(agent, own_policies or {})
-        agent.step_callbacks.register(ActionStep, self._name_calls_apart)
+        if isinstance(agent, CodeAgent):
+            agent.step_callbacks.register(ActionStep, self._name_calls_apart)
         if self._shown:
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
@@ -148,11 +149,9 @@ class AgentSession:
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
-        taken: set[str] | None = None
-        for call in step.tool_calls or () if isinstance(self._agent, CodeAgent) else ():
-            if taken is None:
-                memory = self._agent.memory.steps
-                taken = {known.id for one in memory for known in getattr(one, "tool_calls", None) or ()}
+        memory = self._agent.memory.steps
+        taken = {call.id for one in memory for call in getattr(one, "tool_calls", None) or ()}
+        for call in step.tool_calls or ():
             while call.id in taken:
                 call.id += "_2"
 
