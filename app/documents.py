@@ -223,7 +223,7 @@ def turns_of(told: Opened, version: AgentVersion, last: int, now: float) -> list
 
 
 def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
-    """Give of smolagents' steps each task, and how its turn ended: as finished, with the final answer if there is one."""
+    """Give of smolagents' steps each task, and its turn as finished, with the final answer if there is one."""
     task, outcome = None, Outcome("finished")
     for step in steps:
         if "task" in step:
@@ -234,6 +234,7 @@ def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
             outcome = replace(outcome, steps=outcome.steps + 1)
             if step.get("is_final_answer"):
                 output = step.get("action_output")
+                output = step.get("observations") if output is None else output  # as a call of final_answer leaves it
                 reply = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
                 outcome = replace(outcome, reply=reply, output=output, state="success")
     if task is not None:
