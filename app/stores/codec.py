@@ -7,10 +7,10 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from app.errors import SealBrokenError
+from app.errors import NEWER, SealBrokenError
 from app.events import (
     MessageDelta,
     MessageRestarted,
@@ -46,6 +46,7 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
+HEAD_MEMBERS = 7
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
 
@@ -58,7 +59,10 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
     fields = from_json(data)
     fields["ref"] = ref
     fields["number"] = number
-    turn: Turn = _TURN.validator.validate_python(fields)
+    try:
+        turn: Turn = _TURN.validator.validate_python(fields)
+    except ValidationError as error:
+        raise SealBrokenError(f"a turn's record is of a form {NEWER}") from error
     return turn
 
 
@@ -79,9 +83,17 @@ def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
     return b"\n".join(name.encode() + b"\n" + data for name, data in events)
 
 
-def unpack_events(data: bytes) -> list[Event]:
+def unpack_events(data: bytes) -> list[Event | None]:
+    """Give a log's events; None for one that only a newer release knows."""
     lines = data.split(b"\n")
-    return [event_from_bytes(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
+    return [_known_event(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _known_event(name: str, data: bytes) -> Event | None:
+    try:
+        return event_from_bytes(name, data)
+    except ValueError:
+        return None
 
 
 def pieces_to_bytes(pieces: dict[str, bytes]) -> bytes:
@@ -98,7 +110,10 @@ def head_to_bytes(head: Head) -> bytes:
 
 
 def head_from_bytes(data: bytes) -> Head:
-    generation, count, running, shown_from, shown_hash, step_counts, variables = from_json(data)
+    members = from_json(data)
+    if len(members) != HEAD_MEMBERS:
+        raise SealBrokenError(f"a conversation's head is of a form {NEWER}")
+    generation, count, running, shown_from, shown_hash, step_counts, variables = members
     hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
     return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2])
 
@@ -130,6 +145,8 @@ def step_to_bytes(step: PackedStep) -> bytes:
 def step_from_bytes(data: bytes, index: int, *, hidden: bool = False) -> StoredStep:
     kind, turn, count = _STEP.unpack_from(data)
     end = _STEP.size + count * NAME_BYTES
+    if kind >= len(_TYPES):
+        raise SealBrokenError(f"a stored step is of a type {NEWER}")
     names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
     return StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden)
 
