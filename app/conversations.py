@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UnknownAgentError
-from app.metadata import bounded, merge
-from app.records import AgentName, Owner, Page, Ref
+from app.metadata import bounded
+from app.records import AgentName, Draft, Page, Ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from app.ports import Agents
     from app.ports import Conversations as Store
-    from app.records import AgentInfo, Conversation, Turn
+    from app.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
+
+
+Patch = Callable[[Draft], Draft]
 
 
 class Conversations:
@@ -32,13 +34,19 @@ class Conversations:
         return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
 
     async def create(
-        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, metadata: dict[str, Any]
+        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: Draft
     ) -> Conversation:
         """Make an empty conversation."""
+        agent = self.known(agent)
+        self.check(agent, draft)
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        return await self._store.create(ref, agent, draft)
+
+    def known(self, agent: AgentName | None) -> AgentName:
+        """Give the agent of a new conversation. Raises `UnknownAgentError`."""
         if agent is not None and agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
-        ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        return await self._store.create(ref, agent or self._default_agent, bounded(metadata))
+        return agent or self._default_agent
 
     async def show(self, ref: Ref) -> Conversation:
         """Look at one."""
@@ -48,29 +56,50 @@ class Conversations:
         """Look at many, newest first."""
         return await self._store.conversations(owner, cursor, limit)
 
-    async def patch(self, ref: Ref, patch: dict[str, Any]) -> Conversation:
-        """Merge a JSON merge patch (RFC 7396) into the metadata."""
-        return await self._store.patch(ref, lambda metadata: bounded(merge(metadata, patch)))
+    async def patch(self, ref: Ref, patch: Patch) -> Conversation:
+        """Change what callers may change; metadata by a JSON merge patch (RFC 7396)."""
+
+        def changed(now: Conversation) -> Draft:
+            draft = patch(Draft(now.metadata, now.policy, now.ttl_s))
+            self.check(now.agent, draft)
+            return draft
+
+        return await self._store.patch(ref, changed)
 
     async def delete(self, ref: Ref) -> None:
         """Take it away, with all that it held."""
         for ended in await self._store.delete(ref):
             self._on_end(ended)
 
-    async def steps(self, ref: Ref, first: int, limit: int) -> Page[dict[str, Any]]:
-        """Give steps as JSON, hidden ones too."""
-        agent, page, attachments = await self._store.steps(ref, first, limit)
+    async def steps(
+        self, ref: Ref, first: int, limit: int, kind: StepType | None, *, archived: bool
+    ) -> Page[dict[str, Any]]:
+        """Give steps as JSON, hidden ones too, those that were archived or rolled back if asked for."""
+        agent, page, attachments = await self._store.steps(ref, first, limit, kind, archived=archived)
         describe = self._agents.describe
 
         def describe_all() -> tuple[dict[str, Any], ...]:
-            return tuple(
-                {"index": step.index, "turn": step.turn, "type": step.type, "hidden": step.hidden}
-                | describe(agent, step.data, attachments)
-                for step in page.items
-            )
+            return tuple(_about(step) | describe(agent, step.data, attachments) for step in page.items)
 
         return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         """Give the media type and the bytes of an image that a step shows."""
         return await asyncio.to_thread(self._agents.picture, await self._store.image(ref, name))
+
+    def check(self, agent: AgentName, draft: Draft) -> None:
+        """Refuse what a conversation with this agent cannot have."""
+        bounded(draft.metadata)
+        if draft.policy is not None:
+            self._agents.check_policy(agent, draft.policy, "/policy")
+
+
+def _about(step: StoredStep) -> dict[str, Any]:
+    return {
+        "index": step.index,
+        "turn": step.turn,
+        "type": step.type,
+        "hidden": step.hidden,
+        "archived": step.archived,
+        "rolled_back": step.rolled_back,
+    }

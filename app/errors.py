@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NEWER = "which is newer than this release: run the one that wrote it, or a later one"
+NEWER = "is of a format newer than this release: run the one that wrote it, or a later one"
 """What is to be said of stored data that this release does not know."""
 
 
@@ -112,6 +112,12 @@ class BusyError(ConflictError):
     """A turn of this conversation is running; wait for its end, then send the next."""
 
     code = "busy"
+
+
+class HistoryGoneError(ConflictError):
+    """The variables that the conversation had then are not kept any more: only the newest 64 MiB of changes are."""
+
+    code = "history_gone"
 
 
 class TooManyTurnsError(ServiceError):

@@ -1,13 +1,18 @@
-"""What callers attach to a conversation: bounded, and changed by merge patches."""
+"""What callers attach to a conversation: JSON that can be stored, bounded, and changed by merge patches."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic_core import from_json, to_json
 
 from app.errors import TooLargeError
 
+T = TypeVar("T")
+
 MAX_METADATA_BYTES = 64 * 1024
+_AROUND = 8  # levels that records and pages put around what a client sends
 
 
 def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -15,6 +20,18 @@ def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
     if len(json.dumps(metadata)) > MAX_METADATA_BYTES:
         raise TooLargeError(f"The metadata is larger than {MAX_METADATA_BYTES} bytes.")
     return metadata
+
+
+def storable(value: T) -> T:
+    """Refuse what the store could write and not read, or what is no JSON for others."""
+    wrapped: Any = value
+    for _ in range(_AROUND):
+        wrapped = [wrapped]
+    try:
+        from_json(to_json(wrapped), allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
+    return value
 
 
 def merge(target: Any, patch: Any) -> Any:

@@ -11,21 +11,32 @@ if TYPE_CHECKING:
 
     from app.events import Event, Logged, StepEvent
     from app.past import Past
+    from app.policies import Policy
     from app.records import (
         AgentInfo,
         AgentName,
         AgentVersion,
+        Brought,
         Conversation,
+        Draft,
+        Imported,
+        LeftOut,
+        Memory,
         OnBusy,
         Once,
         Outcome,
         Owner,
         PackedStep,
         Page,
+        Portable,
+        Record,
         Ref,
+        StepType,
         StoredStep,
         Turn,
         TurnInput,
+        Version,
+        Weighed,
     )
 
 
@@ -114,7 +125,7 @@ class Turns(Protocol):
 class Conversations(Protocol):
     """Conversations at rest."""
 
-    async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
         """Raise `ConversationExistsError` where the id is taken."""
         ...
 
@@ -126,20 +137,60 @@ class Conversations(Protocol):
         """Give an owner's conversations, newest first."""
         ...
 
-    async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
-        """Apply `change` to the metadata, again where another writer came between."""
+    async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+        """Make of the conversation what `change` gives, again where another writer came between."""
         ...
 
     async def delete(self, ref: Ref) -> Sequence[Turn]:
         """End the turns that run or wait as cancelled (they are given back), then take the conversation away."""
         ...
 
-    async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
-        """Give steps from index `first`, hidden ones too, with their attachments; what does not verify is an error."""
+    async def steps(
+        self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
+    ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
+        """Give steps from index `first`, hidden ones too, with their attachments; what does not verify is an error.
+
+        Of one kind alone if asked to: then a page may hold fewer than the limit although there are more.
+        """
         ...
 
     async def image(self, ref: Ref, name: str) -> bytes:
         """Give an attachment by its name. Raises `NotFoundError`."""
+        ...
+
+
+class Memories(Protocol):
+    """What is done to conversations between their turns. While one runs all raise `BusyError`."""
+
+    async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
+        """Read what the model is shown next, before any policy; `may_run`: also amid a turn, as it was before."""
+        ...
+
+    async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
+        """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
+        ...
+
+    async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
+        """Delete steps, and all that are archived or rolled back; give how many."""
+        ...
+
+    async def roll_back(self, ref: Ref, turn: int) -> Conversation:
+        """Go back to what the conversation was after a turn (0: before the first): steps and variables.
+
+        Raises `TurnNotFoundError`, and `HistoryGoneError` where its variables are not kept any more.
+        """
+        ...
+
+    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+        """Make a conversation that is what this one was after a turn (None: its last). Raises as `roll_back` does."""
+        ...
+
+    async def record(self, ref: Ref) -> Record:
+        """Read all that is on record of a conversation, but for events."""
+        ...
+
+    async def adopt(self, ref: Ref, agent: AgentName, draft: Draft, brought: Brought) -> Conversation:
+        """Make a conversation of what is brought in. Raises `ConversationExistsError`."""
         ...
 
 
@@ -225,6 +276,11 @@ class Lease(Protocol):
     @property
     def fingerprint(self) -> str:
         """What the agent was that began the turn."""
+        ...
+
+    @property
+    def policy(self) -> Policy | None:
+        """The conversation's own memory policy, as it was when the turn was claimed; None: the agent's."""
         ...
 
     def when_written(self, call: Callable[[], object]) -> None:
@@ -347,11 +403,18 @@ class Stage(Protocol):
 class Session(Protocol):
     """A conversation's live agent in this process. One turn at a time."""
 
-    def play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None = None) -> Outcome:
+    def play(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        stage: Stage,
+        past: Past | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome:
         """Run the agent in the calling thread, telling the stage all that happens and each finished step.
 
-        What an earlier attempt did (`past`) is not done again. Never raises what the agent raises: that is a failed
-        outcome. A turn that the stage halted is a cancelled one.
+        What an earlier attempt did (`past`) is not done again; `policy` None: the agent's own. Never raises what the
+        agent raises: that is a failed outcome. A turn that the stage halted is a cancelled one.
         """
         ...
 
@@ -376,8 +439,39 @@ class Agents(Protocol):
         """Make a session whose agent has these steps in its memory, and these variables; called in a thread."""
         ...
 
+    def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
+        """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
+        ...
+
+    def messages(
+        self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
+    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
+        ...
+
+    def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
+        """Say what a prune of the memory would leave out. Raises `InvalidRequestError` where none bounds it."""
+        ...
+
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
+        ...
+
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, the images that they show, and variables as JSON data (docs/export.md); called in a thread.
+
+        A step is without its turn and without what only the conversation knows of it.
+        """
+        ...
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of a document's `format`, `version`, `steps`, `images` and `variables`; in a thread.
+
+        Its steps may be smolagents' own (`app.portable.MEMORY_FORMAT`). `max_pixels` bounds a step's images together.
+        Raises `InvalidRequestError` with a pointer into the document.
+        """
         ...
 
     def picture(self, data: bytes) -> tuple[str, bytes]:

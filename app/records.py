@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
+
+    from app.policies import Policy
 else:
     from app.frozen import dataclass
 
@@ -53,11 +55,63 @@ class AgentInfo:
     code_runs_in: Literal["process", "thread", "remote"] | None = None
     fingerprint: str = ""
     """A hash of its prompts, tools and options: a turn is replayed by the very agent that began it."""
+    policy: Policy = ()
+    """What bounds the memory that its model is shown, where a conversation has no policy of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A conversation that another one was forked from, after a turn of it."""
+
+    scope: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A rollback: what follows turn `after` goes on from turn `to`."""
+
+    after: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a conversation has of its own beside its agent's: a memory policy (None: the agent's), and its history.
+
+    `lineage` begins with the conversation that it was forked from, `jumps` are its rollbacks in their order.
+    """
+
+    policy: Policy | None = None
+    lineage: tuple[Origin, ...] = ()
+    jumps: tuple[Jump, ...] = ()
+
+    def is_rolled_back(self, turn: int, last: int) -> bool:
+        """Tell whether a turn is none of those that lead to the conversation as it is after turn `last`."""
+        place, is_tip = last, True
+        for jump in reversed(self.jumps):
+            if place > jump.after or (is_tip and place == jump.after):
+                if turn > jump.after:
+                    break
+                place, is_tip = jump.to, False
+        return turn > place
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a caller may change of a conversation. `policy` None: its agent's; `ttl_s` None: it is kept."""
+
+    metadata: dict[str, Any]
+    policy: Policy | None = None
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The durable thing. Times are Unix seconds."""
+    """The durable thing. Times are Unix seconds.
+
+    `step_counts` are of the steps that a prune or a rollback has not taken out of the memory.
+    """
 
     ref: Ref
     agent: AgentName
@@ -68,6 +122,11 @@ class Conversation:
     step_counts: dict[StepType, int]
     running_turn: int | None
     queued_turns: int
+    archived_steps: int = 0
+    policy: Policy | None = None
+    ttl_s: float | None = None
+    expires_at: float | None = None
+    forked_from: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +165,39 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Weight:
+    """What a prompt, or a part of it, holds. Tokens as the model reports them, or an estimate."""
+
+    steps: int
+    characters: int
+    tokens: int
+    is_estimate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What a prune with a policy changes: the prompt before and after, and the places of the steps that it leaves out.
+
+    `shortened` steps are shown cut by the policy where it is the conversation's; a prune leaves them as they are.
+    """
+
+    before: Weight
+    after: Weight
+    left_out: tuple[int, ...]
+    shortened: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the memory policy left out of a turn's last prompt: whole steps, and what of others was cut."""
+
+    steps: int
+    shortened: int
+    characters: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """When the turn was accepted, taken by a worker and over: Unix seconds."""
 
@@ -139,6 +231,7 @@ class Outcome:
     usage: Usage = field(default_factory=Usage)
     error: Failure | None = None
     dropped_variables: tuple[str, ...] = ()
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +250,8 @@ class Turn:
     attempts: int = 0
     outcome: Outcome | None = None
     last_seq: int | None = None
+    rolled_back: bool = False
+    """The conversation was rolled back to a turn before it: known to who lists turns, not kept with the record."""
 
     @property
     def status(self) -> TurnStatus:
@@ -205,6 +300,30 @@ class PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Portable:
+    """What a conversation holds as JSON data (docs/export.md).
+
+    `steps` are without their turn and without what the conversation knows of them; `images` are by name; of what could
+    not be exported `not_exported` says the agent's path, the kind, the name and the reason.
+    """
+
+    steps: tuple[dict[str, Any], ...]
+    images: dict[str, dict[str, str]]
+    variables: dict[str, Any]
+    not_exported: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was made of such data; `archived` and `hidden` are positions in `steps`."""
+
+    steps: tuple[PackedStep, ...]
+    archived: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
+    variables: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredStep:
     """A step as the store gives it back."""
 
@@ -214,6 +333,8 @@ class StoredStep:
     data: bytes
     attachments: tuple[str, ...]
     hidden: bool
+    archived: bool = False
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +354,55 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """What a conversation's agent remembers between turns: `steps` that its model may be shown, and its variables.
+
+    `version` names what the memory is, for who changes it only if it is still so.
+    """
+
+    agent: AgentName
+    terms: Terms
+    version: Version
+    steps: tuple[StoredStep, ...]
+    attachments: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A conversation's memory as it was read: sealed head and terms, as they lie in the store."""
+
+    head: bytes
+    terms: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A whole conversation, to be taken out: all that is on record but events. `pieces` are its variables'."""
+
+    conversation: Conversation
+    turns: tuple[Turn, ...]
+    jumps: tuple[Jump, ...]
+    steps: tuple[StoredStep, ...]
+    attachments: dict[str, bytes]
+    pieces: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A conversation that is brought in."""
+
+    turns: tuple[Turn, ...]
+    jumps: tuple[Jump, ...]
+    memory: Imported
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
 
     `shown_from` is the index where what the model is shown begins, `shown_hash` the running hash before it,
-    `variables` the tag of the sealed list of the variables' pieces.
+    `variables` the tag of the sealed list of the variables' pieces. `archived` (by a prune), `rolled_back` and
+    `destroyed` are sets of indexes, as bits; of a destroyed step the store has the tag alone.
     """
 
     generation: int = 0
@@ -247,3 +412,11 @@ class Head:
     shown_hash: bytes = b""
     step_counts: dict[StepType, int] = field(default_factory=dict)
     variables: bytes = b""
+    archived: int = 0
+    rolled_back: int = 0
+    destroyed: int = 0
+
+    @property
+    def out(self) -> int:
+        """The places whose steps are not in the memory any more."""
+        return self.archived | self.rolled_back | self.destroyed

@@ -57,7 +57,7 @@ class Sealer:
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Give the plaintext back, or raise `SealBrokenError` before anything of it is read."""
         if blob and blob[0] > VERSION:
-            raise SealBrokenError(f"a stored record says that it is of format {blob[0]}, {NEWER}")
+            raise SealBrokenError(f"a stored record was changed, or {NEWER}")
         if len(blob) < 2 + NONCE_BYTES + TAG_BYTES or blob[0] != VERSION:
             raise SealBrokenError("a stored record is cut short")
         start = 2 + blob[1]

@@ -15,6 +15,7 @@ from app.agents.code.confinement import keep_memory_private
 from app.agents.demo import make_demo, make_demo_code
 from app.conversations import Conversations
 from app.errors import StartError
+from app.memories import Memories
 from app.records import AgentName
 from app.registry import Registry
 from app.seal import Sealer, keys_in, parse_keys
@@ -126,8 +127,9 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             )
         turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
+        memories = Memories(store.memories, catalog, conversations, settings.max_image_pixels)
         if role.answers:
-            app = create_app(turns, conversations, callers, figures, _limits(settings))
+            app = create_app(turns, conversations, memories, callers=callers, figures=figures, limits=_limits(settings))
         else:
             app = create_health_app(figures)
         agents = [info.version.name for info in conversations.agents()]

@@ -244,7 +244,7 @@ class Worker:
         self, lease: Lease, session: Session, stage: LoopStage, past: Past | None
     ) -> tuple[Session | None, Outcome]:
         """Play in a thread until the end, a stop or the deadline; what earlier attempts did is not done again."""
-        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage, past))
+        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage, past, lease.policy))
         if await self._heeds(job, stage, lambda _: session.close()):
             return session, job.result()
         return None, session.broken_off()

@@ -5,6 +5,7 @@ what came after the task, so it needs no state and plays the same in any process
     {"call": [["tool", {"argument": 1}], …]}   tool calls        {"say": "text"}    final_answer
     {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
     {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
+    {"notes": true}   answers with the notes that it is shown
     {"shown": true}     answers with its prompt but for the system's: [role, text] of each message, as JSON
 What is forced when the steps are used up is "forced answer", or what `forced` in the last entry says: a text, the parts
 of a message, {"raise": "text"}, or {"gate": "path"}: it says `started` beside that file and waits for it there.
@@ -73,6 +74,8 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
             return _message(f"Thought: run it.\n<code>\n{code}\n</code>")
         case {"prompt": True}:
             entry = {"say": digest(messages)}
+        case {"notes": True}:
+            entry = {"say": " | ".join(text for text in map(_text, messages) if text.startswith("Note "))}
         case {"shown": True}:
             shown = [[MessageRole(message.role).value, _text(message)] for message in messages[1:]]
             entry = {"say": json.dumps(shown).replace("<", "\\u003c")}  # a tag would end a block of code

@@ -47,6 +47,17 @@ def make_same_deep_down():
 def make_for(model):
     return make_scripted()
 
+def make_noting():
+    agent = make_scripted()
+    agent.scratchpad = True
+    agent.tools["note_read"] = agent.tools["echo"]
+    return agent
+
+def make_half_noting():
+    agent = make_scripted()
+    agent.scratchpad = "yes"
+    return agent
+
 async def make_later():
     return make_scripted()
 
@@ -96,6 +107,8 @@ REFUSED = {
     "an unknown function": _agents("x=mine:fake", "mine has no function fake; name the one that makes it"),
     "a module that is no Python": _agents("x=broken:make", "SyntaxError", "broken.py, line 1", MENDED),
     "a module that leaves": _agents("x=leaving:make", "importing leaving failed with SystemExit", MENDED),
+    "a scratchpad beside a tool of its names": _agents("x=mine:make_noting", "'x'", "'note_read'", "rename that"),
+    "a scratchpad that is neither wanted nor not": _agents("x=mine:make_half_noting", "'x'", "'yes'", "True or False"),
     "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
     "a path for a module": _agents("x=./mine.py:make", "'x=./mine.py:make'", "name=module:factory"),
     "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),

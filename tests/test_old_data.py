@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.test_store import Raw, Server
 
 FILES = sorted(Path(__file__).with_name("data").glob("format-*.json.gz"))
-NEWER = "which is newer than this release"
+NEWER = "is of a format newer than this release"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from app.records import MOST_COUNTED
+from app.records import MOST_COUNTED, Draft
 from app.stores.servers import Address
 from app.stores.space import Options, open_store
 from tests.problems import problem
@@ -194,7 +194,7 @@ async def test_a_list_of_conversations_is_merged_newest_first(server: Server, ra
     async with opened(server) as store:
         names = [str(number) for number in range(30)]
         for name in names:
-            await store.conversations.create(ref_of(name), AGENT, {})
+            await store.conversations.create(ref_of(name), AGENT, Draft({}))
         for limit in (1, 3, 7, 29, 30, 31):
             found, cursor = [], None
             while True:
@@ -211,7 +211,7 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(server:
     async with opened(server) as store:
         names = [str(number) for number in range(12)]
         for name in names:
-            await store.conversations.create(ref_of(name), AGENT, {})
+            await store.conversations.create(ref_of(name), AGENT, Draft({}))
         owner = ref_of("").owner
         firsts: dict[str, str] = {}
         for name in names:

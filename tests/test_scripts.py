@@ -35,6 +35,7 @@ from app.events import TurnEnded, TurnStarted
 from app.records import (
     AgentName,
     AgentVersion,
+    Draft,
     Once,
     Outcome,
     Owner,
@@ -789,7 +790,7 @@ async def test_an_id_that_is_free_again_can_have_another_agent(stores: tuple[Sto
     await one.conversations.delete(ref_of("c"))
     raw.delete(*raw.keys("*local/c*"))  # as their times to live would
     other_agent = AgentName("other")
-    await one.conversations.create(ref_of("c"), other_agent, {})
+    await one.conversations.create(ref_of("c"), other_agent, Draft({}))
     assert await submit(one, "c", other_agent, new=False) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import builtins
 import datetime as dt
+import hashlib
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
 from app.agents.describe import describe
+from app.agents.pictures import image_from_bytes
 from app.agents.plain import plain
 from app.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
 from app.errors import SealBrokenError
@@ -214,6 +216,18 @@ def test_images_lie_beside_the_step_once_each() -> None:
     packed = pack(action(observations_images=[red, same, blue], action_output=[red]), 1)
     assert len(packed.attachments) == 2
     assert all(PIL.Image.open(io.BytesIO(data)).size == (9, 9) for data in packed.attachments.values())
+
+
+def test_an_image_that_was_painted_on_and_cleaned_has_its_own_name_again() -> None:
+    buffer = io.BytesIO()
+    PIL.Image.new("L", (4, 4), 9).save(buffer, "PNG", compress_level=0)
+    image = image_from_bytes(buffer.getvalue())
+    names = []
+    for colour in (9, 1, 9):
+        image.putpixel((0, 0), colour)
+        names.append([*pack(TaskStep("Look.", [image]), 1).attachments])
+    assert names[0] == names[2] != names[1]
+    assert names[0] == [hashlib.sha256(buffer.getvalue()).hexdigest()[:32]]
 
 
 def test_a_missing_image_is_a_broken_seal() -> None:

@@ -816,7 +816,7 @@ def test_a_turn_that_is_over_leaves_no_working_keys(cold: Service, outside: Serv
     turn = cold.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
     turn = cold.follow_up(turn, {"raise": "model_error"})
     assert turn["status"] == "failed"
-    assert keys_of(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "log:C:1", "log:C:2"}
+    assert keys_of(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "log:C:1", "log:C:2", "moments:C"}
     assert all(0 < raw.ttl(f"{P}:log:local/{turn['conversation_id']}:{number}") <= 3600 for number in (1, 2))
     running_turn = begin(cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"], images=[png("red")])
     gate.reached()

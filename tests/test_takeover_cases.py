@@ -21,10 +21,11 @@ from tests.doomed import DONE, SETTINGS, Doomed, killed, noting
 from tests.ledgers import Ledger
 from tests.service import Service
 from tests.streaming import log_of, place
-from tests.test_store import begin, names_of, over, png, until
+from tests.test_store import P, begin, names_of, over, png, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.doomed import Script
     from tests.streaming import Event
@@ -330,3 +331,25 @@ def _observed(resumed: Resumed, turn: Event) -> Any:
     """Give what the last step but the answer of a turn observed."""
     steps = [step for step in resumed.service.steps(turn) if step["turn"] == turn["turn"]]
     return steps[-2]["observations"]
+
+
+def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path: Path) -> None:
+    """A task goes to the store with the step after it, but not in one piece: a process may die in between."""
+    ledger = Ledger.at(tmp_path / "a.ledger", 2)
+    script = [{"code": "x = 41"}, {"code": f"note('a', {str(ledger.path)!r})"}, DONE]
+    running = Service(tmp_path / "service", SETTINGS)
+    running.start()
+    it = Doomed(ledger, "writer", script)
+    it.turn = begin(running, *script, agent="writer")
+    until(lambda: it.stands(running))
+    steps, fresh = (f"{P}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "fresh"))
+    with Redis.from_url(f"unix://{running.folder / 'data' / 'store.sock'}") as raw:
+        until(lambda: raw.llen(steps) == 2)
+        assert raw.rpop(steps)
+        assert raw.delete(fresh)
+    killed(running, [it])
+    with running:
+        assert over(running, it.turn)["status"] == "finished"
+    with running:
+        after = running.follow_up(it.turn, {"code": f"final_answer(x + 1)  # {ledger.path}"})
+        assert after["output"] == 42

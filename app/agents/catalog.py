@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,13 @@ from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
-from app.agents.pictures import picture_file
+from app.agents.insight import Insight
+from app.agents.memory import check_own
+from app.agents.own_policies import own_policies_of, policy_of_agent
+from app.agents.pictures import image_from_bytes, picture_file
+from app.agents.portable import documents
+from app.agents.portable.variables import Place, places_of
+from app.agents.scratchpad import give_scratchpad
 from app.agents.session import AgentSession, clean_up
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
@@ -30,7 +38,11 @@ from app.records import AgentInfo, AgentName, AgentVersion
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from app.agents.memory import Function
+    from app.agents.steps import Step
+    from app.policies import Policy
     from app.ports import Session
+    from app.records import Imported, LeftOut, Memory, Portable, Weighed
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -52,6 +64,9 @@ class _Entry:
     preload: frozenset[str]
     """What the processes for its code have imported beforehand."""
     runs_code: bool
+    own_policies: dict[str, Function]
+    places: dict[str, Place]
+    """What it can take of variables that are imported, by its agents' paths."""
 
 
 class Catalog:
@@ -90,17 +105,63 @@ class Catalog:
     ) -> Session:
         """Make a live agent with these steps in its memory, and these variables."""
         entry = self._entry(name)
-        memory = [unpack(step, attachments, entry.carries) for step in steps]
+        memory = _unpacked(entry, steps, attachments)
+        return AgentSession(
+            self._new(entry),
+            memory,
+            variables,
+            entry.carries,
+            self._nursery,
+            policy=entry.info.policy,
+            own_policies=entry.own_policies,
+        )
+
+    def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
+        """Refuse a policy that this agent cannot have."""
+        check_own(policy, self._entry(name).own_policies, pointer)
+
+    def messages(
+        self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
+    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
+        with self._insight(name, memory, policy) as insight:
+            return insight.messages(summary_mode=summary_mode)
+
+    def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
+        """Say what a prune of the memory would leave out."""
+        with self._insight(name, memory, policy) as insight:
+            return insight.weigh()
+
+    @contextmanager
+    def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[Insight]:
+        entry = self._entry(name)
+        steps = _unpacked(entry, [step.data for step in memory.steps], memory.attachments)
+        agent = self._new(entry)
         try:
-            agent = entry.factory()
+            yield Insight(agent, steps, entry.info.policy if policy is None else policy, entry.own_policies)
+        finally:
+            clean_up(agent)
+
+    def _new(self, entry: _Entry) -> MultiStepAgent:
+        try:
+            return _made(entry.info.version.name, entry.factory)
         except (Exception, SystemExit) as error:
-            log.exception("the factory of agent %s failed", name, extra={"action": "agent.unmade"})
+            log.exception("the factory of agent %s failed", entry.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
-        return AgentSession(agent, memory, variables, entry.carries, self._nursery)
 
     def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
         return describe(unpack(step, attachments, self._entry(name).carries))
+
+    def export(
+        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+    ) -> Portable:
+        """Give steps, images and variables as JSON data."""
+        return documents.export(steps, attachments, variables, self._entry(name).carries)
+
+    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+        """Make steps and pieces of such data, or of what smolagents' own memory gives."""
+        return documents.take_in(data, self._entry(name).places, max_pixels)
 
     def picture(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
@@ -110,6 +171,11 @@ class Catalog:
         if name not in self._entries:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return self._entries[name]
+
+
+def _unpacked(entry: _Entry, steps: Sequence[bytes], attachments: dict[str, bytes]) -> list[Step]:
+    opened = functools.cache(image_from_bytes)  # steps that show the same image share it, as when they were made
+    return [unpack(step, attachments, entry.carries, opened) for step in steps]
 
 
 def factories_of(spec: str) -> list[tuple[str, Callable[[], MultiStepAgent]]]:
@@ -171,6 +237,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
+    own_policies = own_policies_of(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
     clean_up(second)
@@ -183,6 +250,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         int(first.max_steps),
         code_runs_in(first),
         fingerprint,
+        policy_of_agent(name, first, own_policies),
     )
     family = [agent for agent in _family(first) if runs_in_child(agent)]
     for agent in family:
@@ -190,7 +258,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
-    return _Entry(factory, info, tuple(carries), preload, bool(family))
+    return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies, places_of(first))
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:
@@ -220,9 +288,17 @@ def _check_limits(name: str, agent: MultiStepAgent) -> None:
         raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
 
 
+def _made(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
+    """Call a factory, and add the tools that its agent asks of the service."""
+    agent = factory()
+    if isinstance(agent, MultiStepAgent):
+        give_scratchpad(name, agent)
+    return agent
+
+
 def _called(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
     try:
-        agent = factory()
+        agent = _made(name, factory)
     except StartError:
         raise
     except (Exception, SystemExit) as error:

@@ -20,17 +20,17 @@ from app.agents.json_text import JsonText
 from app.agents.messages import message_in, of_error, of_message
 from app.agents.plain import plain, text_of
 from app.agents.tool_proxy import Proxy, see_tools, unproxied
-from app.events import MessageDelta
+from app.events import MessageDelta, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from smolagents import Model, MultiStepAgent
     from smolagents.models import ChatMessageStreamDelta
 
     from app.agents.recorder import Recorder, Track
     from app.agents.tool_proxy import Seat
-    from app.events import Channel, Where
+    from app.events import Channel
 
 PLAN_END = ["<end_plan>"]
 
@@ -86,7 +86,7 @@ class ModelProxy(Proxy):
             "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
         }
         options |= {name: value for name, value in asked.items() if value is not None}
-        message = self._once(track, call_id, telling, lambda: self._message(messages, options, telling))
+        message = self._once(track, call_id, telling, lambda: _message(self._real, messages, options, telling))
         track.recorder.note_usage(message.token_usage)
         if tools_to_call_from and type(self._agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
@@ -100,10 +100,33 @@ class ModelProxy(Proxy):
             raise message.raw
         return self._real.parse_tool_calls(message)
 
-    def _once(self, track: Track, call_id: str, telling: Telling, ask: Callable[[], ChatMessage]) -> ChatMessage:
+    def aside(self, messages: list[ChatMessage], model: Model | None = None) -> ChatMessage:
+        """Ask beside the agent's steps, this model or another one: an effect like any other that no reader is shown.
+
+        Raises what the model raises.
+        """
+        track, model = self._seat.track, model or self._real
+        if track is None:
+            answer: ChatMessage = model.generate(messages)
+            return answer
+        recorder = track.recorder
+        call_id = recorder.next_aside()
+        telling = _Muted(recorder, call_id)
+        message = self._once(track, call_id, telling, lambda: _message(model, messages, {}, telling), lambda _: True)
+        recorder.note_usage(message.token_usage)
+        return message
+
+    def _once(
+        self,
+        track: Track,
+        call_id: str,
+        telling: Telling,
+        ask: Callable[[], ChatMessage],
+        explains: Callable[[str], bool] | None = None,
+    ) -> ChatMessage:
         """Give what an earlier attempt was told, or ask; an answer is written before the agent acts upon it."""
         recorder, key = track.recorder, f"model:{call_id}"
-        known = recorder.journal.take(key, track.explains(0))
+        known = recorder.journal.take(key, explains or track.explains(0))
         if known and not known.is_opaque:
             message = message_in(known)
             telling.whole(message)
@@ -116,28 +139,9 @@ class ModelProxy(Proxy):
         except Exception as error:
             recorder.tell(None, (key, of_error(error).to_bytes()))
             raise
-        _tell_apart(message)
+        _tell_apart(message, getattr(self._agent.write_memory_to_messages, "call_ids", frozenset()))
         effect, message = of_message(message)
         recorder.tell(None, (key, effect.to_bytes()))
-        return message
-
-    def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
-        if not _streams(self._real):
-            message: ChatMessage = self._real.generate(messages, **options)
-            telling.whole(message)
-            return message
-        deltas = []
-        stream: Any = self._real.generate_stream  # type: ignore[attr-defined]  # it is there: `_streams`
-        with _closing(stream(messages, **options)) as pieces:
-            for delta in pieces:
-                telling.piece(delta)
-                deltas.append(delta)
-        telling.end()
-        message = _whole(deltas)
-        if not getattr(self._real, "supports_stop_parameter", True) or isinstance(self._real, TransformersModel):
-            # As these models' own `generate` does: what comes after would be read, and run, as the model's own.
-            text = cast("str | None", message.content)
-            message.content = remove_content_after_stop_sequences(text, options.get("stop_sequences"))
         return message
 
 
@@ -216,6 +220,39 @@ class Telling:
         self._recorder.tell(MessageDelta(self._where, self._call_id, channel, text_of(text), index, name))
 
 
+class _Muted(Telling):
+    """Shows nothing of a call; a stop lands in it all the same."""
+
+    def __init__(self, recorder: Recorder, call_id: str) -> None:
+        super().__init__(recorder, Where("", 0, ""), call_id)
+
+    def restart(self) -> None:
+        """Nothing was shown."""
+
+    def _tell(self, *_told: Any) -> None:
+        pass
+
+
+def _message(model: Model, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
+    if not _streams(model):
+        message: ChatMessage = model.generate(messages, **options)
+        telling.whole(message)
+        return message
+    deltas = []
+    stream: Any = model.generate_stream  # type: ignore[attr-defined]  # it is there: `_streams`
+    with _closing(stream(messages, **options)) as pieces:
+        for delta in pieces:
+            telling.piece(delta)
+            deltas.append(delta)
+    telling.end()
+    message = _whole(deltas)
+    if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
+        # As these models' own `generate` does: what comes after would be read, and run, as the model's own.
+        text = cast("str | None", message.content)
+        message.content = remove_content_after_stop_sequences(text, options.get("stop_sequences"))
+    return message
+
+
 def _streams(model: Model) -> bool:
     """Tell whether a model is to be asked by its stream: not where a class overrides `generate` alone (a guard)."""
     if not hasattr(model, "generate_stream"):
@@ -245,11 +282,14 @@ def _whole(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
     )
 
 
-def _tell_apart(message: ChatMessage) -> None:
-    """Give calls of one message ids of their own: smolagents drops all but one of those that share theirs."""
-    seen: set[str] = set()
+def _tell_apart(message: ChatMessage, taken: Collection[str]) -> None:
+    """Give calls ids of their own: smolagents drops all but one of those of a message that share theirs.
+
+    A model that counts what it is shown gives the ids of calls that a memory policy leaves out (`taken`) again.
+    """
+    seen = set(taken)
     for number, call in enumerate(message.tool_calls or (), 1):
-        if call.id in seen:
+        while call.id in seen:
             call.id = f"{call.id}_{number}"
         seen.add(call.id)
 

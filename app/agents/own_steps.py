@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smolagents.memory import MemoryStep
 from smolagents.models import ChatMessage, MessageRole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass
@@ -36,6 +40,14 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
         """Show it to the model, in any mode."""
         return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
+
+
+def without_replaced(steps: Sequence[MemoryStep]) -> Sequence[MemoryStep]:
+    """Leave out the notes that a later one takes the place of; the very same steps where there are none."""
+    replaced = {step.replaces for step in steps if isinstance(step, NoteStep) and step.replaces is not None}
+    if not replaced:
+        return steps
+    return [step for step in steps if not (isinstance(step, NoteStep) and step.number in replaced)]
 
 
 def _from_user(text: str) -> ChatMessage:

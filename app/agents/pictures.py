@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-_RAW = b"raw image\n"
+NAME_DIGITS = 32
+RAW = b"raw image\n"
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
+_NAMED = "smolsessions_named"
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
@@ -32,22 +34,46 @@ def image_to_bytes(image: PIL.Image.Image) -> bytes:
         return buffer.getvalue()
     palette = image.getpalette("RGB") if image.mode == "PA" else None
     header = json.dumps([image.mode, *image.size, palette]).encode()
-    return _RAW + header + b"\n" + image.tobytes()
+    return RAW + header + b"\n" + image.tobytes()
 
 
 def image_from_bytes(data: bytes) -> PIL.Image.Image:
     """Make the image; it remembers its bytes, as long as nobody paints on it: a photo as PNG is ten times as large."""
-    if not data.startswith(_RAW):
+    if not data.startswith(RAW):
         image: PIL.Image.Image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
         image.load()
         image.info[_SOURCE] = (data, _pixels(image))
         return image
-    header, _, pixels = data.removeprefix(_RAW).partition(b"\n")
+    header, _, pixels = data.removeprefix(RAW).partition(b"\n")
     mode, width, height, palette = json.loads(header)
     image = PIL.Image.frombytes(mode, (width, height), pixels)
     if palette:
         image.putpalette(palette, "RGB")
     return image
+
+
+def look_at(data: bytes) -> PIL.Image.Image:
+    """Give the image without reading its pixels, where its file tells the size without them."""
+    return image_from_bytes(data) if data.startswith(RAW) else PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def stand_in(data: bytes, name: str) -> PIL.Image.Image:
+    """Give a tiny image that is stored as these bytes, which are of this name and known to be an image."""
+    image = PIL.Image.new("1", (1, 1))
+    image.info |= {_SOURCE: (data, _pixels(image)), _NAMED: (data, name)}
+    return image
+
+
+def name_of(image: PIL.Image.Image, data: bytes) -> str:
+    """Give the name of what `image_to_bytes` gave; that of its own bytes is made once."""
+    known: tuple[bytes, str] | None = image.info.get(_NAMED)
+    if known and known[0] is data:
+        return known[1]
+    name = hashlib.sha256(data).hexdigest()[:NAME_DIGITS]
+    source: tuple[bytes, bytes] | None = image.info.get(_SOURCE)
+    if source and source[0] is data:
+        image.info[_NAMED] = (data, name)
+    return name
 
 
 def name_image(image: PIL.Image.Image, name: str) -> None:
@@ -64,7 +90,7 @@ def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, 
 
 def picture_file(data: bytes) -> tuple[str, bytes]:
     """Give an image's media type and bytes as a browser takes it: as stored, or as PNG where only we read that."""
-    if data.startswith(_RAW):
+    if data.startswith(RAW):
         buffer = io.BytesIO()
         image_from_bytes(data).convert("RGBA").save(buffer, "PNG")
         return "image/png", buffer.getvalue()

@@ -51,7 +51,7 @@ class Recorder:
         self._stage = stage
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
-        self._halts = 0
+        self._halts = self._asides = 0
         self._thread = threading.get_ident()
 
     @property
@@ -101,6 +101,11 @@ class Recorder:
     def seed(self, call_id: str) -> bytes:
         """Give what a block of code draws its random numbers from: the same in a replay."""
         return hashlib.sha256(self.journal.once("seed", lambda: os.urandom(16)) + call_id.encode()).digest()
+
+    def next_aside(self) -> str:
+        """Name a model call beside the steps; asked for in the agent's own thread alone."""
+        self._asides += 1
+        return f"aside{self._asides}"
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MOST_WHOLE_CALLS:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
 from smolagents import CodeAgent
-from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
+from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
@@ -23,9 +23,11 @@ from app.agents.halt import DivergedError, Halt
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
+from app.agents.scratchpad import scratchpad_of
 from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
+from app.agents.summarizer import Summarizer
 from app.agents.texts import joined
-from app.agents.thrift import make_thrifty
+from app.agents.thrift import make_thrifty, shown_memory_of
 from app.agents.tool_proxy import see_tools
 from app.records import Failure, Outcome
 
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from app.agents.code.nursery import Nursery
+    from app.agents.memory import Function
     from app.events import StepEvent
     from app.past import Past
+    from app.policies import Policy
     from app.ports import Stage
     from app.records import RunState, Turn, TurnInput
 
@@ -61,17 +65,42 @@ class AgentSession:
         variables: dict[str, bytes],
         carries: Sequence[type],
         nursery: Nursery,
+        *,
+        policy: Policy = (),
+        own_policies: dict[str, Function] | None = None,
     ) -> None:
+        """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
         self._agent = agent
         self._carries = tuple(carries)
         agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
         make_thrifty(agent)
+        self._policy = policy
+        self._shown = shown_memory_of(agent, own_policies or {})
+        agent.step_callbacks.register(ActionStep, self._name_calls_apart)
+        if self._shown:
+            self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
         self._belongings = Belongings(self._family, variables)
+        self._scratchpad = scratchpad_of(agent)
+        if self._scratchpad:
+            self._scratchpad.open(agent)
         self._tail: _Tail | None = None
 
-    def play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None = None) -> Outcome:
+    def play(
+        self,
+        turn: Turn,
+        given: TurnInput,
+        stage: Stage,
+        past: Past | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
+        if self._shown:
+            self._shown.policy = self._policy if policy is None else policy
+        outcome = self._play(turn, given, stage, past)
+        return replace(outcome, left_out=self._shown.left_out()) if self._shown else outcome
+
+    def _play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None) -> Outcome:
         recorder = Recorder(stage, turn.attempts, past)
         track = self._family.head.seat.track = Track(recorder, turn.agent.name)
         see_tools(self._agent, self._family.head.seat)
@@ -79,6 +108,8 @@ class AgentSession:
             self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings, past=past
         )
         track.before_model_call = tail.keep_finished
+        if past and self._scratchpad:
+            self._scratchpad.expect(past.effects)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
@@ -114,6 +145,16 @@ class AgentSession:
         self._agent.memory.steps = []
         self._belongings.rest()
         clean_up(self._agent)
+
+    def _name_calls_apart(self, step: ActionStep) -> None:
+        """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
+        taken: set[str] | None = None
+        for call in step.tool_calls or () if isinstance(self._agent, CodeAgent) else ():
+            if taken is None:
+                memory = self._agent.memory.steps
+                taken = {known.id for one in memory for known in getattr(one, "tool_calls", None) or ()}
+            while call.id in taken:
+                call.id += "_2"
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
         images = [image_from_bytes(data) for data in given.images]
@@ -175,17 +216,17 @@ class _Tail:
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
     def keep_finished(self) -> None:
-        """Pack what is new. The task goes with the first step after it: a turn without a step leaves no task behind."""
+        """Pack what is new. The task, and notes, go with the first step after them; without one they are not kept."""
         if len(self._memory.steps) == self._looked_at:  # asked at every event of the run
             return
         self._looked_at = len(self._memory.steps)
         fresh = self._memory.steps[self._next :]
         whole = list(itertools.takewhile(finished, fresh))
-        if all(isinstance(step, TaskStep) for step in whole):
-            return
+        while whole and not _taken(whole[-1]):
+            del whole[-1]
         for step in whole:
             if self._past:
-                self._take_from_past(step)
+                self._take_from_past(step, is_last=step is whole[-1])
                 continue
             strip(step)
             if isinstance(step, ActionStep):
@@ -198,23 +239,27 @@ class _Tail:
             if step is whole[-1]:
                 packed = replace(packed, variables=self._belongings.changes())
             self._stage.tell(self._finished(step), packed)
-            self._kept += not isinstance(step, TaskStep)
+            self._kept += _taken(step)
             self._next += 1
 
-    def _take_from_past(self, step: MemoryStep) -> None:
-        """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids."""
+    def _take_from_past(self, step: MemoryStep, *, is_last: bool) -> None:
+        """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids.
+
+        The variables were kept with the last one; if that is missing, they are to be kept again.
+        """
         kept = unpack(self._past.pop(0), self._attachments, self._carries)
         if step_type(kept) != step_type(step):
             self._track.recorder.journal.diverged = True
             raise DivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept))
-        self._belongings.changes()
-        self._kept += not isinstance(kept, TaskStep)
+        if is_last:
+            self._belongings.changes()
+        self._kept += _taken(kept)
         self._next += 1
 
     def _finished(self, step: MemoryStep) -> StepEvent | None:
-        event = None if isinstance(step, TaskStep) else self._track.finish(step)
+        event = self._track.finish(step) if _taken(step) else None
         return self._track.recorder.unshown(event)
 
     def keep_the_rest(self) -> None:
@@ -234,6 +279,11 @@ class _Tail:
             dropped_variables=self._belongings.dropped(),
             **more,
         )
+
+
+def _taken(step: MemoryStep) -> bool:
+    """Tell the steps that an agent takes from those that are given to it, or noted beside."""
+    return isinstance(step, ActionStep | PlanningStep)
 
 
 def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail) -> Outcome:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
-import hashlib
 import io
 import pickle
 import uuid
@@ -24,13 +23,13 @@ from smolagents.utils import AgentError
 
 from app.agents.failures import is_swallowed_failure
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.pictures import image_from_bytes, image_to_bytes, name_image
+from app.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from app.records import StepType
 
@@ -91,12 +90,15 @@ def strip(step: MemoryStep) -> None:
         message.raw = None
 
 
-def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedStep:
-    """Make a step's bytes, and read them once where that may fail, so that what is committed can be read again."""
+def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
+    """Make a step's bytes, and read them once where that may fail, so that what is committed can be read again.
+
+    `is_data` says that it cannot: the step is made of JSON data, and its images were read.
+    """
     classes = frozenset(carries)
     try:
         data, attachments, is_sure = _dump(step, classes)
-        if not is_sure:
+        if not (is_sure or is_data):
             unpack(data, attachments, classes)
     except StepTooLargeError:
         raise
@@ -106,10 +108,15 @@ def pack(step: MemoryStep, turn: int, carries: Iterable[type] = ()) -> PackedSte
     return PackedStep(step_type(step), turn, data, attachments)
 
 
-def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] = ()) -> Step:
+def unpack(
+    data: bytes,
+    attachments: dict[str, bytes],
+    carries: Iterable[type] = (),
+    open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
+) -> Step:
     """Make the step again. The bytes come out of the seal; still only listed classes are made."""
     try:
-        step = _Unpickler(io.BytesIO(data), attachments, carries).load()
+        step = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
     except SealBrokenError:
         raise
     except Exception as error:
@@ -117,6 +124,11 @@ def unpack(data: bytes, attachments: dict[str, bytes], carries: Iterable[type] =
     if not isinstance(step, Step):
         raise SealBrokenError("a stored step is no step")
     return step
+
+
+def agent_error(name: str, message: str) -> AgentError:
+    """Make an error of smolagents again; `name` is one of `ERROR_NAMES`."""
+    return _error(name, message)
 
 
 def step_type(step: MemoryStep) -> StepType:
@@ -186,16 +198,23 @@ class _Pickler(pickle.Pickler):
     def _attach(self, image: PIL.Image.Image) -> str:
         raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
         data = image_to_bytes(raw)
-        name = hashlib.sha256(data).hexdigest()[:32]
+        name = name_of(raw, data)
         self.attachments[name] = data
         name_image(raw, name)
         return name
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, attachments: dict[str, bytes], carries: Iterable[type]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        attachments: dict[str, bytes],
+        carries: Iterable[type],
+        open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
+    ) -> None:
         super().__init__(file)
         self._attachments = attachments
+        self._open_image = open_image
         self._listed = _LISTED
         if carries:
             self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
@@ -211,7 +230,7 @@ class _Unpickler(pickle.Unpickler):
     def _image(self, name: str, is_agent_image: bool) -> Any:
         if name not in self._attachments:
             raise SealBrokenError("an image of a stored step is missing")
-        image = image_from_bytes(self._attachments[name])
+        image = self._open_image(self._attachments[name])
         name_image(image, name)
         return AgentImage(image) if is_agent_image else image
 
@@ -240,6 +259,7 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 
 
 _ERRORS = _subclasses(AgentError)
+ERROR_NAMES = frozenset(_ERRORS)
 _MAKERS: tuple[Any, ...] = (_value, _error, _image)
 # By identity: a foreign class may answer == and hash() with code of its own.
 _OWN_IDS = frozenset(map(id, _OWN))

@@ -12,16 +12,17 @@ import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
-from smolagents.memory import ActionStep, CallbackRegistry, TaskStep
+from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
-from app.agents.shown import messages_of
+from app.agents.shown_memory import ShownMemory
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from smolagents.memory import MemoryStep
-    from smolagents.models import ChatMessage
+
+    from app.agents.memory import Function
 
 MOST_PROMPTS = 1000
 
@@ -47,11 +48,20 @@ def make_thrifty(agent: MultiStepAgent) -> None:
     if kind.initialize_system_prompt in _KNOWN_PROMPTS:
         agent.initialize_system_prompt = _KeptPrompt(agent)  # type: ignore[method-assign]
     if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
-        agent.write_memory_to_messages = _KeptMessages(agent)  # type: ignore[method-assign]
+        agent.write_memory_to_messages = ShownMemory(agent)  # type: ignore[method-assign]
     if type(agent.step_callbacks) is CallbackRegistry:
         agent.step_callbacks = _KeptCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
         make_thrifty(managed)
+
+
+def shown_memory_of(agent: MultiStepAgent, own_policies: dict[str, Function]) -> ShownMemory | None:
+    """Give what stands for a thrifty agent's `write_memory_to_messages`; nothing where its class has its own."""
+    shown = agent.write_memory_to_messages
+    if not isinstance(shown, ShownMemory):
+        return None
+    shown.own(own_policies)
+    return shown
 
 
 class _KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
@@ -117,49 +127,6 @@ def _ingredients(agent: MultiStepAgent) -> tuple[Hashable, ...]:
         tuple(getattr(agent, "authorized_imports", ())),
         getattr(agent, "code_block_tags", None),
     )
-
-
-class _KeptMessages:
-    """The messages of finished steps, each built once. A step that a callback changed since is built again.
-
-    The messages are shared between model calls: a model must not change those that it is given (smolagents' own copy).
-    """
-
-    def __init__(self, agent: MultiStepAgent) -> None:
-        self._agent = agent
-        self._built: list[tuple[MemoryStep, object, list[ChatMessage]]] = []
-
-    def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
-        agent = self._agent
-        if summary_mode:
-            return type(agent).write_memory_to_messages(agent, summary_mode=True)
-        messages = agent.memory.system_prompt.to_messages()
-        steps = agent.memory.steps
-        del self._built[len(steps) :]
-        for index, step in enumerate(steps):
-            built = self._at(index, step)
-            messages.extend(built)
-        return messages
-
-    def _at(self, index: int, step: MemoryStep) -> list[ChatMessage]:
-        mark = _mark(step)
-        if index < len(self._built):
-            kept, kept_mark, messages = self._built[index]
-            if kept is step and kept_mark == mark:
-                return messages
-        messages = messages_of(step)
-        self._built[index : index + 1] = [(step, mark, messages)]
-        return messages
-
-
-def _mark(step: MemoryStep) -> tuple[object, ...]:
-    """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing."""
-    if isinstance(step, TaskStep):
-        return (step.task, step.task_images, len(step.task_images or ()))
-    if not isinstance(step, ActionStep):
-        return (getattr(step, "plan", None),)
-    images = step.observations_images
-    return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
 
 
 _rendered: dict[tuple[Hashable, ...], str] = {}

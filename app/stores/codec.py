@@ -22,7 +22,8 @@ from app.events import (
     TurnQueued,
     TurnStarted,
 )
-from app.records import AgentName, Head, Owner, Ref, StoredStep, Turn, TurnInput
+from app.policies import policy_data, policy_of
+from app.records import AgentName, Head, Jump, Origin, Owner, Ref, StoredStep, Terms, Turn, TurnInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,13 +47,13 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
-HEAD_MEMBERS = 7
+HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
 
 
 def turn_to_bytes(turn: Turn) -> bytes:
-    return _TURN.serializer.to_json(turn, exclude={"ref", "number"}, exclude_defaults=True)
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
 def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
@@ -62,7 +63,7 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
     try:
         turn: Turn = _TURN.validator.validate_python(fields)
     except ValidationError as error:
-        raise SealBrokenError(f"a turn's record is of a form {NEWER}") from error
+        raise SealBrokenError(f"a turn's record {NEWER}") from error
     return turn
 
 
@@ -106,16 +107,19 @@ def pieces_from_bytes(data: bytes) -> dict[str, bytes]:
 
 def head_to_bytes(head: Head) -> bytes:
     shown = [head.shown_from, head.shown_hash.hex()]
-    return to_json([head.generation, head.count, head.hash.hex(), *shown, head.step_counts, head.variables.hex()])
+    fields = [head.generation, head.count, head.hash.hex(), *shown, head.step_counts, head.variables.hex()]
+    out = [f"{places:x}" for places in (head.archived, head.rolled_back, head.destroyed)] if head.out else []
+    return to_json([*fields, *out])
 
 
 def head_from_bytes(data: bytes) -> Head:
     members = from_json(data)
-    if len(members) != HEAD_MEMBERS:
-        raise SealBrokenError(f"a conversation's head is of a form {NEWER}")
-    generation, count, running, shown_from, shown_hash, step_counts, variables = members
+    if len(members) not in HEAD_MEMBERS:
+        raise SealBrokenError(f"a conversation's head {NEWER}")
+    generation, count, running, shown_from, shown_hash, step_counts, variables, *out = members
     hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
-    return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2])
+    places = [int(each, 16) for each in out]
+    return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2], *places)
 
 
 def input_to_bytes(given: TurnInput) -> bytes:
@@ -142,13 +146,22 @@ def step_to_bytes(step: PackedStep) -> bytes:
     return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
 
 
-def step_from_bytes(data: bytes, index: int, *, hidden: bool = False) -> StoredStep:
+def step_from_bytes(data: bytes, index: int, head: Head | None = None) -> StoredStep:
+    """Read a step; `head` tells what has become of it since."""
     kind, turn, count = _STEP.unpack_from(data)
-    end = _STEP.size + count * NAME_BYTES
     if kind >= len(_TYPES):
-        raise SealBrokenError(f"a stored step is of a type {NEWER}")
+        raise SealBrokenError(f"a stored step {NEWER}")
+    end = _STEP.size + count * NAME_BYTES
     names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
-    return StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden)
+    step = StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden=False)
+    if head is None:
+        return step
+    return replace(
+        step,
+        hidden=index < head.shown_from,
+        archived=bool(head.archived >> index & 1),
+        rolled_back=bool(head.rolled_back >> index & 1),
+    )
 
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:
@@ -164,6 +177,26 @@ def ref_of(scope: str) -> Ref:
 
 def conversation_to_bytes(agent: str, metadata: dict[str, Any]) -> bytes:
     return to_json({"agent": agent, "metadata": metadata})
+
+
+def terms_to_bytes(terms: Terms) -> bytes:
+    return to_json(
+        {
+            "policy": None if terms.policy is None else policy_data(terms.policy),
+            "lineage": [[origin.scope, origin.turn] for origin in terms.lineage],
+            "jumps": [[jump.after, jump.to] for jump in terms.jumps],
+        }
+    )
+
+
+def terms_from_bytes(data: bytes) -> Terms:
+    fields = from_json(data)
+    try:
+        policy = None if fields["policy"] is None else policy_of(fields["policy"])
+        lineage = tuple(Origin(*origin) for origin in fields["lineage"])
+        return Terms(policy, lineage, tuple(Jump(*jump) for jump in fields["jumps"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise SealBrokenError(f"a conversation's record {NEWER}") from error
 
 
 def agent_of(data: bytes, shown: bytes) -> AgentName:

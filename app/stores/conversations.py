@@ -20,14 +20,15 @@ from app.errors import (
     StoreUnavailableError,
 )
 from app.events import Logged, TurnEnded
-from app.records import AgentName, Conversation, Failure, Outcome, Page
+from app.records import AgentName, Conversation, Failure, Outcome, Page, Terms
 from app.stores import codec
-from app.stores.head import load_images, open_head
+from app.stores.head import image_blobs, load_images, open_head
+from app.stores.seals import NO_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.records import Owner, Ref, StoredStep, Turn
+    from app.records import Draft, Owner, Ref, StepType, StoredStep, Turn
     from app.stores.desk import Desk, Desks
     from app.stores.script import Argument
     from app.stores.turns import Turns
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
 MOST_PARTITIONS = 1000
+LOOKED_AT_ONCE = 100  # steps, for those of one kind
+MOST_LOOKED_AT = 2000  # for one page, which may then hold fewer than its limit
 
 
 class Conversations:
@@ -46,18 +49,25 @@ class Conversations:
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
         """Make an empty conversation."""
-        state, *rest = await self._desks.of(ref).scripts.call(
-            "create", owner=ref.owner, ref=str(ref), agent=agent, record=self._record(ref, agent, metadata)
+        desk = self._desks.of(ref)
+        state, *rest = await desk.scripts.call(
+            "create",
+            owner=ref.owner,
+            ref=str(ref),
+            agent=agent,
+            record=self._record(ref, agent, draft.metadata),
+            terms=sealed_terms(desk, str(ref), Terms(draft.policy)),
+            ttl=ttl_us(draft.ttl_s),
         )
         if state == b"exists":
             raise ConversationExistsError
-        return self._conversation(*rest[0])
+        return self.of_row(*rest[0])
 
     async def conversation(self, ref: Ref) -> Conversation:
         """Read one conversation."""
-        return self._conversation(*await self._row(ref))
+        return self.of_row(*await self._row(ref))
 
     async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
         """Read a page, merged of all partitions; the cursor is the age of the last one shown, and its partition."""
@@ -83,22 +93,30 @@ class Conversations:
         rows = await desk.scripts.call("list", owner=owner, before=before, limit=most)
         return [((-int(row[1][4]), place), row) for row in rows]
 
-    async def patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
-        """Read, change and write the metadata, until no other writer comes between; in this process one at a time."""
+    async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+        """Read, change and write, until no other writer comes between; in this process one at a time."""
         lock = self._patching.setdefault(ref, asyncio.Lock())
         async with lock:
             return await self._patch(ref, change)
 
-    async def _patch(self, ref: Ref, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
+    async def _patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+        desk = self._desks.of(ref)
         for _ in range(MOST_TRIES):
             row = await self._row(ref)
-            conversation = self._conversation(*row)
-            written = self._record(ref, conversation.agent, change(conversation.metadata))
-            state, *rest = await self._desks.of(ref).scripts.call(
-                "patch", ref=str(ref), read=row[1][1], written=written
+            conversation = self.of_row(*row)
+            draft = change(conversation)
+            terms = replace(desk.sealer.terms(str(ref), row[1][7]), policy=draft.policy)
+            state, *rest = await desk.scripts.call(
+                "patch",
+                ref=str(ref),
+                read=row[1][1],
+                written=self._record(ref, conversation.agent, draft.metadata),
+                read_terms=row[1][7] or b"",
+                terms=sealed_terms(desk, str(ref), terms),
+                ttl=ttl_us(draft.ttl_s),
             )
             if state == b"ok":
-                return self._conversation(*rest[0])
+                return self.of_row(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
@@ -125,25 +143,41 @@ class Conversations:
                 return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
-    async def steps(self, ref: Ref, first: int, limit: int) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
-        """Read steps, each checked against its place."""
+    async def steps(
+        self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
+    ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
+        """Read steps, each checked against its place, until there are enough of those that are wanted."""
         scope, desk = str(ref), self._desks.of(ref)
-        found = await desk.scripts.call("steps", ref=scope, first=first, last=first + limit)
-        if not found:
-            raise ConversationNotFoundError
-        agent, generation, head_blob, blobs = found
-        head = open_head(desk.sealer, scope, generation, head_blob)
-        items = []
-        for index, blob in enumerate(blobs[:limit], first):
-            opened = desk.sealer.open(blob, scope, "step", head.generation, index)
-            items.append(codec.step_from_bytes(opened, index, hidden=index < head.shown_from))
-        page = Page(tuple(items), str(first + limit) if len(blobs) > limit else None)
+        items: list[StoredStep] = []
+        place, end = first, first + MOST_LOOKED_AT
+        while True:
+            most = max(limit - len(items), LOOKED_AT_ONCE if kind or place > first else 0)
+            found = await desk.scripts.call("steps", ref=scope, first=place, last=place + most)
+            if not found:
+                raise ConversationNotFoundError
+            agent, generation, head_blob, blobs, terms = found
+            desk.sealer.terms(scope, terms)
+            head = open_head(desk.sealer, scope, generation, head_blob)
+            left, last = head.destroyed if archived else head.out, place + len(blobs)
+            for index, blob in enumerate(blobs[:most], place):
+                if len(items) == limit:
+                    break
+                place = index + 1
+                if left >> index & 1:
+                    continue
+                step = codec.step_from_bytes(desk.sealer.open(blob, scope, "step", head.generation, index), index, head)
+                if kind in {None, step.type}:
+                    items.append(step)
+            more = place < last
+            if len(items) == limit or not more or place >= end:
+                break
+        page = Page(tuple(items), str(place) if more else None)
         return AgentName(agent.decode()), page, await load_images(desk, scope, items)
 
     async def image(self, ref: Ref, name: str) -> bytes:
         """Read an attachment."""
         desk = self._desks.of(ref)
-        (blob,) = await desk.scripts.call("images", name, ref=str(ref))
+        (blob,) = await image_blobs(desk, str(ref), [name])
         if blob is None:
             raise NotFoundError
         return await asyncio.to_thread(desk.sealer.open, blob, str(ref), "image", name)
@@ -151,7 +185,7 @@ class Conversations:
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
         try:
-            return self._conversation(*row)
+            return self.of_row(*row)
         except SealBrokenError:
             log.exception("conversation %s cannot be opened", row[0].decode(), extra={"action": "seal.broken"})
             return None
@@ -162,11 +196,15 @@ class Conversations:
             raise ConversationNotFoundError
         return row
 
-    def _conversation(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
-        agent, record, head, generation, created, updated, turns = fields
+    def of_row(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
+        """Open what scripts show of a conversation."""
+        agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
         ref = codec.ref_of(scope.decode())
         sealer = self._desks.of(ref).sealer
         opened = sealer.open(record, str(ref), "conversation")
+        terms = sealer.terms(str(ref), sealed)
+        head = open_head(sealer, str(ref), generation, sealed_head)
+        origin = terms.lineage[0] if terms.lineage else None
         return Conversation(
             ref=ref,
             agent=codec.agent_of(opened, agent),
@@ -174,9 +212,14 @@ class Conversations:
             created_at=int(created) / 1_000_000,
             updated_at=int(updated) / 1_000_000,
             turns=int(turns),
-            step_counts=open_head(sealer, str(ref), generation, head).step_counts if head else {},
+            step_counts=head.step_counts,
             running_turn=int(running) if running else None,
             queued_turns=queued - 1 if running else queued,
+            archived_steps=(head.out & ~head.destroyed).bit_count(),
+            policy=terms.policy,
+            ttl_s=int(ttl) / 1_000_000 if ttl else None,
+            expires_at=int(expires) / 1_000_000 if expires else None,
+            forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
         )
 
     def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> bytes:
@@ -184,6 +227,16 @@ class Conversations:
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
         return self._desks.of(ref).sealer.seal(data, str(ref), *place)
+
+
+def sealed_terms(desk: Desk, scope: str, terms: Terms) -> bytes:
+    """Seal a conversation's terms; most have none."""
+    return desk.sealer.seal(codec.terms_to_bytes(terms), scope, "terms") if terms != NO_TERMS else b""
+
+
+def ttl_us(ttl_s: float | None) -> int | str:
+    """Give a time to live as scripts take it."""
+    return "" if ttl_s is None else int(ttl_s * 1_000_000)
 
 
 def _cancelled(turn: Turn) -> Turn:

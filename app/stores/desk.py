@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from app.records import Ref
-    from app.seal import Sealer
     from app.stores.log import Log
     from app.stores.script import Scripts
+    from app.stores.seals import Seals
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Desk:
     """One partition. `channel` is where this process hears of its turns, `wake` where workers hear of work."""
 
     scripts: Scripts
-    sealer: Sealer
+    sealer: Seals
     log: Log
     channel: str
     wake: str

@@ -13,23 +13,23 @@ from app.seal import tag_of
 from app.stores import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from app.records import StepType, StoredStep
-    from app.seal import Sealer
     from app.stores.desk import Desk
+    from app.stores.seals import Seals
 
 HASH_BYTES = 16
 IMAGES_AT_ONCE = 4
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
-def open_head(sealer: Sealer, scope: str, generation: bytes, head: bytes) -> Head:
+def open_head(sealer: Seals, scope: str, generation: bytes, head: bytes) -> Head:
     """Open a conversation's head; before its first commit it has none."""
     return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
 
 
-def open_pieces(sealer: Sealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+def open_pieces(sealer: Seals, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
     """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
     if (tag_of(sealed) if sealed else b"") != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)
@@ -44,17 +44,23 @@ async def load_images(desk: Desk, scope: str, steps: Iterable[StoredStep]) -> di
     opened = {}
     for start in range(0, len(wanted), IMAGES_AT_ONCE):
         names = wanted[start : start + IMAGES_AT_ONCE]
-        blobs = await desk.scripts.call("images", *names, ref=scope)
-        for name, blob in zip(names, blobs, strict=True):
+        for name, blob in zip(names, await image_blobs(desk, scope, names), strict=True):
             opened[name] = await asyncio.to_thread(desk.sealer.open, blob or b"", scope, "image", name)
     return opened
+
+
+async def image_blobs(desk: Desk, scope: str, names: Sequence[str]) -> list[bytes | None]:
+    """Load attachments as they are sealed; None for one that is not there."""
+    terms, blobs = await desk.scripts.call("images", *names, ref=scope)
+    desk.sealer.terms(scope, terms)
+    found: list[bytes | None] = blobs
+    return found
 
 
 def extended(head: Head, kind: StepType, blob: bytes) -> Head:
     """Take one more sealed step under the head."""
     counts = {**head.step_counts, kind: head.step_counts.get(kind, 0) + 1}
-    shown = (head.shown_from, head.shown_hash)
-    return Head(head.generation, head.count + 1, extend_hash(head.hash, blob), *shown, counts, head.variables)
+    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
 
 
 def extend_hash(running: bytes, blob: bytes) -> bytes:

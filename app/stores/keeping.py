@@ -64,7 +64,8 @@ class Keeping:
         steps = []
         for index, blob in enumerate(blobs, head.shown_from):
             running = extend_hash(running, blob)
-            steps.append(self._open_step(blob, index))
+            if not head.out >> index & 1:
+                steps.append(self._open_step(blob, index))
         if running != head.hash or len(blobs) != head.count - head.shown_from:
             raise SealBrokenError(COUNT_SENTENCE)
         images = await load_images(self._desk, self._scope, steps)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from app.events import Event
     from app.past import Past
+    from app.policies import Policy
     from app.ports import StopReason
     from app.records import Outcome, PackedStep
     from app.stores.backlog import Entry
@@ -60,6 +61,7 @@ class HeldLease:
         defect: SealBrokenError | None,
         counted: int,
         fingerprint: str,
+        policy: Policy | None,
     ) -> None:
         self.scope = scope
         self.fence = fence
@@ -68,6 +70,7 @@ class HeldLease:
         self.version = version
         self.counted = counted
         self.fingerprint = fingerprint
+        self.policy = policy
         self.grew = False
         self.stopped: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._desk = desk
@@ -315,6 +318,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     variables: bytes,
     counted: int,
     fingerprint: bytes,
+    terms: bytes,
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
@@ -322,7 +326,9 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     played = Turn(ref, turn, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
     opened_input, opened_head, defect = TurnInput(), Head(int(generation)), None
     pieces: dict[str, bytes] = {}
+    policy = None
     try:
+        policy = seal.terms(scope, terms).policy
         played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
         opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
         opened_head = open_head(seal, scope, generation, head)
@@ -348,6 +354,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         defect=defect,
         counted=counted,
         fingerprint=fingerprint.decode(),
+        policy=policy,
     )
     if why:
         lease.cancel(why)

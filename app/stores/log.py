@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from app.records import Ref, Turn
-    from app.seal import Sealer
     from app.stores.script import Scripts
+    from app.stores.seals import Seals
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _FINAL_NAMES = frozenset(FINAL.values())
 class Log:
     """Delivers what is appended to turns' logs to the readers of this process."""
 
-    def __init__(self, scripts: Scripts, sealer: Sealer, channel: str) -> None:
+    def __init__(self, scripts: Scripts, sealer: Seals, channel: str) -> None:
         self._scripts = scripts
         self._sealer = sealer
         self._channel = channel
@@ -104,7 +104,8 @@ class Log:
         )
         if state == b"unknown":
             raise TurnNotFoundError
-        record, entries = rest
+        record, entries, terms = rest
+        self._sealer.terms(str(ref), terms)  # of a fork: where its first turns come from
         if state == b"packed":
             return self._unpacked(ref, turn, record, entries[0].partition(b"\n")[2], after)
         found = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]

@@ -215,7 +215,9 @@ class Scheduler:
         return await self._everywhere("sweep", self._desks, lambda desk: self._sweep_at(desk, all_are_over))
 
     async def _sweep_at(self, desk: Desk, all_are_over: bool) -> int:
-        taken = await desk.scripts.call("sweep", lease_us=self._lease_us, all=int(all_are_over), wake=desk.wake)
+        taken = await desk.scripts.call(
+            "sweep", lease_us=self._lease_us, all=int(all_are_over), wake=desk.wake, tombstone_s=desk.log_ttl_s
+        )
         return len(taken)
 
     async def hand_back(self, lease: Lease) -> None:

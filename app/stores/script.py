@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a line that broke is mostly there again by then
 Argument = str | bytes | int
-_SAFE_TO_REPEAT = frozenset("cancel images list peek recall show steps turns variables watch".split())
+_SAFE_TO_REPEAT = frozenset("cancel images list moment peek pieces recall show steps turns variables watch".split())
 _TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
 
@@ -99,8 +99,8 @@ async def answered(name: str, answer: Answer) -> Any:
 
 
 NAMES = (
-    "cancel claim commit create delete emit hand_back images list note outage past patch peek queue recall renew show "
-    "steps submit sweep turns variables watch"
+    "adopt amend cancel claim commit create delete emit fork hand_back images list moment note outage past patch peek "
+    "pieces queue recall renew show steps submit sweep turns variables watch"
 ).split()
 
 

@@ -14,8 +14,10 @@ from app.stores.first_look import Watch, look_at
 from app.stores.idempotency import Pepper
 from app.stores.line import Line
 from app.stores.log import Log
+from app.stores.memories import Memories
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands, script
+from app.stores.seals import Seals
 from app.stores.servers import Address, servers_at
 from app.stores.turns import Turns
 
@@ -32,6 +34,7 @@ class Store:
     server: str
     turns: Turns
     conversations: Conversations
+    memories: Memories
     scheduler: Scheduler
     running: tuple[asyncio.Future[None], ...]
     """What must not end while the store is in use."""
@@ -96,7 +99,9 @@ async def open_store(
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            yield Store(about.server, turns, Conversations(desks, turns), scheduler, (*running, watch.changed))
+            conversations = Conversations(desks, turns)
+            memories = Memories(desks, conversations, turns)
+            yield Store(about.server, turns, conversations, memories, scheduler, (*running, watch.changed))
         finally:
             watch.close()
             await _cancel(running)
@@ -105,9 +110,9 @@ async def open_store(
 
 
 def _desk(line: Line, partition: str, sealer: Sealer, me: str, options: Options) -> Desk:
-    scripts, channel = Scripts(line, partition), f"{partition}:replica:{me}"
-    turn_log = Log(scripts, sealer, channel)
-    return Desk(scripts, sealer, turn_log, channel, f"{partition}:wake", options.log_ttl_s, options.lease_s)
+    scripts, seals, channel = Scripts(line, partition), Seals(sealer), f"{partition}:replica:{me}"
+    turn_log = Log(scripts, seals, channel)
+    return Desk(scripts, seals, turn_log, channel, f"{partition}:wake", options.log_ttl_s, options.lease_s)
 
 
 def _listen(

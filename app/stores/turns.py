@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from app.records import AgentVersion, OnBusy, Once, Owner, Ref, Turn, TurnInput
+    from app.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
     from app.stores.desk import Desk, Desks
     from app.stores.idempotency import Pepper
     from app.stores.log import Reader
@@ -150,9 +150,9 @@ class Turns:
     async def open_turns(self, ref: Ref) -> list[Turn]:
         """Read the turns that run or wait, in their order."""
         _, found = await self._read(ref, 1, 1)
-        if not found:
+        if not found.open:
             return []
-        numbers = sorted(found)
+        numbers = sorted(found.open)
         records, found = await self._read(ref, numbers[0], numbers[-1])
         return [self._opened(ref, n, record, found) for n, record in enumerate(records, numbers[0]) if n in numbers]
 
@@ -169,18 +169,22 @@ class Turns:
         items = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
-    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], dict[int, tuple[bytes, bytes]]]:
-        """Give records, and of those turns that are not over when they started (if they did) and their attempts."""
+    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _Known]:
+        """Give records, and what is known beside them."""
         found = await self._desks.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
-        records, known = found
-        return records, {int(number): (at, attempts) for number, at, attempts in known}
+        records, still_open, sealed, last_turn = found
+        terms = self._desks.of(ref).sealer.terms(str(ref), sealed)
+        known = {int(number): (at, attempts) for number, at, attempts in still_open}
+        return records, _Known(known, terms, int(last_turn))
 
-    def _opened(self, ref: Ref, number: int, record: bytes, known: dict[int, tuple[bytes, bytes]]) -> Turn:
+    def _opened(self, ref: Ref, number: int, record: bytes, known: _Known) -> Turn:
         sealer = self._desks.of(ref).sealer
         turn = codec.turn_from_bytes(sealer.open(record, str(ref), "turn", number), ref, number)
-        at, attempts = known.get(number, (b"", b""))
+        at, attempts = known.open.get(number, (b"", b""))
+        if known.terms.is_rolled_back(number, known.last):
+            turn = replace(turn, rolled_back=True)
         return codec.started(turn, int(at) / 1_000_000, int(attempts)) if at and not turn.outcome else turn
 
     async def _submit_to(self, turn: Turn, wanted: _Wanted) -> tuple[Turn, bool]:
@@ -291,6 +295,18 @@ class Turns:
         self._next.move_to_end(ref)
         if len(self._next) > MOST_GUESSES:
             self._next.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a conversation's turns beside their records.
+
+    `open`: of those that are not over, when they started (empty: not yet) and their attempts; `last`: the last number.
+    """
+
+    open: dict[int, tuple[bytes, bytes]]
+    terms: Terms
+    last: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from app.web.conversations import agent_routes, conversation_routes
 from app.web.events import event_schemas
 from app.web.gate import Gate
 from app.web.health import health_routes
+from app.web.memories import memory_routes
 from app.web.sse import Frames
 from app.web.turns import turn_routes
 from app.web.watching import watch_routes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fastapi import Response
 
     from app.conversations import Conversations
+    from app.memories import Memories
     from app.turns import TurnDesk
     from app.web.metrics import Figures
 
@@ -46,7 +48,13 @@ PAGE_HEADERS = {
 
 
 def create_app(
-    turns: TurnDesk, conversations: Conversations, callers: Callers, figures: Figures, limits: Limits
+    turns: TurnDesk,
+    conversations: Conversations,
+    memories: Memories,
+    *,
+    callers: Callers,
+    figures: Figures,
+    limits: Limits,
 ) -> FastAPI:
     """Make the application."""
     app = FastAPI(
@@ -63,6 +71,7 @@ def create_app(
     app.include_router(turn_routes(turns, limits, frames))
     app.include_router(watch_routes(turns, limits, frames))
     app.include_router(conversation_routes(conversations))
+    app.include_router(memory_routes(memories))
     app.include_router(agent_routes(conversations))
     app.include_router(health_routes(figures))
     _serve_docs(app)
@@ -99,7 +108,14 @@ def create_health_app(figures: Figures) -> FastAPI:
 def schema_yaml() -> str:
     """Give the description as YAML; it depends on no setting."""
     nothing: Any = None
-    app = create_app(nothing, nothing, Callers(None, loopback=True), nothing, Limits("", 0, 0, 0, 0, 0, 0, 0))
+    app = create_app(
+        nothing,
+        nothing,
+        nothing,
+        callers=Callers(None, loopback=True),
+        figures=nothing,
+        limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
+    )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
 
 

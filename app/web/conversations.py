@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
-from app.records import AgentName, Ref
+from app.metadata import merge
+from app.records import AgentName, Draft, Ref, StepType
 from app.web.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
 from app.web.schemas import (
     AgentList,
@@ -22,9 +23,15 @@ from app.web.schemas import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from app.conversations import Conversations
 
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name: a hash of its content.")]
+StepKind = Annotated[StepType | None, Query(alias="type", description="Steps of this type alone.")]
+Archived = Annotated[
+    bool, Query(description="Also the steps that a prune or a rollback took out of the memory, each marked so.")
+]
 IMAGE_HEADERS = {
     "Cache-Control": "private, max-age=31536000, immutable",
     "Content-Security-Policy": "default-src 'none'",
@@ -44,7 +51,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     async def create(owner: CallerOwner, body: NewConversation) -> Response:
         """Make an empty conversation; POST /turn does it by itself."""
         agent = AgentName(body.agent) if body.agent is not None else None
-        made = await conversations.create(owner, body.id, agent, body.metadata)
+        draft = Draft(body.metadata, None if body.policy is None else tuple(body.policy), body.ttl_s)
+        made = await conversations.create(owner, body.id, agent, draft)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
     @router.get("/conversations", responses={200: {"model": ConversationPage}, **problems(422)})
@@ -64,8 +72,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         responses={200: {"model": ConversationView}, **problems(400, 404, 413, 415, 422)},
     )
     async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
-        """Change the metadata by a merge patch."""
-        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), body.metadata)))
+        """Change metadata, memory policy or time to live by a merge patch; a turn that runs is played as it began."""
+        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), patch_of(body))))
 
     @router.delete("/conversations/{conversation_id}", status_code=204, responses=problems(404, 422))
     async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
@@ -76,9 +84,21 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     @router.get(
         "/conversations/{conversation_id}/steps", responses={200: {"model": StepPage}, **problems(404, 409, 422)}
     )
-    async def steps(owner: CallerOwner, conversation_id: PathId, limit: Limit = 20, cursor: Cursor = None) -> Response:
-        """List the steps of the agent's memory, the oldest first, also those that a reset hides."""
-        page = await conversations.steps(Ref(owner, conversation_id), number_of(cursor, 0), limit)
+    async def steps(
+        owner: CallerOwner,
+        conversation_id: PathId,
+        *,
+        limit: Limit = 20,
+        cursor: Cursor = None,
+        kind: StepKind = None,
+        archived: Archived = False,
+    ) -> Response:
+        """List the steps of the agent's memory, the oldest first, also those that a reset hides.
+
+        Of one type alone a page may hold fewer than `limit` although there are more: `next_cursor` tells.
+        """
+        ref = Ref(owner, conversation_id)
+        page = await conversations.steps(ref, number_of(cursor, 0), limit, kind, archived=archived)
         views = [step_view(conversation_id, step) for step in page.items]
         return answer({"items": views, "next_cursor": page.next_cursor})
 
@@ -93,6 +113,21 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         return Response(data, media_type=kind, headers=IMAGE_HEADERS)
 
     return router
+
+
+def patch_of(body: ConversationPatch) -> Callable[[Draft], Draft]:
+    """Give what a merge patch makes of a conversation."""
+    told = body.model_fields_set
+
+    def patched(now: Draft) -> Draft:
+        policy = None if body.policy is None else tuple(body.policy)
+        return Draft(
+            merge(now.metadata, body.metadata) if "metadata" in told else now.metadata,
+            policy if "policy" in told else now.policy,
+            body.ttl_s if "ttl_s" in told else now.ttl_s,
+        )
+
+    return patched
 
 
 def agent_routes(conversations: Conversations) -> APIRouter:

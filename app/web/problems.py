@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from app import errors
+from app.policies import TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,6 +130,7 @@ def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
         if problem["type"] == "json_invalid":
             return errors.MalformedError(f"The body is no JSON: {problem.get('ctx', {}).get('error', 'syntax error')}.")
         place, *path = problem["loc"]
+        path = [part for part in path if part not in TAGS]
         pointer = (
             "".join(f"/{_escaped(part)}" for part in path) if place == "body" else f"{place}:{'.'.join(map(str, path))}"
         )

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import from_json, to_json
 
+from app.metadata import storable
+from app.policies import Rules, policy_data
 from app.records import OnBusy, StepType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.records import AgentInfo, Conversation, Page, ToolCall, Turn
+    from app.records import AgentInfo, Conversation, LeftOut, Page, ToolCall, Turn, Weighed, Weight
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 MOST_FIELDS = 50
-_AROUND = 8  # levels that records and pages put around what a client sends
 
 
-def _storable(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what the store could write and not read, or what is no JSON for others."""
-    wrapped: Any = value
-    for _ in range(_AROUND):
-        wrapped = [wrapped]
-    try:
-        from_json(to_json(wrapped), allow_inf_nan=False)
-    except ValueError:
-        raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
-    return value
-
-
-# Names are left to `_storable`: an error that holds half a character as a name could not be told.
-JsonObject = Annotated[dict[Any, Any], AfterValidator(_storable)]
+# Names are left to `storable`: an error that holds half a character as a name could not be told.
+JsonObject = Annotated[dict[Any, Any], AfterValidator(storable)]
 AgentName = Annotated[str, Field(max_length=64)]
 
 
@@ -78,18 +66,56 @@ class TurnRequest(Body):
     metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
 
 
+_POLICY = "What bounds the memory that the model is shown; null: the agent's own policy."
+_TTL = "Seconds after its last use when the conversation is deleted; null: it is kept."
+Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
+
+
 class NewConversation(Body):
     """A conversation to be made."""
 
     id: ConversationId | None = None
     agent: AgentName | None = None
     metadata: JsonObject = {}
+    policy: Rules | None = Field(None, description=_POLICY)
+    ttl_s: Ttl | None = Field(None, description=_TTL)
 
 
 class ConversationPatch(Body):
-    """A JSON merge patch (RFC 7396)."""
+    """A JSON merge patch (RFC 7396): what is not named stays as it is."""
 
-    metadata: JsonObject = Field(description="null takes a member away, objects merge, all else replaces.")
+    metadata: JsonObject = Field({}, description="null takes a member away, objects merge, all else replaces.")
+    policy: Rules | None = Field(None, description=_POLICY)
+    ttl_s: Ttl | None = Field(None, description=_TTL)
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("names nothing to change: metadata, policy or ttl_s")
+        return self
+
+
+class PruneRequest(Body):
+    """What is to be taken out of the memory."""
+
+    policy: Rules | None = Field(None, description="What it drops is archived; null: the conversation's own policy.")
+    dry_run: bool = Field(False, description="Only say what would change.")
+    destroy: bool = Field(
+        False, description="Delete what the policy drops, and all that is archived or rolled back, for good."
+    )
+
+
+class RollbackRequest(Body):
+    """Where to go back to."""
+
+    turn: int = Field(ge=0, le=2**31, description="The last turn that is to count; 0: none.")
+
+
+class ForkRequest(Body):
+    """Where a new conversation branches off."""
+
+    turn: int | None = Field(None, ge=0, le=2**31, description="The last turn that it is to have; null: the last one.")
+    metadata: JsonObject | None = Field(None, description="Of the new conversation; null: as this one's.")
 
 
 class AgentVersionView(BaseModel):
@@ -123,6 +149,13 @@ class TimingView(BaseModel):
     duration_ms: float | None = None
 
 
+class LeftOutView(BaseModel):
+    steps: int
+    shortened: int
+    characters: int
+    tokens: int
+
+
 class FailureView(BaseModel):
     code: str
     message: str
@@ -147,7 +180,14 @@ class TurnView(BaseModel):
     timing: TimingView
     attempts: int
     dropped_variables: list[str] = Field(description="Variables of the agent's code that could not be kept.")
+    left_out: LeftOutView | None = Field(description="What the memory policy left out of the turn's last prompt.")
+    rolled_back: bool = Field(description="The conversation was rolled back to a turn before this one.")
     error: FailureView | None
+
+
+class ForkedFromView(BaseModel):
+    conversation_id: str
+    turn: int
 
 
 class ConversationView(BaseModel):
@@ -160,6 +200,43 @@ class ConversationView(BaseModel):
     step_counts: dict[str, int]
     running_turn: int | None
     queued_turns: int
+    archived_steps: int = Field(description="On record, and not in the memory: archived by a prune, or rolled back.")
+    policy: Rules | None = Field(description=_POLICY)
+    ttl_s: float | None = Field(description=_TTL)
+    expires_at: datetime | None
+    forked_from: ForkedFromView | None
+
+
+class WeightView(BaseModel):
+    steps: int
+    characters: int
+    tokens: int
+    tokens_are: Literal["reported", "estimated"] = Field(description="Whether the model reports them.")
+
+
+class PruneView(BaseModel):
+    """What a prune changes in the prompt; `conversation` is null where nothing was changed yet."""
+
+    dry_run: bool
+    before: WeightView
+    after: WeightView
+    left_out: int = Field(description="Steps that the policy drops.")
+    shortened: int = Field(description="Steps that the policy would show cut; a prune leaves them as they are.")
+    archived: int
+    destroyed: int
+    conversation: ConversationView | None
+
+
+class MessageView(BaseModel):
+    role: str
+    content: str | list[dict[str, Any]] | None = Field(description="Texts, and images as links.")
+
+
+class MessagesView(BaseModel):
+    """What the model is shown next, but for the next task."""
+
+    messages: list[MessageView]
+    left_out: LeftOutView | None
 
 
 class AgentView(BaseModel):
@@ -172,11 +249,12 @@ class AgentView(BaseModel):
     code_runs_in: Literal["process", "thread", "remote"] | None = Field(
         description="Where a CodeAgent's code runs (docs/security.md); a remote executor's calls of tools are not seen."
     )
+    policy: Rules = Field(description="What bounds the memory that its model is shown.")
     default: bool
 
 
 class StepView(BaseModel):
-    """A step of the memory. More members by type: task; plan; model_output, code, observations, output, error."""
+    """A step of the memory. More members by type: task; plan; model_output, code, observations, output, error; text."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -184,6 +262,8 @@ class StepView(BaseModel):
     turn: int
     type: StepType
     hidden: bool = Field(description="A later turn's reset hides it from the model.")
+    archived: bool = Field(description="A prune took it out of the memory.")
+    rolled_back: bool = Field(description="A rollback took it out of the memory.")
 
 
 class TurnPage(BaseModel):
@@ -228,6 +308,8 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "timing": _timing_view(turn),
         "attempts": turn.attempts,
         "dropped_variables": list(outcome.dropped_variables) if outcome else [],
+        "left_out": left_out_view(outcome.left_out) if outcome else None,
+        "rolled_back": turn.rolled_back,
         "error": {
             "code": outcome.error.code,
             "message": outcome.error.message,
@@ -249,6 +331,59 @@ def conversation_view(conversation: Conversation) -> dict[str, Any]:
         "step_counts": {kind: conversation.step_counts.get(kind, 0) for kind in get_args(StepType)},
         "running_turn": conversation.running_turn,
         "queued_turns": conversation.queued_turns,
+        "archived_steps": conversation.archived_steps,
+        "policy": None if conversation.policy is None else policy_data(conversation.policy),
+        "ttl_s": conversation.ttl_s,
+        "expires_at": time_view(conversation.expires_at),
+        "forked_from": {"conversation_id": origin[0], "turn": origin[1]}
+        if (origin := conversation.forked_from)
+        else None,
+    }
+
+
+def left_out_view(left_out: LeftOut | None) -> dict[str, int] | None:
+    if left_out is None:
+        return None
+    return {
+        "steps": left_out.steps,
+        "shortened": left_out.shortened,
+        "characters": left_out.characters,
+        "tokens": left_out.tokens,
+    }
+
+
+def prune_view(weighed: Weighed, count: int, conversation: Conversation | None, *, destroyed: bool) -> dict[str, Any]:
+    return {
+        "dry_run": conversation is None,
+        "before": _weight_view(weighed.before),
+        "after": _weight_view(weighed.after),
+        "left_out": len(weighed.left_out),
+        "shortened": weighed.shortened,
+        "archived": 0 if destroyed else count,
+        "destroyed": count if destroyed else 0,
+        "conversation": conversation and conversation_view(conversation),
+    }
+
+
+def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Give a message of the prompt, with its images as links."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = [
+            {"type": "image", **image_view(conversation_id, part["name"], part["width"], part["height"])}
+            if part["type"] == "image"
+            else part
+            for part in content
+        ]
+    return {"role": message["role"], "content": content}
+
+
+def _weight_view(weight: Weight) -> dict[str, Any]:
+    return {
+        "steps": weight.steps,
+        "characters": weight.characters,
+        "tokens": weight.tokens,
+        "tokens_are": "estimated" if weight.is_estimate else "reported",
     }
 
 
@@ -261,6 +396,7 @@ def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
         "tools": list(info.tools),
         "max_steps": info.max_steps,
         "code_runs_in": info.code_runs_in,
+        "policy": policy_data(info.policy),
         "default": default,
     }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
-_INTERNAL = frozenset({"__name__", "_print_outputs", "_operations_count"})
+INTERNAL = frozenset({"__name__", "_print_outputs", "_operations_count"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Variables:
     def _own(self) -> Iterator[tuple[str, Any]]:
         for name, value in list(self._executor.state.items()):
             is_given = name in self._given and self._given[name] is value
-            if type(name) is str and name not in _INTERNAL and not is_given:
+            if type(name) is str and name not in INTERNAL and not is_given:
                 yield name, value
         for name, value in list(self._executor.custom_tools.items()):
             yield f"{name}()", value

@@ -72,11 +72,11 @@ while #claims < most and passed < 1000 do
       if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
       redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0, 'claimed', at)
       local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
-      local head = redis.call('HMGET', conversation, 'generation', 'head')
+      local head = redis.call('HMGET', conversation, 'generation', 'head', 'terms')
       claims[#claims + 1] = {ref, turn, fence, attempt, at - state[1], redis.call('LINDEX', key('turns', ref), turn - 1) or '',
         state[2] or '', head[1], head[2] or '', redis.call('LLEN', key('steps', ref, head[1])),
         redis.call('LLEN', key('log', ref, turn)), state[3] or '', redis.call('SMEMBERS', key('watch', ref, turn)),
-        redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4]}
+        redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4], head[3] or ''}
       if suspect then
         if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
         is_enough = 1

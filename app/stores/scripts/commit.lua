@@ -29,15 +29,11 @@ end
 if head ~= '' then
   redis.call('HSET', conversation, 'head', head)
   local fresh = redis.call('HGETALL', key('fresh', ref, generation))
-  for i = 1, #fresh, 2 do
-    if fresh[i + 1] == '' then
-      redis.call('HDEL', key('variables', ref, generation), fresh[i])
-    else
-      redis.call('HSET', key('variables', ref, generation), fresh[i], fresh[i + 1])
-    end
-  end
-  if variables ~= '' then redis.call('HSET', key('variables', ref, generation), '', variables) end
+  for i = 1, #fresh, 2 do put_piece(ref, generation, fresh[i], fresh[i + 1]) end
+  if variables ~= '' then put_piece(ref, generation, '', variables) end
 end
+note_moment(ref, turn)
+touch(ref)
 redis.call('DEL', key('fresh', ref, generation))
 redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')

@@ -1,8 +1,11 @@
--- Replace a conversation's record where it is still the one that was read.
--- ARGV: ref read written
+-- Replace a conversation's record and its terms (empty: none), where they are still those that were read. `ttl` is its time
+-- to live in microseconds (empty: it is kept).
+-- ARGV: ref read written read_terms terms ttl
 local conversation = key('conversation', ref)
-local current = redis.call('HGET', conversation, 'record')
-if not current then return {'unknown'} end
-if current ~= read then return {'moved'} end
+local current = redis.call('HMGET', conversation, 'record', 'terms')
+if not current[1] then return {'unknown'} end
+if current[1] ~= read or (current[2] or '') ~= read_terms then return {'moved'} end
 redis.call('HSET', conversation, 'record', written, 'updated', now())
+if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end
+set_ttl(ref, ttl)
 return {'ok', row(ref)}

@@ -66,6 +66,73 @@ local function stop(ref, turn, why)
   if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. wish) end
 end
 
+-- A conversation with a time to live is used: it begins anew.
+local function touch(ref)
+  local ttl = redis.call('HGET', key('conversation', ref), 'ttl')
+  if not ttl then return end
+  local expires = string.format('%.0f', now() + ttl)
+  redis.call('HSET', key('conversation', ref), 'expires', expires)
+  redis.call('ZADD', partition .. ':expiring', expires, ref)
+end
+
+-- Give a conversation a time to live, in microseconds, or none (empty).
+local function set_ttl(ref, ttl)
+  if ttl ~= '' then
+    redis.call('HSET', key('conversation', ref), 'ttl', ttl)
+    touch(ref)
+  else
+    redis.call('HDEL', key('conversation', ref), 'ttl', 'expires')
+    redis.call('ZREM', partition .. ':expiring', ref)
+  end
+end
+
+-- What a conversation was after a turn: its head as it is now. Steps are only added, so the head tells which they were.
+local function note_moment(ref, turn)
+  local head = redis.call('HGET', key('conversation', ref), 'head')
+  if head then redis.call('HSET', key('moments', ref), turn, head) end
+end
+
+-- Put a piece of the variables (empty: take it away; the one without a name is the sealed list of all). What was there is
+-- kept by its tag, for going back: the newest 64 MiB of a conversation.
+local function put_piece(ref, generation, name, blob)
+  local variables = key('variables', ref, generation)
+  local before = redis.call('HGET', variables, name)
+  if blob == '' then redis.call('HDEL', variables, name) else redis.call('HSET', variables, name, blob) end
+  if not before or before == blob then return end
+  local old, order, conversation = key('old', ref), key('oldest', ref), key('conversation', ref)
+  local tag = string.sub(before, -16)
+  if redis.call('HSETNX', old, tag, before) == 0 then return end
+  redis.call('RPUSH', order, tag)
+  local size = redis.call('HINCRBY', conversation, 'old_bytes', #before)
+  while size > 67108864 do
+    local oldest = redis.call('LPOP', order)
+    if not oldest then break end
+    size = redis.call('HINCRBY', conversation, 'old_bytes', -redis.call('HSTRLEN', old, oldest))
+    redis.call('HDEL', old, oldest)
+  end
+end
+
+-- A piece by its name and tag: as it is, or as it was before; nothing where it is not kept any more.
+local function piece_of(ref, generation, name, tag)
+  local blob = redis.call('HGET', key('variables', ref, generation), name)
+  if blob and string.sub(blob, -16) == tag then return blob end
+  return redis.call('HGET', key('old', ref), tag)
+end
+
+-- All that a conversation has. A tombstone keeps the id for a while: numbers begin again with a new conversation.
+local function take_away(ref, owner, tombstone_s)
+  local conversation = key('conversation', ref)
+  local found = redis.call('HMGET', conversation, 'agent', 'generation')
+  redis.call('DEL', conversation, key('steps', ref, found[2]), key('turns', ref), key('queue', ref), key('images', ref),
+    key('variables', ref, found[2]), key('fresh', ref, found[2]), key('moments', ref), key('old', ref), key('oldest', ref))
+  redis.call('HSET', conversation, 'deleted', now())
+  redis.call('EXPIRE', conversation, tombstone_s)
+  redis.call('ZREM', leases, ref)
+  redis.call('ZREM', partition .. ':expiring', ref)
+  redis.call('ZREM', key('ready', found[1]), ref)
+  redis.call('ZREM', key('owner', owner), ref)
+end
+
 -- What became of the request that was first sent with an Idempotency-Key (nothing: it is new). `idem` stands for owner and
 -- key, `digest` for all that was asked. Of one whose turn lies at another partition there is but word.
 local function recall(idem, digest)
@@ -81,7 +148,7 @@ end
 -- What lists and pages show of a conversation.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
-    'updated', 'turns')
+    'updated', 'turns', 'terms', 'ttl', 'expires')
   local queue = redis.call('LRANGE', key('queue', ref), 0, -1)
   local running = ''
   if queue[1] and redis.call('HEXISTS', key('run', ref, queue[1]), 'started') == 1 then running = queue[1] end

@@ -25,6 +25,7 @@ else
   if not first and is_overloaded() then return {'overloaded'} end
 end
 redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
+touch(ref)
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)
 redis.call('HSET', key('run', ref, turn), 'input', input)

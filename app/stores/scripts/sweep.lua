@@ -2,7 +2,8 @@
 -- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
 -- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts, unless
 -- a process that lives had lost the store meanwhile; one that got on clears what was counted.
--- ARGV: lease_us all wake
+-- Conversations whose time to live is over go.
+-- ARGV: lease_us all wake tombstone_s
 local beat, at, taken = partition .. ':beat', now(), {}
 local last = redis.call('GETSET', beat, at)
 if all ~= '1' and (not last or at - last > lease_us / 2) then
@@ -10,6 +11,13 @@ if all ~= '1' and (not last or at - last > lease_us / 2) then
     redis.call('ZADD', leases, 'XX', at + lease_us, ref)
   end
   return taken
+end
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', partition .. ':expiring', '-inf', at, 'LIMIT', 0, 10)) do
+  if redis.call('LLEN', key('queue', ref)) == 0 then
+    take_away(ref, string.match(ref, '^(.*)/'), tombstone_s)
+  else
+    touch(ref)
+  end
 end
 local outage = all ~= '1' and tonumber(redis.call('GET', partition .. ':outage') or 0) or 0
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and '+inf' or at, 'LIMIT', 0, 100)) do

@@ -6,5 +6,6 @@ if not record then return {'unknown'} end
 local log, open = key('log', ref, turn), redis.call('EXISTS', key('run', ref, turn)) == 1
 if open and me ~= '' then redis.call('SADD', key('watch', ref, turn), me) end
 local first = not open and redis.call('LINDEX', log, 0)
-if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {first}} end
-return {open and 'open' or 'over', record, redis.call('LRANGE', log, after, after + most - 1)}
+local terms = redis.call('HGET', key('conversation', ref), 'terms') or ''
+if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {first}, terms} end
+return {open and 'open' or 'over', record, redis.call('LRANGE', log, after, after + most - 1), terms}

@@ -1,0 +1,143 @@
+"""What finished steps are as messages, each built once, and what they weigh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from smolagents.memory import ActionStep, TaskStep
+
+from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.shown import messages_of
+from app.agents.tokens import estimate_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from smolagents.memory import MemoryStep
+    from smolagents.models import ChatMessage
+
+ROOM = 100  # steps that may be kept although no memory holds them any more
+NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of this step alone
+
+
+@dataclass(slots=True)
+class _Built:
+    step: MemoryStep
+    mark: tuple[object, ...]
+    messages: list[ChatMessage]
+    tokens: int | None = None
+    copies: dict[Hashable, MemoryStep] = field(default_factory=dict)
+
+
+class Weights:
+    """Keeps what is made of steps. A step that a callback changed since is built again.
+
+    The messages are shared between model calls: a model must not change those that it is given (smolagents' own copy).
+    """
+
+    def __init__(self, system: Callable[[], list[ChatMessage]]) -> None:
+        """`system` gives the system prompt's messages."""
+        self._system = system
+        self._built: dict[int, _Built] = {}
+        self._origins: dict[int, MemoryStep] = {}  # of the copies, which `_built` keeps alive
+        self._known_system: tuple[str, int] = ("", 0)
+
+    def messages(self, step: MemoryStep) -> list[ChatMessage]:
+        """Give a step's messages."""
+        return self._at(step).messages
+
+    def copy_of(self, step: MemoryStep, name: Hashable, make: Callable[[], MemoryStep]) -> MemoryStep:
+        """Give what was made of a step once, under a name."""
+        built = self._at(step)
+        made = built.copies.get(name)
+        if made is None:
+            made = built.copies[name] = make()
+            self._origins[id(made)] = step
+        return made
+
+    def origin(self, step: MemoryStep) -> MemoryStep:
+        """Give the step that this one is a copy of, or itself."""
+        return self._origins.get(id(step), step)
+
+    def forget_copy(self, step: MemoryStep, name: Hashable) -> None:
+        """Make a new one the next time."""
+        self._origins.pop(id(self._at(step).copies.pop(name, None)), None)
+
+    def base(self, steps: Sequence[MemoryStep]) -> int:
+        """Give the tokens of what stands before the steps: as reported with the first call of all, else estimated.
+
+        That is the system prompt and the descriptions of tools, which only the model's provider counts.
+        """
+        if len(steps) > 1 and isinstance(steps[0], TaskStep) and isinstance(steps[1], ActionStep):
+            usage = steps[1].token_usage
+            reported = int(usage.input_tokens) - self._estimate(steps[0]) if usage else 0
+            if reported > self.system / NEAR:
+                return reported
+        return self.system
+
+    @property
+    def system(self) -> int:
+        """The tokens of the system prompt, estimated."""
+        messages = self._system()
+        text = str(messages[0].content) if messages else ""
+        if text != self._known_system[0]:
+            self._known_system = (text, estimate_messages(messages))
+        return self._known_system[1]
+
+    def of(self, steps: Sequence[MemoryStep]) -> list[int]:
+        """Give each step's tokens: reported where two calls of the model enclose the step, else estimated."""
+        tokens = [self._estimate(step) for step in steps]
+        for place, (step, following) in enumerate(pairwise(steps)):
+            if reported := _between(step, following):
+                near = tokens[place]
+                if near / NEAR <= reported <= near * NEAR:
+                    tokens[place] = reported
+        return tokens
+
+    def is_reported(self, steps: Sequence[MemoryStep]) -> bool:
+        """Tell whether the model reports tokens."""
+        return any(_between(step, following) for step, following in pairwise(steps))
+
+    def forget_but(self, steps: Sequence[MemoryStep]) -> None:
+        """Let go of what no memory holds any more, now and then."""
+        if len(self._built) > NEAR * len(steps) + ROOM:
+            kept = {id(step) for step in steps}
+            kept |= {id(one) for key in kept if key in self._built for one in self._built[key].copies.values()}
+            self._built = {key: built for key, built in self._built.items() if key in kept}
+            self._origins = {key: step for key, step in self._origins.items() if key in kept}
+
+    def _estimate(self, step: MemoryStep) -> int:
+        built = self._at(step)
+        if built.tokens is None:
+            built.tokens = estimate_messages(built.messages)
+        return built.tokens
+
+    def _at(self, step: MemoryStep) -> _Built:
+        built, mark = self._built.get(id(step)), mark_of(step)
+        if built is None or built.step is not step or built.mark != mark:
+            built = self._built[id(step)] = _Built(step, mark, messages_of(step))
+        return built
+
+
+def _between(step: MemoryStep, following: MemoryStep) -> int:
+    """Give by how much the prompt grew from one action's model call to the next one's, where the model tells."""
+    if not isinstance(step, ActionStep) or not isinstance(following, ActionStep):
+        return 0
+    if not step.token_usage or not following.token_usage:
+        return 0
+    return int(following.token_usage.input_tokens) - int(step.token_usage.input_tokens)
+
+
+def mark_of(step: MemoryStep) -> tuple[object, ...]:
+    """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing."""
+    if isinstance(step, ActionStep):
+        images = step.observations_images
+        return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
+    if isinstance(step, TaskStep):
+        return (step.task, step.task_images, len(step.task_images or ()))
+    if isinstance(step, NoteStep | SummaryStep):
+        return (step.text,)
+    plan: Any = getattr(step, "plan", None)
+    return (plan,)

@@ -1,0 +1,379 @@
+"""A conversation's memory between turns: read as a whole, pruned, rolled back, forked, and brought in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from app.errors import (
+    BusyError,
+    ConversationExistsError,
+    ConversationNotFoundError,
+    HistoryGoneError,
+    SealBrokenError,
+    StoreUnavailableError,
+    TurnNotFoundError,
+)
+from app.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
+from app.seal import tag_of
+from app.stores import codec
+from app.stores.conversations import sealed_terms, ttl_us
+from app.stores.head import extend_hash, extended, load_images, open_head, open_pieces
+from app.stores.keeping import COUNT_SENTENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from app.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
+    from app.stores.conversations import Conversations
+    from app.stores.desk import Desk, Desks
+    from app.stores.script import Argument
+    from app.stores.turns import Turns
+
+STEPS_AT_ONCE = 500
+TURNS_AT_ONCE = 500
+MOST_TRIES = 20
+MOST_FORKS = 50
+MOST_NAMES = 10_000
+
+
+class Memories:
+    """The store's side of what is done to conversations between their turns; while one runs all raise `BusyError`."""
+
+    def __init__(self, desks: Desks, conversations: Conversations, turns: Turns) -> None:
+        self._desks = desks
+        self._conversations = conversations
+        self._turns = turns
+
+    async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
+        """Read what the model is shown next, before any policy; `may_run`: also while a turn runs, as it was before."""
+        moment = await self._moment(ref, 0, may_run=may_run)
+        head = moment.head
+        steps = [step for step in await self._steps(ref, head) if not step.hidden and not head.out >> step.index & 1]
+        images = await load_images(self._desks.of(ref), str(ref), steps)
+        return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
+
+    async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
+        """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
+        head = await self._without(ref, self._open(ref, version), places)
+        bits = sum(1 << place for place in places)
+        return await self._amend(ref, version, replace(head, archived=head.archived | bits))
+
+    async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
+        """Delete steps, and all that are archived or rolled back, with the images that no other step shows."""
+        head = await self._without(ref, self._open(ref, version), places)
+        bits = sum(1 << place for place in places) | head.archived | head.rolled_back
+        steps = await self._steps(ref, head)
+        gone = [step for step in steps if bits >> step.index & 1]
+        kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
+        images = {name for step in gone for name in step.attachments} - kept
+        head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
+        amended = await self._amend(ref, version, head, gone=[step.index for step in gone], images=sorted(images))
+        return (amended, len(gone)) if amended else None
+
+    async def roll_back(self, ref: Ref, turn: int) -> Conversation:
+        """Go back to what the conversation was after a turn (0: before the first): steps and variables."""
+        desk = self._desks.of(ref)
+        for _ in range(MOST_TRIES):
+            moment = await self._moment(ref, turn)
+            head, then = moment.head, await self._then(ref, moment, turn)
+            pieces = await self._pieces_of(ref, then)
+            later = ((1 << head.count) - 1) >> then.count << then.count
+            back = replace(
+                then,
+                count=head.count,
+                hash=head.hash,
+                archived=then.archived & ~head.destroyed,
+                rolled_back=(then.rolled_back | later) & ~head.destroyed,
+                destroyed=head.destroyed,
+            )
+            if head.destroyed & ~then.destroyed:
+                back = replace(back, step_counts=_counts(await self._steps(ref, back), back))
+            terms = replace(moment.terms, jumps=(*moment.terms.jumps, Jump(moment.turns, turn)))
+            amended = await self._amend(
+                ref, moment.version, back, terms=sealed_terms(desk, str(ref), terms), restore=pieces
+            )
+            if amended:
+                return amended
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+        """Make a conversation that is what this one was after a turn (None: its last); it has a policy of its own."""
+        desk = self._desks.of(ref)
+        for _ in range(MOST_TRIES):
+            moment = await self._moment(ref, 2**31 if turn is None else turn, any_turn=turn is None)
+            at = moment.turns if turn is None else turn
+            then = moment.head if turn is None else await self._then(ref, moment, turn)
+            lineage = (Origin(str(ref), at), *moment.terms.lineage)
+            if len(lineage) > MOST_FORKS:
+                raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
+            new = self._neighbour(ref)
+            below = (1 << then.count) - 1
+            head = replace(then, destroyed=moment.head.destroyed & below)
+            head = replace(
+                head, archived=head.archived & ~head.destroyed, rolled_back=head.rolled_back & ~head.destroyed
+            )
+            jumps = tuple(jump for jump in moment.terms.jumps if jump.after < at or turn is None)
+            wanted = await self._pieces_of(ref, then)
+            given: list[Argument] = []
+            for name, tag in wanted.items():
+                given += [name, tag]
+            about = moment.metadata if metadata is None else metadata
+            state, *rest = await desk.scripts.call(
+                "fork",
+                *given,
+                owner=ref.owner,
+                ref=str(ref),
+                read_head=moment.version.head,
+                to=str(new),
+                agent=moment.agent,
+                record=desk.sealer.seal(codec.conversation_to_bytes(moment.agent, about), str(new), "conversation"),
+                terms=sealed_terms(desk, str(new), Terms(moment.terms.policy, lineage, jumps)),
+                head=desk.sealer.seal(codec.head_to_bytes(head), str(new), "head")
+                if head.count or head.variables
+                else b"",
+                count=head.count,
+                turn=at,
+                ttl=moment.ttl_us,
+            )
+            if state == b"ok":
+                return self._conversations.of_row(*rest[0])
+            if state not in {b"moved", b"exists"}:
+                raise _refusal(state, rest)
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def record(self, ref: Ref) -> Record:
+        """Read all that is on record of a conversation, but for events."""
+        moment = await self._moment(ref, 0)
+        conversation = await self._conversations.conversation(ref)
+        turns: list[Turn] = []
+        while len(turns) < moment.turns:
+            page = await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)
+            turns += page.items
+            if page.next_cursor is None:
+                break
+        head = moment.head
+        steps = await self._steps(ref, head)
+        wanted = await self._pieces_of(ref, head)
+        pieces = await self._open_pieces(ref, head, {name: tag for name, tag in wanted.items() if name})
+        images = await load_images(self._desks.of(ref), str(ref), steps)
+        if (await self._moment(ref, 0)).version != moment.version:
+            raise BusyError("The conversation was changed while it was read; try again.")
+        return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
+
+    async def adopt(
+        self,
+        ref: Ref,
+        agent: AgentName,
+        draft: Draft,
+        brought: Brought,
+    ) -> Conversation:
+        """Make a conversation of what is brought in."""
+        desk, scope = self._desks.of(ref), str(ref)
+        given, head = await asyncio.to_thread(_sealed_for, desk, scope, brought)
+        state, *rest = await desk.scripts.call(
+            "adopt",
+            *given,
+            owner=ref.owner,
+            ref=scope,
+            agent=agent,
+            record=desk.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
+            terms=sealed_terms(desk, scope, Terms(draft.policy, jumps=brought.jumps)),
+            ttl=ttl_us(draft.ttl_s),
+            head=head,
+        )
+        if state == b"exists":
+            raise ConversationExistsError
+        return self._conversations.of_row(*rest[0])
+
+    async def _moment(self, ref: Ref, turn: int, *, may_run: bool = False, any_turn: bool = False) -> _Moment:
+        desk, scope = self._desks.of(ref), str(ref)
+        state, *rest = await desk.scripts.call("moment", ref=scope, turn=turn)
+        if state != b"ok":
+            raise _refusal(state, rest)
+        (agent, record, terms, generation, head, turns, ttl), first, then = rest
+        if first and not may_run:
+            raise _refusal(b"busy", [first])
+        if turn > int(turns) and not any_turn:
+            raise TurnNotFoundError
+        opened_terms = desk.sealer.terms(scope, terms)
+        opened = desk.sealer.open(record, scope, "conversation")
+        return _Moment(
+            agent=codec.agent_of(opened, agent),
+            metadata=codec.metadata_from_bytes(opened),
+            terms=opened_terms,
+            version=Version(head or b"", terms or b""),
+            head=open_head(desk.sealer, scope, generation, head or b""),
+            turns=int(turns),
+            then=open_head(desk.sealer, scope, generation, then),
+            ttl_us=int(ttl) if ttl else "",
+        )
+
+    async def _then(self, ref: Ref, moment: _Moment, turn: int) -> Head:
+        """Give the head after a turn, and make sure that it is the one: an older release kept none."""
+        then = moment.then if turn else Head(moment.head.generation)
+        following = await self._steps(ref, moment.head, then.count, then.count + 1)
+        if following and following[0].turn <= turn:
+            raise HistoryGoneError(
+                f"Turn {turn} was played by a release that did not keep what the conversation was after it; a later "
+                "turn can be gone back to."
+            )
+        return then
+
+    async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
+        """Read steps, but those that are destroyed; from the first to the last all are checked against the head."""
+        desk, scope = self._desks.of(ref), str(ref)
+        steps: list[StoredStep] = []
+        end, running = head.count if end is None else min(end, head.count), b""
+        whole = (first, end) == (0, head.count)
+        while first < end:
+            found = await desk.scripts.call("steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1)
+            if not found or not found[3]:
+                raise SealBrokenError(COUNT_SENTENCE)
+            for index, blob in enumerate(found[3], first):
+                running = extend_hash(running, blob)
+                if not head.destroyed >> index & 1:
+                    opened = desk.sealer.open(blob, scope, "step", head.generation, index)
+                    steps.append(codec.step_from_bytes(opened, index, head))
+            first += len(found[3])
+            await asyncio.sleep(0)  # others want the loop, too
+        if whole and running != head.hash:
+            raise SealBrokenError(COUNT_SENTENCE)
+        return steps
+
+    async def _pieces_of(self, ref: Ref, head: Head) -> dict[str, bytes]:
+        """Give the tags of the variables' pieces by name, with the sealed list of them under the empty name."""
+        if not head.variables:
+            return {}
+        desk = self._desks.of(ref)
+        (listed,) = await desk.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
+        if not listed:
+            raise HistoryGoneError
+        return {"": head.variables, **open_pieces(desk.sealer, str(ref), head, listed)}
+
+    async def _open_pieces(self, ref: Ref, head: Head, wanted: dict[str, bytes]) -> dict[str, bytes]:
+        desk, scope, opened = self._desks.of(ref), str(ref), dict[str, bytes]()
+        for name, tag in wanted.items():
+            (blob,) = await desk.scripts.call("pieces", name, tag, ref=scope, generation=head.generation)
+            opened[name] = desk.sealer.open(blob or b"", scope, "variable", head.generation, name)
+        return opened
+
+    def _open(self, ref: Ref, version: Version) -> Head:
+        return open_head(self._desks.of(ref).sealer, str(ref), b"0", version.head)
+
+    async def _without(self, ref: Ref, head: Head, places: Sequence[int]) -> Head:
+        """Take the steps at these places out of the counts."""
+        out = set(places)
+        counts = dict(head.step_counts)
+        for step in await self._steps(ref, head) if places else ():
+            if step.index in out:
+                counts[step.type] -= 1
+        return replace(head, step_counts=counts)
+
+    async def _amend(
+        self,
+        ref: Ref,
+        version: Version,
+        head: Head,
+        *,
+        terms: bytes = b"",
+        restore: dict[str, bytes] | None = None,
+        gone: Sequence[int] = (),
+        images: Sequence[str] = (),
+    ) -> Conversation | None:
+        desk, scope = self._desks.of(ref), str(ref)
+        given: list[Argument] = [len(restore or {})]
+        for name, tag in (restore or {}).items():
+            given += [name, tag]
+        given += [len(gone), *gone, len(images), *images]
+        state, *rest = await desk.scripts.call(
+            "amend",
+            *given,
+            ref=scope,
+            read_head=version.head,
+            read_terms=version.terms,
+            head=desk.sealer.seal(codec.head_to_bytes(head), scope, "head"),
+            terms=terms,
+            restores=int(restore is not None),
+        )
+        if state == b"ok":
+            return self._conversations.of_row(*rest[0])
+        if state != b"moved":
+            raise _refusal(state, rest)
+        return None
+
+    def _neighbour(self, ref: Ref) -> Ref:
+        """Find an id whose conversation lies at the same partition, so that one script can copy."""
+        for _ in range(MOST_NAMES):
+            new = Ref(ref.owner, secrets.token_hex(12))
+            if self._desks.of(new) is self._desks.of(ref):
+                return new
+        raise AssertionError("of so many names one lies at any partition")
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A conversation as it is, and its head as it was after a turn."""
+
+    agent: AgentName
+    metadata: dict[str, Any]
+    terms: Terms
+    version: Version
+    head: Head
+    turns: int
+    then: Head
+    ttl_us: int | str
+
+
+def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
+    counts: dict[StepType, int] = {}
+    for step in steps:
+        if not head.out >> step.index & 1:
+            counts[step.type] = counts.get(step.type, 0) + 1
+    return counts
+
+
+def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument], bytes]:
+    """Seal what is brought in, as `adopt` takes it, and the head over it."""
+    seal = desk.sealer.seal
+    given: list[Argument] = [len(brought.turns)]
+    given += [seal(codec.turn_to_bytes(turn), scope, "turn", turn.number) for turn in brought.turns]
+    steps, archived = brought.memory.steps, brought.memory.archived
+    given.append(len(steps))
+    head = Head()
+    images: dict[str, bytes] = {}
+    for index, step in enumerate(steps):
+        blob = seal(codec.step_to_bytes(step), scope, "step", 0, index)
+        given.append(blob)
+        head = extended(head, step.type, blob)
+        if index in archived:
+            head.step_counts[step.type] -= 1
+        if index in brought.memory.hidden:
+            head = replace(head, shown_from=index + 1, shown_hash=head.hash)
+        images |= step.attachments
+    given.append(len(images))
+    for name, data in images.items():
+        given += [name, seal(data, scope, "image", name)]
+    sealed = {name: seal(piece, scope, "variable", 0, name) for name, piece in brought.memory.variables.items()}
+    if sealed:
+        listed = seal(
+            codec.pieces_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0
+        )
+        head = replace(head, variables=tag_of(listed))
+        sealed[""] = listed
+    given.append(len(sealed))
+    for name, blob in sealed.items():
+        given += [name, blob]
+    head = replace(head, archived=sum(1 << place for place in archived))
+    return given, seal(codec.head_to_bytes(head), scope, "head") if steps or sealed else b""
+
+
+def _refusal(state: bytes, rest: list[Any]) -> Exception:
+    if state == b"busy":
+        running = int(rest[0])
+        return BusyError(
+            f"Turn {running} of this conversation is running; wait for its end, or stop it.", running_turn=running
+        )
+    return HistoryGoneError() if state == b"gone" else ConversationNotFoundError()

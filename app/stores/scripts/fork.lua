@@ -1,0 +1,30 @@
+-- Make a conversation of the first `count` steps and `turn` turns of another one: copies of what is sealed there, with a head
+-- and terms of its own. `wanted` are the pieces of variables as (name, tag).
+-- ARGV: owner ref read_head to agent record terms head count turn ttl ...wanted
+local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
+if not from[1] then return {'unknown'} end
+local first = redis.call('LINDEX', key('queue', ref), 0)
+if first then return {'busy', first} end
+if (from[3] or '') ~= read_head then return {'moved'} end
+if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
+local generation, pieces = from[2], {}
+local last = redis.call('HGET', key('conversation', ref), 'turns')
+for i = 1, #wanted, 2 do
+  pieces[i] = piece_of(ref, generation, wanted[i], wanted[i + 1])
+  if not pieces[i] then return {'gone', wanted[i]} end
+end
+local function copy(kind, generation)
+  redis.call('COPY', key(kind, ref, generation), key(kind, to, generation), 'REPLACE')
+end
+for _, kind in ipairs({'turns', 'images', 'moments', 'old', 'oldest'}) do copy(kind) end
+for number = turn, last do redis.call('HDEL', key('moments', to), number .. '+', number + 1) end
+copy('steps', generation)
+if count == '0' then redis.call('DEL', key('steps', to, generation)) else redis.call('LTRIM', key('steps', to, generation), 0, count - 1) end
+if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM', key('turns', to), 0, turn - 1) end
+for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], pieces[i]) end
+create(owner, to, agent, record)
+redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
+  redis.call('HGET', key('conversation', ref), 'old_bytes') or 0)
+if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
+set_ttl(to, ttl)
+return {'ok', row(to)}

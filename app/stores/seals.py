@@ -1,0 +1,50 @@
+"""Seals and opens what belongs to conversations; of a fork also what it has of those that it was forked from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from app.errors import SealBrokenError
+from app.records import Terms
+from app.stores import codec
+
+if TYPE_CHECKING:
+    from app.seal import Sealer
+
+MOST_KNOWN = 10_000
+NO_TERMS = Terms()
+
+
+class Seals:
+    """A sealer that knows where forks come from. A fork holds the very blobs of its origin: copying them is cheap."""
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+        self.seal = sealer.seal
+        self._known: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
+
+    def terms(self, scope: str, blob: bytes | None) -> Terms:
+        """Open a conversation's terms, if it has any; from now on what it has of its origins can be opened."""
+        if not blob:
+            return NO_TERMS
+        known = self._known.get(scope)
+        if known is None or known[0] != blob:
+            known = (blob, codec.terms_from_bytes(self._sealer.open(blob, scope, "terms")))
+            self._known[scope] = known
+        self._known.move_to_end(scope)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return known[1]
+
+    def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
+        """Open what was sealed for this place in the conversation, or in one that it was forked from."""
+        try:
+            return self._sealer.open(blob, scope, *place)
+        except SealBrokenError:
+            known = self._known.get(scope)
+            for origin in known[1].lineage if known else ():
+                with suppress(SealBrokenError):
+                    return self._sealer.open(blob, origin.scope, *place)
+            raise

@@ -1,0 +1,69 @@
+"""Documents for the tests of export and import: made of steps and pieces, and read again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from app.agents.portable import documents
+from app.agents.portable.variables import Place
+from app.agents.steps import Step, pack, strip, unpack
+from app.portable import FORMAT, VERSION, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smolagents.memory import MemoryStep
+
+    from app.records import Imported, Portable
+
+MAX_PIXELS = 1_000_000
+CODE = {"": Place(4_000_000, frozenset({"notes"}))}
+
+
+def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
+    """Give the steps as the store has them, with their images."""
+    for step in steps:
+        strip(step)
+    packed = [pack(step, 1, carries) for step in steps]
+    return [step.data for step in packed], {name: data for step in packed for name, data in step.attachments.items()}
+
+
+def exported(
+    steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, carries: tuple[type, ...] = ()
+) -> Portable:
+    data, attachments = stored(steps, carries)
+    return documents.export(data, attachments, variables or {}, carries)
+
+
+def document_of(portable: Portable, **more: Any) -> dict[str, Any]:
+    """Put what was exported into a document, all in one turn."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "steps": [step | {"turn": 1} for step in portable.steps],
+        "images": portable.images,
+        "variables": portable.variables,
+    } | more
+
+
+def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
+    return document_of(exported(steps), **more)
+
+
+def taken_in(document: Any, places: dict[str, Place] | None = None) -> Imported:
+    """Take in a document that came as the bytes of its JSON."""
+    return documents.take_in(
+        read_json(json.dumps(document, allow_nan=False).encode()), CODE if places is None else places, MAX_PIXELS
+    )
+
+
+def steps_of(imported: Imported) -> list[Step]:
+    return [unpack(step.data, step.attachments) for step in imported.steps]
+
+
+def again(portable: Portable) -> Portable:
+    """Export what an import of it made."""
+    imported = taken_in(document_of(portable))
+    attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
+    return documents.export([step.data for step in imported.steps], attachments, imported.variables, ())
