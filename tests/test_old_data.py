@@ -153,6 +153,30 @@ def test_old_conversations_are_patched_and_deleted(old: OldData, tmp_path: Path)
             assert not raw.exists(f"{P}:steps:local/tools:0", f"{P}:images:local/tools")
 
 
+def test_what_later_releases_do_with_conversations_is_done_with_old_ones_too(old: OldData, tmp_path: Path) -> None:
+    """Where an old release left nothing to go back to, that is said, and nothing is changed."""
+    with restored(old, tmp_path / "store") as (_, settings), Service(tmp_path / "service", settings) as service:
+        where, before = "/conversations/tools", service.get("/conversations/tools/steps", limit=100)
+        for verb in ("rollback", "fork"):
+            problem(service.post(f"{where}/{verb}", turn=1), 409, "history_gone")
+        assert service.get(f"{where}/steps", limit=100) == before
+        turn = {"conversation_id": "tools", "agent": {"name": "scripted"}}
+        fork = turn | {"conversation_id": service.post(f"{where}/fork").json()["id"]}
+        assert messages_of(service, fork) == messages_of(service, turn)
+        brought = service.client.post("/conversations/import", json=service.get(f"{where}/export"))
+        assert brought.status_code == 201, brought.text
+        assert messages_of(service, turn | {"conversation_id": brought.json()["id"]}) == messages_of(service, turn)
+        digest = service.follow_up(turn, {"prompt": True})["reply"]
+        assert service.follow_up(fork, {"prompt": True})["reply"] == digest
+        back = service.follow_up(turn, {"say": "taken back"})
+        assert service.post(f"{where}/rollback", turn=back["turn"] - 1).status_code == 200
+        assert service.post(f"{where}/prune", policy={"name": "keep_last_n_steps", "n": 1}).json()["archived"] > 0
+        record = service.get(f"{where}/steps", limit=100, archived=True)["items"]
+        assert [step["task"] for step in record if step["type"] == "task"][:5] == [
+            step["task"] for step in before["items"] if step["type"] == "task"
+        ]
+
+
 def newer_seal(raw: Raw, _seal: Sealer) -> None:
     blob = raw.lindex(STEPS, 1)
     raw.lset(STEPS, 1, bytes([VERSION + 1]) + blob[1:])
