@@ -196,6 +196,7 @@ def opened(document: Any) -> Opened:
     if kind == FORMAT:
         memory |= {"version": VERSION, "images": told.images, "variables": told.variables}
         _check_numbers(told.turns)
+        _check_rollbacks(told.rollbacks, len(told.turns))
     return Opened(
         agent=None if told.agent is None else AgentName(told.agent),
         metadata=told.metadata,
@@ -213,6 +214,7 @@ def turns_of(told: Opened, version: AgentVersion, last: int, now: float) -> list
     """
     if told.turns is None:
         tasks = [str(step["task"]) for step in told.memory["steps"] if "task" in step]
+        tasks = [""] * (last - len(tasks)) + tasks  # what was done before the first of them is a turn, too
         outcome = Outcome("finished")
         return [
             Turn(SOMEBODY, number, version, task, TurnOptions(), Timing(now, now, now), outcome=outcome)
@@ -227,6 +229,16 @@ def _check_numbers(turns: Iterable[TurnDocument]) -> None:
     for place, turn in enumerate(turns):
         if turn.turn != place + 1:
             raise InvalidRequestError.at(f"/turns/{place}/turn", f"is not {place + 1}; turns are numbered 1, 2, 3 …")
+
+
+def _check_rollbacks(rollbacks: Iterable[list[int]], turns: int) -> None:
+    last = -1
+    for place, (after, to) in enumerate(rollbacks):
+        if not max(0, last + 1) <= after <= turns:
+            raise InvalidRequestError.at(f"/rollbacks/{place}/0", "is no turn, or not after that of the one before it")
+        if not 0 <= to <= after:
+            raise InvalidRequestError.at(f"/rollbacks/{place}/1", f"is not from 0 to {after}")
+        last = after
 
 
 def _turn_document(turn: Turn) -> dict[str, Any]:
