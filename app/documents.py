@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.records import Portable, Record
 
 MOST_PROBLEMS = 20
+FORMATS = (FORMAT, MEMORY_FORMAT)
 SOMEBODY = Ref(Owner(""), "")
 
 
@@ -179,9 +180,9 @@ def document_of(record: Record, portable: Portable) -> dict[str, Any]:
 def opened(document: Any) -> Opened:
     """Read the outer part of a document. Raises `InvalidRequestError`."""
     kind = document.get("format") if isinstance(document, dict) else None
-    if kind not in {FORMAT, MEMORY_FORMAT}:
+    if kind not in FORMATS:
         raise InvalidRequestError.at("/format", f"is {kind!r:.80}; this release reads {FORMAT!r} and {MEMORY_FORMAT!r}")
-    if kind == FORMAT and document.get("version") != VERSION:
+    if kind == FORMAT and (type(document.get("version")) is not int or document["version"] != VERSION):
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
     try:
         told: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)

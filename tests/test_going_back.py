@@ -452,7 +452,7 @@ def test_while_a_turn_runs_or_waits_all_of_it_is_refused(narrow: Service, tmp_pa
             assert response.status_code in {200, 201}, response.text
 
 
-def consistent(service: Service, name: str) -> None:
+def consistent(service: Service, name: str, agent: str = "scripted") -> None:
     """Check that steps and turns tell the same of a conversation, and that it goes on."""
     turns = {
         each["turn"]: each["rolled_back"] for each in service.get(f"/conversations/{name}/turns", limit=100)["items"]
@@ -467,7 +467,7 @@ def consistent(service: Service, name: str) -> None:
         if "New task" in json.dumps(message)
     ]
     assert len(shown) == kept.count("task")
-    last = service.play(PROMPT, conversation_id=name)
+    last = service.play(PROMPT, conversation_id=name, agent=agent)
     assert (last["status"], last["turn"]) == ("finished", len(turns) + 1)
 
 
