@@ -1,4 +1,4 @@
-"""A conversation taken out as a document and brought in again: here, elsewhere, by others, and from smolagents itself."""
+"""A conversation taken out as a document and brought in again: here, elsewhere, by others, and from smolagents."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis import Redis
 
 from app.seal import new_key
@@ -326,6 +328,70 @@ def test_a_document_that_is_wrong_is_refused_with_the_place(
     service: Service, document: dict[str, Any], path: str, value: Any, pointer: str
 ) -> None:
     refused(service, changed(document, path, value), pointer)
+
+
+VALUES = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        0.5,
+        1e308,
+        2**31,
+        2**63,
+        2**200,
+        "",
+        "x",
+        "finished",
+        HALF,
+        "\0",
+        [],
+        [1],
+        {},
+        {"a": 1},
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), value=VALUES)
+def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
+    service: Service, document: dict[str, Any], data: st.DataObject, value: Any
+) -> None:
+    found = refusable(changed(document, "/rollbacks", [[1, 0]]), data, value)
+    response = importing(service, found)
+    if response.status_code != 201:
+        problem(response, response.status_code, response.json()["code"])
+        assert response.status_code == 422
+        return
+    where = f"/conversations/{response.json()['id']}"
+    for path in ("", "/turns", "/steps", "/messages", "/export"):
+        assert service.client.get(where + path).status_code == 200, path
+    agent = response.json()["agent"]
+    last = service.play(DONE, agent=agent, conversation_id=response.json()["id"])
+    assert last["turn"] == len(found["turns"]) + 1
+    assert service.client.delete(where).status_code == 204
+
+
+def refusable(document: dict[str, Any], data: st.DataObject, value: Any) -> dict[str, Any]:
+    """Give a copy with a value in the place of any other, or of none where it has become a member more."""
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    places: list[tuple[Any, Any]] = []
+
+    def look(part: Any) -> None:
+        for key, below in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            places.append((part, key))
+            if isinstance(below, dict | list):
+                look(below)
+
+    look(copy)
+    part, key = data.draw(st.sampled_from(places))
+    part[key] = value
+    return copy
 
 
 @pytest.mark.parametrize("body", ["[]", "1", "null", '"text"', "{}", '{"format": ["smolsessions/conversation"]}'])

@@ -592,8 +592,8 @@ def test_the_head_of_another_turn_is_not_taken_for_that_of_this_one(service: Ser
     problem(service.post(f"/conversations/{name}/rollback", turn=1), 409, "history_gone")
 
 
-def variables(service: Service, name: str) -> Any:
-    return service.play({"code": "final_answer(x)"}, agent="code", conversation_id=name)["output"]
+def variables(service: Service, name: str, agent: str = "code") -> Any:
+    return service.play({"code": "final_answer(x)"}, agent=agent, conversation_id=name)["output"]
 
 
 def test_variables_that_are_not_kept_any_more_are_not_guessed(service: Service, raw: Raw) -> None:
