@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from app.records import Portable, Record
 
 MOST_PROBLEMS = 20
+FORMATS = (FORMAT, MEMORY_FORMAT)
 SOMEBODY = Ref(Owner(""), "")
 
 
@@ -180,9 +181,9 @@ def document_of(record: Record, portable: Portable) -> dict[str, Any]:
 def opened(document: Any) -> Opened:
     """Read the outer part of a document. Raises `InvalidRequestError`."""
     kind = document.get("format") if isinstance(document, dict) else None
-    if kind not in {FORMAT, MEMORY_FORMAT}:
+    if kind not in FORMATS:
         raise InvalidRequestError.at("/format", f"is {kind!r:.80}; this release reads {FORMAT!r} and {MEMORY_FORMAT!r}")
-    if kind == FORMAT and document.get("version") != VERSION:
+    if kind == FORMAT and (type(document.get("version")) is not int or document["version"] != VERSION):
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
     try:
         told: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)
@@ -197,6 +198,7 @@ def opened(document: Any) -> Opened:
     if kind == FORMAT:
         memory |= {"version": VERSION, "images": told.images, "variables": told.variables}
         _check_numbers(told.turns)
+        _check_rollbacks(told.rollbacks, len(told.turns))
     return Opened(
         agent=None if told.agent is None else AgentName(told.agent),
         metadata=told.metadata,
@@ -226,6 +228,8 @@ def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
     """Give of smolagents' steps each task, and its turn as finished, with the final answer if there is one."""
     task, outcome = None, Outcome("finished")
     for step in steps:
+        if task is None and "system_prompt" not in step and "task" not in step:
+            task = ""  # what was done before the first of them is a turn, too
         if "task" in step:
             if task is not None:
                 yield task, outcome
@@ -245,6 +249,16 @@ def _check_numbers(turns: Iterable[TurnDocument]) -> None:
     for place, turn in enumerate(turns):
         if turn.turn != place + 1:
             raise InvalidRequestError.at(f"/turns/{place}/turn", f"is not {place + 1}; turns are numbered 1, 2, 3 …")
+
+
+def _check_rollbacks(rollbacks: Iterable[list[int]], turns: int) -> None:
+    last = -1
+    for place, (after, to) in enumerate(rollbacks):
+        if not max(0, last + 1) <= after <= turns:
+            raise InvalidRequestError.at(f"/rollbacks/{place}/0", "is no turn, or not after that of the one before it")
+        if not 0 <= to <= after:
+            raise InvalidRequestError.at(f"/rollbacks/{place}/1", f"is not from 0 to {after}")
+        last = after
 
 
 def _turn_document(turn: Turn) -> dict[str, Any]:

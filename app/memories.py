@@ -85,7 +85,7 @@ class Memories:
     ) -> Conversation:
         """Make a conversation of a document; its agent is the document's, unless another one is named."""
         told = opened(document)
-        name = self._conversations.known(agent or told.agent)
+        name = self._conversations.known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.take_in, name, told.memory, self._max_pixels)
         draft = Draft(told.metadata, told.policy)
         self._conversations.check(name, draft)

@@ -91,10 +91,11 @@ class Memories:
             )
             if head.destroyed & ~then.destroyed:
                 back = replace(back, step_counts=_counts(await self._steps(ref, back), back))
-            terms = replace(moment.terms, jumps=(*moment.terms.jumps, Jump(moment.turns, turn)))
-            amended = await self._amend(
-                ref, moment.version, back, terms=sealed_terms(desk, str(ref), terms), restore=pieces
-            )
+            # Of two in a row without a turn between them the earlier one leads nowhere any more.
+            before = tuple(jump for jump in moment.terms.jumps if jump.after < moment.turns)
+            terms = replace(moment.terms, jumps=(*before, Jump(moment.turns, turn)))
+            sealed = sealed_terms(desk, str(ref), terms)
+            amended = await self._amend(ref, moment.version, back, terms=sealed, restore=pieces, turns=moment.turns)
             if amended:
                 return amended
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
@@ -115,6 +116,8 @@ class Memories:
             head = replace(
                 head, archived=head.archived & ~head.destroyed, rolled_back=head.rolled_back & ~head.destroyed
             )
+            if head.destroyed & ~then.destroyed:
+                head = replace(head, step_counts=_counts(await self._steps(ref, head), head))
             jumps = tuple(jump for jump in moment.terms.jumps if jump.after < at or turn is None)
             wanted = await self._pieces_of(ref, then)
             given: list[Argument] = []
@@ -193,7 +196,7 @@ class Memories:
         state, *rest = await desk.scripts.call("moment", ref=scope, turn=turn)
         if state != b"ok":
             raise _refusal(state, rest)
-        (agent, record, terms, generation, head, turns, ttl), first, then = rest
+        (agent, record, terms, generation, head, turns, ttl), first, then, of_turn = rest
         if first and not may_run:
             raise _refusal(b"busy", [first])
         if turn > int(turns) and not any_turn:
@@ -207,15 +210,19 @@ class Memories:
             version=Version(head or b"", terms or b""),
             head=open_head(desk.sealer, scope, generation, head or b""),
             turns=int(turns),
-            then=open_head(desk.sealer, scope, generation, then),
+            then=codec.head_from_bytes(desk.sealer.open_past_head(then, scope))
+            if then
+            else Head(int(generation))
+            if of_turn
+            else None,
             ttl_us=int(ttl) if ttl else "",
         )
 
     async def _then(self, ref: Ref, moment: _Moment, turn: int) -> Head:
         """Give the head after a turn, and make sure that it is the one: an older release kept none."""
         then = moment.then if turn else Head(moment.head.generation)
-        following = await self._steps(ref, moment.head, then.count, then.count + 1)
-        if following and following[0].turn <= turn:
+        around = await self._steps(ref, moment.head, max(0, then.count - 1), then.count + 1) if then else []
+        if then is None or any((step.turn <= turn) != (step.index < then.count) for step in around):
             raise HistoryGoneError(
                 f"Turn {turn} was played by a release that did not keep what the conversation was after it; a later "
                 "turn can be gone back to."
@@ -280,6 +287,7 @@ class Memories:
         *,
         terms: bytes = b"",
         restore: dict[str, bytes] | None = None,
+        turns: int | None = None,
         gone: Sequence[int] = (),
         images: Sequence[str] = (),
     ) -> Conversation | None:
@@ -294,6 +302,7 @@ class Memories:
             ref=scope,
             read_head=version.head,
             read_terms=version.terms,
+            turns="" if turns is None else turns,
             head=desk.sealer.seal(codec.head_to_bytes(head), scope, "head"),
             terms=terms,
             restores=int(restore is not None),
@@ -323,7 +332,8 @@ class _Moment:
     version: Version
     head: Head
     turns: int
-    then: Head
+    then: Head | None
+    """None: nothing is kept of it."""
     ttl_us: int | str
 
 
@@ -341,6 +351,8 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
     given: list[Argument] = [len(brought.turns)]
     given += [seal(codec.turn_to_bytes(turn), scope, "turn", turn.number) for turn in brought.turns]
     steps, archived = brought.memory.steps, brought.memory.archived
+    hidden = next((place for place in range(len(steps)) if place not in brought.memory.hidden), len(steps))
+    archived |= {place for place in brought.memory.hidden if place > hidden}  # hidden one by one are what a prune hides
     given.append(len(steps))
     head = Head()
     images: dict[str, bytes] = {}
@@ -350,7 +362,7 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
         head = extended(head, step.type, blob)
         if index in archived:
             head.step_counts[step.type] -= 1
-        if index in brought.memory.hidden:
+        if index < hidden:
             head = replace(head, shown_from=index + 1, shown_hash=head.hash)
         images |= step.attachments
     given.append(len(images))

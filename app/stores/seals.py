@@ -11,9 +11,12 @@ from app.records import Terms
 from app.stores import codec
 
 if TYPE_CHECKING:
+    from app.records import Origin
     from app.seal import Sealer
 
 MOST_KNOWN = 10_000
+COPIED = frozenset({"turn", "step", "image", "variable", "variables"})
+"""What a fork has as its origin sealed it; all else of it is its own, but for the heads of the turns before it."""
 NO_TERMS = Terms()
 
 
@@ -28,6 +31,7 @@ class Seals:
     def terms(self, scope: str, blob: bytes | None) -> Terms:
         """Open a conversation's terms, if it has any; from now on what it has of its origins can be opened."""
         if not blob:
+            self._known.pop(scope, None)
             return NO_TERMS
         known = self._known.get(scope)
         if known is None or known[0] != blob:
@@ -40,11 +44,23 @@ class Seals:
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Open what was sealed for this place in the conversation, or in one that it was forked from."""
+        return self._open(blob, scope, place, self._origins(scope) if place[0] in COPIED else ())
+
+    def open_past_head(self, blob: bytes, scope: str) -> bytes:
+        """Open a head that the conversation, or one that it was forked from, had after an earlier turn."""
+        return self._open(blob, scope, ("head",), self._origins(scope))
+
+    def _origins(self, scope: str) -> tuple[Origin, ...]:
+        known = self._known.get(scope)
+        return known[1].lineage if known else ()
+
+    def _open(self, blob: bytes, scope: str, place: tuple[str | int, ...], origins: tuple[Origin, ...]) -> bytes:
         try:
             return self._sealer.open(blob, scope, *place)
         except SealBrokenError:
-            known = self._known.get(scope)
-            for origin in known[1].lineage if known else ():
+            for origin in origins:
+                if place[0] == "turn" and int(place[1]) > origin.turn:
+                    break  # later than the fork
                 with suppress(SealBrokenError):
                     return self._sealer.open(blob, origin.scope, *place)
             raise

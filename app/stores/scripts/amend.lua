@@ -1,13 +1,16 @@
 -- Change between turns what a conversation's memory is: a new head, and terms (empty: as they are), take the place of those that
 -- were read. `wanted` are numbers of things and the things: the pieces of variables as (name, tag), where `restores` says that
 -- they are to be these and no others; indexes of steps of which the tag alone is to stay; names of images to be thrown away.
--- ARGV: ref read_head read_terms head terms restores ...wanted
+-- `turns` (empty: any) is how many there must be.
+-- ARGV: ref read_head read_terms turns head terms restores ...wanted
 local conversation, i = key('conversation', ref), 1
-local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'terms')
+local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'terms', 'turns')
 if not found[1] then return {'unknown'} end
 local first = redis.call('LINDEX', key('queue', ref), 0)
 if first then return {'busy', first} end
-if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms then return {'moved'} end
+if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= '' and found[5] ~= turns) then
+  return {'moved'}
+end
 local function take() i = i + 1 return wanted[i - 1] end
 local pieces, generation = {}, found[2]
 for _ = 1, tonumber(take()) do
@@ -20,7 +23,6 @@ if restores == '1' then
     if not pieces[name] then put_piece(ref, generation, name, '') end
   end
   for name, blob in pairs(pieces) do put_piece(ref, generation, name, blob) end
-  redis.call('HSET', key('moments', ref), redis.call('HGET', conversation, 'turns') .. '+', head)
 end
 local steps = key('steps', ref, generation)
 for _ = 1, tonumber(take()) do

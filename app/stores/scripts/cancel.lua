@@ -8,6 +8,7 @@ if redis.call('HEXISTS', run, 'started') == 1 then
   return {'told'}
 end
 redis.call('LSET', key('turns', ref), turn - 1, record)
+if redis.call('LINDEX', key('queue', ref), 0) == turn then note_moment(ref, turn) end  -- else it counts as the one before it
 redis.call('LREM', key('queue', ref), 1, turn)
 redis.call('HSET', conversation, 'updated', now())
 if redis.call('LLEN', key('queue', ref)) == 0 then

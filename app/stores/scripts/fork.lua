@@ -17,7 +17,7 @@ local function copy(kind, generation)
   redis.call('COPY', key(kind, ref, generation), key(kind, to, generation), 'REPLACE')
 end
 for _, kind in ipairs({'turns', 'images', 'moments', 'old', 'oldest'}) do copy(kind) end
-for number = turn, last do redis.call('HDEL', key('moments', to), number .. '+', number + 1) end
+for number = turn + 1, last do redis.call('HDEL', key('moments', to), number) end
 copy('steps', generation)
 if count == '0' then redis.call('DEL', key('steps', to, generation)) else redis.call('LTRIM', key('steps', to, generation), 0, count - 1) end
 if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM', key('turns', to), 0, turn - 1) end
@@ -26,5 +26,6 @@ create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
   redis.call('HGET', key('conversation', ref), 'old_bytes') or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
+if turn ~= '0' then redis.call('HSETNX', key('moments', to), turn, head) end
 set_ttl(to, ttl)
 return {'ok', row(to)}

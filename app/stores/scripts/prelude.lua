@@ -86,10 +86,10 @@ local function set_ttl(ref, ttl)
   end
 end
 
--- What a conversation was after a turn: its head as it is now. Steps are only added, so the head tells which they were.
+-- What a conversation was after a turn: its head as it is now (empty: it has none yet). Steps are only added, so the head
+-- tells which they were.
 local function note_moment(ref, turn)
-  local head = redis.call('HGET', key('conversation', ref), 'head')
-  if head then redis.call('HSET', key('moments', ref), turn, head) end
+  redis.call('HSET', key('moments', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
 end
 
 -- Put a piece of the variables (empty: take it away; the one without a name is the sealed list of all). What was there is

@@ -12,7 +12,7 @@ if all ~= '1' and (not last or at - last > lease_us / 2) then
   end
   return taken
 end
-for _, ref in ipairs(redis.call('ZRANGEBYSCORE', partition .. ':expiring', '-inf', at, 'LIMIT', 0, 10)) do
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', partition .. ':expiring', '-inf', at, 'LIMIT', 0, 100)) do
   if redis.call('LLEN', key('queue', ref)) == 0 then
     take_away(ref, string.match(ref, '^(.*)/'), tombstone_s)
   else
