@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -212,15 +213,32 @@ def turns_of(told: Opened, version: AgentVersion, last: int, now: float) -> list
     `last` is the number of the last turn that has a step; `now` is when they were brought in.
     """
     if told.turns is None:
-        tasks = [str(step["task"]) for step in told.memory["steps"] if "task" in step]
-        outcome = Outcome("finished")
         return [
             Turn(SOMEBODY, number, version, task, TurnOptions(), Timing(now, now, now), outcome=outcome)
-            for number, task in enumerate(tasks, 1)
+            for number, (task, outcome) in enumerate(_told_by(told.memory["steps"]), 1)
         ]
     if last > len(told.turns):
         raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
     return [_turn(each) for each in told.turns]
+
+
+def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
+    """Give of smolagents' steps each task, and its turn as finished, with the final answer if there is one."""
+    task, outcome = None, Outcome("finished")
+    for step in steps:
+        if "task" in step:
+            if task is not None:
+                yield task, outcome
+            task, outcome = str(step["task"]), Outcome("finished")
+        elif "step_number" in step:
+            outcome = replace(outcome, steps=outcome.steps + 1)
+            if step.get("is_final_answer"):
+                output = step.get("action_output")
+                output = step.get("observations") if output is None else output  # as a call of final_answer leaves it
+                reply = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+                outcome = replace(outcome, reply=reply, output=output, state="success")
+    if task is not None:
+        yield task, outcome
 
 
 def _check_numbers(turns: Iterable[TurnDocument]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NEWER = "is of a format newer than this release: run the one that wrote it, or a later one"
+"""What is to be said of stored data that this release does not know."""
+
 
 class ServiceError(Exception):
     """Something went wrong inside the service."""

@@ -24,7 +24,7 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from app.errors import SealBrokenError, StartError
+from app.errors import NEWER, SealBrokenError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,10 @@ class Sealer:
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Give the plaintext back, or raise `SealBrokenError` before anything of it is read."""
+        if blob and blob[0] > VERSION:
+            raise SealBrokenError(f"a stored record was changed, or {NEWER}")
         if len(blob) < 2 + NONCE_BYTES + TAG_BYTES or blob[0] != VERSION:
-            raise SealBrokenError("a stored record is cut short or of a format newer than this release")
+            raise SealBrokenError("a stored record is cut short")
         start = 2 + blob[1]
         key_id = blob[2:start].decode("ascii", "replace")
         if key_id not in self._keys:

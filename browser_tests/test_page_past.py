@@ -82,6 +82,22 @@ def test_the_steps_of_a_past_turn_are_loaded_when_they_are_asked_for(opened: Ope
     expect(page.locator(".call .result")).to_contain_text("long ago")
 
 
+def test_a_turn_that_was_rolled_back_or_shown_less_than_all_says_so(opened: Open, service: Service) -> None:
+    said = service.play({"say": ["One."]}, agent="talker")
+    place = f"/conversations/{said['conversation_id']}"
+    service.follow_up(said, {"say": ["Two."]})
+    assert service.post(f"{place}/rollback", turn=1).status_code == HTTPStatus.OK
+    service.client.patch(place, json={"policy": {"name": "keep_last_n_steps", "n": 1}})
+    service.follow_up(said, {"call": [["echo", {"text": "three"}]]}, {"say": ["Three."]})
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+    expect(page.locator(".turn .answer").last).to_have_text("Three.")
+    feet = page.locator(".turn-foot .figures")
+    expect(feet).to_have_count(3)
+    expect(feet.nth(0)).not_to_contain_text(re.compile("Rolled back|left out"))
+    expect(feet.nth(1)).to_contain_text("Rolled back")
+    expect(feet.nth(2)).to_contain_text("1 step left out")
+
+
 def test_a_past_turn_without_its_events_shows_the_calls_that_are_known(opened: Open, service: Service) -> None:
     said = service.play({"call": [["echo", {"text": "long ago"}]]}, {"say": ["Past."]}, agent="talker")
     page = opened(service, f"/#/c/{said['conversation_id']}")

@@ -69,6 +69,19 @@ def test_a_forced_answer_in_parts_is_shown_as_the_user_saw_it(service: Service) 
     assert shown_next(service, turn)[-1] == ("assistant", "one\ntvå")
 
 
+def test_a_plan_is_made_of_the_forced_answer_too(service: Service) -> None:
+    turn = service.play(ECHO | {"forced": ANSWER}, agent="planner", max_steps=1)
+    where = f"/conversations/{turn['conversation_id']}/messages"
+    for mode in ("true", "false"):
+        messages = service.get(where, summary_mode=mode)["messages"]
+        assert (messages[-1]["role"], texts_of(messages[-1])) == ("assistant", [ANSWER])
+        assert not any(word in text for message in messages for text in texts_of(message) for word in WORDS[:1])
+
+
+def texts_of(message: Event) -> list[str]:
+    return [part["text"] for part in message["content"] if part["type"] == "text"]
+
+
 def test_a_session_that_is_built_again_shows_the_forced_answer_too(tmp_path: Path) -> None:
     service = Service(tmp_path)
     with service:

@@ -73,7 +73,7 @@ LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
 ALONE = f"{PARTITION}:alone"
-AT_REST = {"conversation", "log", "turns", "steps", "images", "variables"}
+AT_REST = {"conversation", "log", "turns", "steps", "images", "variables", "moments", "old", "oldest"}
 MOST_WAITING = 3  # of the replicas that do whatever
 SEALER = Sealer(parse_keys(new_key()))
 
@@ -187,7 +187,7 @@ def log_of(raw: Raw, conversation: str, turn: int = 1) -> list[str]:
     if entries and entries[0][0] == "packed":
         blob = entries[0][2].encode(errors="surrogateescape")
         packed = codec.unpack_events(SEALER.open(blob, str(ref_of(conversation)), "log", turn))
-        return [*(event.type for event in packed), *(name for name, _, _ in entries[1:])]
+        return [*(event.type for event in packed if event), *(name for name, _, _ in entries[1:])]
     return [name for name, _, _ in entries]
 
 

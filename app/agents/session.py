@@ -78,7 +78,8 @@ class AgentSession:
         self._policy = policy
         self._calls = CallIds(agent)
         self._shown = shown_memory_of(agent, own_policies or {})
-        agent.step_callbacks.register(ActionStep, self._name_calls_apart)
+        if isinstance(agent, CodeAgent):
+            agent.step_callbacks.register(ActionStep, self._name_calls_apart)
         if self._shown:
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
@@ -150,11 +151,10 @@ class AgentSession:
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
-        if isinstance(self._agent, CodeAgent) and step.tool_calls:
-            taken = self._calls.ids()
-            for call in step.tool_calls:
-                while call.id in taken:
-                    call.id += "_2"
+        taken = self._calls.ids()
+        for call in step.tool_calls or ():
+            while call.id in taken:
+                call.id += "_2"
 
     def _run(self, turn: Turn, given: TurnInput) -> Any:
         images = [image_from_bytes(data) for data in given.images]

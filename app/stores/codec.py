@@ -7,10 +7,10 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from app.errors import SealBrokenError
+from app.errors import NEWER, SealBrokenError
 from app.events import (
     MessageDelta,
     MessageRestarted,
@@ -47,6 +47,7 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
+HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
 
@@ -59,7 +60,10 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
     fields = from_json(data)
     fields["ref"] = ref
     fields["number"] = number
-    turn: Turn = _TURN.validator.validate_python(fields)
+    try:
+        turn: Turn = _TURN.validator.validate_python(fields)
+    except ValidationError as error:
+        raise SealBrokenError(f"a turn's record {NEWER}") from error
     return turn
 
 
@@ -80,9 +84,17 @@ def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
     return b"\n".join(name.encode() + b"\n" + data for name, data in events)
 
 
-def unpack_events(data: bytes) -> list[Event]:
+def unpack_events(data: bytes) -> list[Event | None]:
+    """Give a log's events; None for one that only a newer release knows."""
     lines = data.split(b"\n")
-    return [event_from_bytes(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
+    return [_known_event(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _known_event(name: str, data: bytes) -> Event | None:
+    try:
+        return event_from_bytes(name, data)
+    except ValueError:
+        return None
 
 
 def pieces_to_bytes(pieces: dict[str, bytes]) -> bytes:
@@ -101,10 +113,10 @@ def head_to_bytes(head: Head) -> bytes:
 
 
 def head_from_bytes(data: bytes) -> Head:
-    fields = from_json(data)
-    if len(fields) not in {7, 10}:
-        raise SealBrokenError("the head of a conversation is of a format newer than this release")
-    generation, count, running, shown_from, shown_hash, step_counts, variables, *out = fields
+    members = from_json(data)
+    if len(members) not in HEAD_MEMBERS:
+        raise SealBrokenError(f"a conversation's head {NEWER}")
+    generation, count, running, shown_from, shown_hash, step_counts, variables, *out = members
     hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
     places = [int(each, 16) for each in out]
     return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2], *places)
@@ -138,7 +150,7 @@ def step_from_bytes(data: bytes, index: int, head: Head | None = None) -> Stored
     """Read a step; `head` tells what has become of it since."""
     kind, turn, count = _STEP.unpack_from(data)
     if kind >= len(_TYPES):
-        raise SealBrokenError("a stored step is of a format newer than this release")
+        raise SealBrokenError(f"a stored step {NEWER}")
     end = _STEP.size + count * NAME_BYTES
     names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
     step = StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden=False)
@@ -184,7 +196,7 @@ def terms_from_bytes(data: bytes) -> Terms:
         lineage = tuple(Origin(*origin) for origin in fields["lineage"])
         return Terms(policy, lineage, tuple(Jump(*jump) for jump in fields["jumps"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise SealBrokenError("the terms of a conversation are of a format newer than this release") from error
+        raise SealBrokenError(f"a conversation's record {NEWER}") from error
 
 
 def agent_of(data: bytes, shown: bytes) -> AgentName:

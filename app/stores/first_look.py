@@ -146,8 +146,8 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
     schema, partitions, canary = found
     if schema != SCHEMA:
         raise StartError(
-            f"the store holds data of schema {schema!r}, this release knows {SCHEMA!r}; run the release that wrote it, "
-            "or use another store"
+            f"the store holds data of schema {schema.decode(errors='replace')}, this release knows {SCHEMA.decode()}; "
+            "run the release that wrote it, or use another store"
         )
     if is_cluster and int(partitions) == 1:
         log.warning("the store has one partition, made at its first use: a cluster's other servers have nothing to do")

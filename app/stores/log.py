@@ -115,7 +115,7 @@ class Log:
 
     def _unpacked(self, ref: Ref, turn: int, record: bytes, packed: bytes, after: int) -> list[Logged]:
         events = codec.unpack_events(self._sealer.open(packed, str(ref), "log", turn))
-        past = [Logged(seq, event) for seq, event in enumerate(events, 1) if seq > after]
+        past = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]
         return [*past, self._final(ref, turn, record, len(events) + 1)]
 
     def _final(self, ref: Ref, turn: int, record: bytes, seq: int) -> Logged:

@@ -92,7 +92,14 @@ export class TurnCard {
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
     show(this.#work, turn.steps > 0 || this.#byId.size > 0);
-    const figures = joined(duration(turn.timing.duration_ms), tokens(turn.usage), turn.attempts > 1 && `${turn.attempts} attempts`);
+    this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
+    const figures = joined(
+      turn.rolled_back && "Rolled back",
+      duration(turn.timing.duration_ms),
+      tokens(turn.usage),
+      turn.attempts > 1 && `${turn.attempts} attempts`,
+      turn.left_out?.steps > 0 && `${count(turn.left_out.steps, "step")} left out`,
+    );
     this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
     if (turn.reply) this.#foot.append(this.#copy(turn.reply));
     show(this.#foot, true);
