@@ -134,11 +134,12 @@ def make_shipped_agent() -> ToolCallingAgent:
 
 
 def _agent(model: ScriptedModel) -> ToolCallingAgent:
-    return ToolCallingAgent(tools=TOOLS, model=model, prompt_templates=_templates(), verbosity_level=LogLevel.OFF)
+    return ToolCallingAgent(tools=TOOLS, model=model, prompt_templates=templates(), verbosity_level=LogLevel.OFF)
 
 
 @cache
-def _templates() -> Any:
+def templates() -> Any:
+    """Give the prompts, whose YAML is parsed once."""
     return yaml.safe_load(
         importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text()
     )

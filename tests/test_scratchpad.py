@@ -6,11 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from smolagents.memory import TaskStep
 
 from app.agents.crossing import dumps
 from app.agents.effects import Effect
-from app.agents.own_steps import NoteStep, without_replaced
+from app.agents.own_steps import NoteStep, replaced_notes
 from app.agents.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
 from tests import noters
 from tests.doomed import Doomed, killed
@@ -176,13 +175,10 @@ def test_the_first_agent_has_the_tools_and_those_that_it_manages_have_not(servic
     assert turn["reply"] == "Note 1:\nboss's"
 
 
-def test_only_replaced_notes_are_left_out_and_nothing_is_copied_without_one() -> None:
-    steps = [TaskStep("task"), NoteStep(1, "one"), NoteStep(2, "two"), NoteStep(3, "uno", 1), NoteStep(4, "eins", 3)]
-    assert without_replaced(steps) == [steps[0], steps[2], steps[4]]
-    assert without_replaced(steps[:3]) is not steps[:3]
-    some = steps[:3]
-    assert without_replaced(some) is some
-    assert without_replaced([]) == []
+def test_only_notes_that_a_later_one_replaces_are_found() -> None:
+    notes = [NoteStep(1, "one"), NoteStep(2, "two"), NoteStep(3, "uno", 1), NoteStep(4, "eins", 3)]
+    assert list(replaced_notes(notes).values()) == [notes[0], notes[2]]
+    assert replaced_notes(notes[:2]) == {}
 
 
 def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:

@@ -17,6 +17,7 @@ from app.errors import InvalidRequestError, ServiceError
 from app.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservations, Summarize, TokenBudget
 
 if TYPE_CHECKING:
+    from app.agents.grown import Older
     from app.agents.weights import Weights
     from app.policies import Policy, Rule
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 Steps = Sequence[MemoryStep]
 Function = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
 CUT_SENTENCE = "… ({left} more characters were left out)"
+_ALWAYS = (TaskStep, NoteStep)
 WORTH_CUTTING = 50  # characters: about as long as the word of what was left out
 IMAGES_SENTENCE = "({count} images of this step were left out)"
 
@@ -37,10 +39,12 @@ class PolicyFailedError(ServiceError):
 
 @dataclass(frozen=True)
 class Toolbox:
-    """What rules need to know of an agent: what its steps weigh, and its own functions by import string."""
+    """What rules need to know of an agent: what its steps weigh, what older ones were made to, its own functions."""
 
     weights: Weights
     own: dict[str, Function]
+    """By import string."""
+    older: Older
 
 
 def bounded(steps: Steps, policy: Policy, tools: Toolbox) -> Steps:
@@ -48,28 +52,15 @@ def bounded(steps: Steps, policy: Policy, tools: Toolbox) -> Steps:
 
     Notes are always shown, but those that another one replaces. Raises `PolicyFailedError`.
     """
-    for rule in policy:
-        steps = _RULES[type(rule)](steps, rule, tools)
+    for place, rule in enumerate(policy):
+        steps = _RULES[type(rule)](steps, rule, tools, place)
     return steps
 
 
-def after_summary(steps: Steps) -> Steps:
-    """Give what is shown beside the newest summary: notes, the task that is played, and what it does not cover."""
-    place = next((place for place in reversed(range(len(steps))) if isinstance(steps[place], SummaryStep)), None)
-    if place is None:
-        return steps
-    summary: Any = steps[place]
-    covered = steps[: max(0, place - summary.recent)]
-    recent = [step for step in steps[len(covered) :] if not isinstance(step, SummaryStep)]
-    kept: list[MemoryStep] = [step for step in covered if isinstance(step, NoteStep)]
-    if covered and not any(isinstance(step, TaskStep) for step in recent):  # the turn that is played began before
-        kept += [step for step in reversed(covered) if isinstance(step, TaskStep)][:1]
-    return [summary, *kept, *recent]
-
-
-def begins_turn(steps: Steps) -> int:
-    """Give the place where the newest turn begins."""
-    return next((place for place in reversed(range(len(steps))) if isinstance(steps[place], TaskStep)), 0)
+def begins_turn(steps: Steps, end: int | None = None) -> int:
+    """Give the place where the newest turn begins, of the steps before `end`."""
+    places = range(len(steps) if end is None else end)
+    return next((place for place in reversed(places) if isinstance(steps[place], TaskStep)), 0)
 
 
 def check_own(policy: Policy, own: dict[str, Function], pointer: str) -> None:
@@ -82,32 +73,33 @@ def check_own(policy: Policy, own: dict[str, Function], pointer: str) -> None:
             )
 
 
-def _all(steps: Steps, _rule: Rule, _tools: Toolbox) -> Steps:
+def _all(steps: Steps, _rule: Rule, _tools: Toolbox, _place: int) -> Steps:
     return steps
 
 
-def _last_steps(steps: Steps, rule: Any, _tools: Toolbox) -> Steps:
-    left, kept = rule.n, list[MemoryStep]()
-    for step in reversed(steps):
-        if isinstance(step, TaskStep | NoteStep):
-            kept.append(step)
-        elif left > 0:
-            left -= 1
-            kept.append(step)
-    return kept[::-1] if len(kept) < len(steps) else steps
+def _last_steps(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+    left, start = rule.n, len(steps)
+    while start and left:
+        start -= 1
+        left -= not isinstance(steps[start], _ALWAYS)
+    kept = tools.older.made(place, steps, start, lambda step: step if isinstance(step, _ALWAYS) else None)
+    return [*kept, *steps[start:]] if len(kept) < start else steps
 
 
-def _cut_observations(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
-    left, shown = rule.keep_last_n, list(steps)
-    for place in reversed(range(len(shown))):
-        step = shown[place]
+def _cut_observations(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+    left, start = rule.keep_last_n, len(steps)
+    while start and left:
+        start -= 1
+        left -= isinstance(steps[start], ActionStep)
+
+    def short(step: MemoryStep) -> MemoryStep:
         if not isinstance(step, ActionStep):
-            continue
-        if left > 0:
-            left -= 1
-        elif len(step.observations or "") > rule.max_length + WORTH_CUTTING or step.observations_images:
-            shown[place] = tools.weights.copy_of(step, rule.max_length, partial(_cut, step, rule.max_length))
-    return shown
+            return step
+        if len(step.observations or "") <= rule.max_length + WORTH_CUTTING and not step.observations_images:
+            return step
+        return tools.weights.copy_of(step, rule.max_length, partial(_cut, step, rule.max_length))
+
+    return [*tools.older.made((place, rule), steps, start, short), *steps[start:]]
 
 
 def _cut(step: ActionStep, max_length: int) -> ActionStep:
@@ -122,34 +114,58 @@ def _cut(step: ActionStep, max_length: int) -> ActionStep:
     return short
 
 
-def _within_budget(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
-    """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first."""
-    weights = tools.weights
+def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+    """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first.
+
+    What is too old to fit is not looked at: a long conversation's turn costs what a short one's does.
+    """
+    if not steps:
+        return steps
+
+    def tokens(at: int) -> int:
+        return tools.weights.one(steps[at], steps[at + 1] if at + 1 < len(steps) else None)
+
+    def is_note(at: int) -> bool:
+        return isinstance(steps[at], NoteStep)
+
     turn = begins_turn(steps)
-    tokens = weights.of(steps)
-    kept = {place for place, step in enumerate(steps) if isinstance(step, NoteStep)} | {turn, len(steps) - 1}
-    left = rule.max_tokens - weights.base(steps) - sum(tokens[place] for place in kept if place < len(steps))
-    for place in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
-        if place not in kept:
-            left -= tokens[place]
+    notes = tools.older.notes(place, steps, turn)
+    kept = {at for at in range(turn, len(steps)) if is_note(at)} | {turn, len(steps) - 1}
+    weight = tools.weights.base(steps) + sum(map(tokens, kept)) + sum(tools.weights.one(note, None) for note in notes)
+    left = rule.max_tokens - weight
+    for at in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
+        if at not in kept:
+            left -= tokens(at)
             if left < 0:
                 break
-            kept.add(place)
-    end = turn
+            kept.add(at)
+    start = end = turn
     while left >= 0 and end > 0:  # whole turns: a step without its task makes no sense to a model
-        start = begins_turn(steps[:end])
-        left -= sum(tokens[place] for place in range(start, end) if place not in kept)
-        if left >= 0:
-            kept |= set(range(start, end))
-        end = start
-    return [step for place, step in enumerate(steps) if place in kept] if len(kept) < len(steps) else steps
+        begin = begins_turn(steps, end)
+        left -= sum(tokens(at) for at in range(begin, end) if not is_note(at))
+        start, end = (begin if left >= 0 else start), begin
+    if not start and len(kept) == len(steps) - turn:
+        return steps
+    older = len(notes) - sum(map(is_note, range(start, turn)))
+    return [*notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
 
 
-def _summed_up(steps: Steps, _rule: Rule, _tools: Toolbox) -> Steps:
-    return after_summary(steps)
+def _summed_up(steps: Steps, _rule: Rule, tools: Toolbox, place: int) -> Steps:
+    """Give what is shown beside the newest summary: notes, the task that is played, and what it does not cover."""
+    newest = next((at for at in reversed(range(len(steps))) if isinstance(steps[at], SummaryStep)), None)
+    if newest is None:
+        return steps
+    summary: Any = steps[newest]
+    covered = max(0, newest - summary.recent)
+    recent = [step for step in steps[covered:] if not isinstance(step, SummaryStep)]
+    kept: list[MemoryStep] = [*tools.older.notes(place, steps, covered)]
+    if covered and not any(isinstance(step, TaskStep) for step in recent):  # the turn that is played began before
+        began = begins_turn(steps, covered)
+        kept += [steps[began]] if isinstance(steps[began], TaskStep) else []
+    return [summary, *kept, *recent]
 
 
-def _own(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
+def _own(steps: Steps, rule: Any, tools: Toolbox, _place: int) -> Steps:
     """Call the operator's function with copies: what it changes in them is shown changed, and kept as it was."""
     name = rule.name
     copies = [tools.weights.copy_of(step, name, partial(copy.copy, step)) for step in steps]
@@ -189,7 +205,7 @@ def _check_whole(steps: Steps, name: str) -> None:
         seen |= ids
 
 
-_RULES: dict[type, Callable[[Steps, Any, Toolbox], Steps]] = {
+_RULES: dict[type, Callable[[Steps, Any, Toolbox, int], Steps]] = {
     NoPruning: _all,
     KeepLastNSteps: _last_steps,
     PruneOldObservations: _cut_observations,

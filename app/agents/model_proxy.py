@@ -287,9 +287,9 @@ def _tell_apart(message: ChatMessage, taken: Collection[str]) -> None:
 
     A model that counts what it is shown gives the ids of calls that a memory policy leaves out (`taken`) again.
     """
-    seen = set(taken)
+    seen: set[str] = set()
     for number, call in enumerate(message.tool_calls or (), 1):
-        while call.id in seen:
+        while call.id in seen or call.id in taken:
             call.id = f"{call.id}_{number}"
         seen.add(call.id)
 

@@ -9,7 +9,7 @@ from smolagents.memory import MemoryStep
 from smolagents.models import ChatMessage, MessageRole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 
 @dataclass
@@ -42,12 +42,11 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
         return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
 
 
-def without_replaced(steps: Sequence[MemoryStep]) -> Sequence[MemoryStep]:
-    """Leave out the notes that a later one takes the place of; the very same steps where there are none."""
-    replaced = {step.replaces for step in steps if isinstance(step, NoteStep) and step.replaces is not None}
-    if not replaced:
-        return steps
-    return [step for step in steps if not (isinstance(step, NoteStep) and step.number in replaced)]
+def replaced_notes(notes: Iterable[NoteStep]) -> dict[int, NoteStep]:
+    """Find the notes that a later one takes the place of, by their identity."""
+    notes = list(notes)
+    replaced = {note.replaces for note in notes if note.replaces is not None}
+    return {id(note): note for note in notes if note.number in replaced}
 
 
 def _from_user(text: str) -> ChatMessage:

@@ -16,7 +16,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 
 from app.agents.crossing import loads
 from app.agents.effects import Effect
-from app.agents.own_steps import NoteStep, without_replaced
+from app.agents.own_steps import NoteStep, replaced_notes
 from app.agents.plain import text_of
 from app.agents.tool_proxy import unproxied
 from app.errors import StartError
@@ -55,7 +55,8 @@ class Scratchpad:
         Others that its tool may know were hidden since (by a reset): they only count.
         """
         notes = [step for step in agent.memory.steps if isinstance(step, NoteStep)]
-        self._live = {note.number: note for note in without_replaced(notes) if isinstance(note, NoteStep)}
+        replaced = replaced_notes(notes)
+        self._live = {note.number: note for note in notes if id(note) not in replaced}
         self._known = {note.number for note in notes}
         self._pending = []
         self._last = max([self._last, *self._known])

@@ -19,6 +19,7 @@ from app.agents.belongings import Belongings
 from app.agents.effects import without_text
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.agents.family import equip
+from app.agents.grown import CallIds
 from app.agents.halt import DivergedError, Halt
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
@@ -75,6 +76,7 @@ class AgentSession:
         agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
         make_thrifty(agent)
         self._policy = policy
+        self._calls = CallIds(agent)
         self._shown = shown_memory_of(agent, own_policies or {})
         if isinstance(agent, CodeAgent):
             agent.step_callbacks.register(ActionStep, self._name_calls_apart)
@@ -149,8 +151,7 @@ class AgentSession:
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
-        memory = self._agent.memory.steps
-        taken = {call.id for one in memory for call in getattr(one, "tool_calls", None) or ()}
+        taken = self._calls.ids()
         for call in step.tool_calls or ():
             while call.id in taken:
                 call.id += "_2"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from app.agents.grown import CallIds, Messages, Older, Totals
 from app.agents.memory import Function, Toolbox, bounded
-from app.agents.own_steps import without_replaced
+from app.agents.own_steps import replaced_notes
 from app.agents.shown import messages_of
-from app.agents.weights import Weights
-from app.policies import Summarize
+from app.agents.weights import Weights, text_in
+from app.policies import OwnRule, Summarize
 from app.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
@@ -29,7 +31,10 @@ class ShownMemory:
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
         self._weights = Weights(self._system)
-        self._tools = Toolbox(self._weights, {})
+        self._tools = Toolbox(self._weights, {}, Older(agent))
+        self._calls = CallIds(agent)
+        self._messages = Messages(agent, self._weights)
+        self._whole, self._part = Totals(agent, self._weights), Totals(agent, self._weights)
         self.policy: Policy = ()
         self.sum_up: SumUp | None = None
         """Takes what is shown before a summary, and the tokens after which one is made; may add one to the memory."""
@@ -37,7 +42,7 @@ class ShownMemory:
 
     def own(self, functions: dict[str, Function]) -> None:
         """Take the agent's own policies, by their import strings."""
-        self._tools = Toolbox(self._weights, functions)
+        self._tools = replace(self._tools, own=functions)
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
         if self.sum_up and not summary_mode:
@@ -49,19 +54,14 @@ class ShownMemory:
         if summary_mode:
             system = self._agent.memory.system_prompt.to_messages(summary_mode=True)
             return [*system, *(message for step in shown for message in messages_of(step, summary_mode=True))]
-        messages = self._system()
-        for step in shown:
-            messages.extend(self._weights.messages(step))
+        messages = [*self._system(), *self._messages.of(shown)]
         self._weights.forget_but(self._agent.memory.steps)
         return messages
 
     @property
     def call_ids(self) -> Collection[str]:
         """The ids of all calls in the memory, where a policy bounds it."""
-        if not self.policy:
-            return ()
-        steps: list[Any] = self._agent.memory.steps
-        return {call.id for step in steps for call in getattr(step, "tool_calls", None) or ()}
+        return self._calls.ids() if self.policy else ()
 
     def tokens(self, steps: Sequence[MemoryStep]) -> int:
         """Give what steps weigh."""
@@ -69,17 +69,21 @@ class ShownMemory:
 
     def text_of(self, step: MemoryStep) -> str:
         """Give a step as the model is shown it, without images."""
-        return "\n".join(_text(message) for message in self._weights.messages(step))
+        return "\n".join(text_in(message) for message in self._weights.messages(step))
 
     def left_out(self) -> LeftOut | None:
         """Say what the last call left out; nothing where there is no policy."""
         if not self.policy:
             return None
         shown, count = self._last
-        memory = self._agent.memory.steps[:count]
-        before, after = self._weight(memory), self._weight(shown)
-        left, shortened = self._difference(memory, shown)
-        return LeftOut(len(left), shortened, before.characters - after.characters, before.tokens - after.tokens)
+        steps = self._agent.memory.steps
+        if shown is steps:
+            return LeftOut(0, 0, 0, 0)
+        before, after = self._whole.of(steps, count), self._part.of(shown, len(shown))
+        left = count - len(shown)
+        if any(isinstance(rule, OwnRule) for rule in self.policy):  # which may show steps of its own making
+            left = len(self._difference(steps[:count], shown)[0])
+        return LeftOut(left, after[2], before[0] - after[0], before[1] - after[1])
 
     def weigh(self, policy: Policy) -> Weighed:
         """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
@@ -97,7 +101,7 @@ class ShownMemory:
 
     def _prompt(self, steps: Sequence[MemoryStep]) -> Weight:
         weight = self._weight(steps)
-        system = sum(len(_text(message)) for message in self._system())
+        system = sum(len(text_in(message)) for message in self._system())
         return Weight(
             weight.steps,
             weight.characters + system,
@@ -106,19 +110,15 @@ class ShownMemory:
         )
 
     def _weight(self, steps: Sequence[MemoryStep]) -> Weight:
-        characters = sum(len(_text(message)) for step in steps for message in self._weights.messages(step))
-        return Weight(len(steps), characters, self.tokens(steps))
+        return Weight(len(steps), sum(map(self._weights.characters, steps)), self.tokens(steps))
 
     def _bounded(self, policy: Policy) -> Sequence[MemoryStep]:
-        return bounded(without_replaced(self._agent.memory.steps), policy, self._tools)
+        steps: Sequence[MemoryStep] = self._agent.memory.steps
+        replaced = replaced_notes(self._tools.older.notes("all", steps, len(steps)))
+        if replaced:
+            steps = [step for step in steps if id(step) not in replaced]
+        return bounded(steps, policy, self._tools)
 
     def _system(self) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages()
         return messages
-
-
-def _text(message: ChatMessage) -> str:
-    content = message.content
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content or ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, TaskStep
@@ -28,6 +29,7 @@ class _Built:
     mark: tuple[object, ...]
     messages: list[ChatMessage]
     tokens: int | None = None
+    characters: int | None = None
     copies: dict[Hashable, MemoryStep] = field(default_factory=dict)
 
 
@@ -54,7 +56,7 @@ class Weights:
         made = built.copies.get(name)
         if made is None:
             made = built.copies[name] = make()
-            self._origins[id(made)] = step
+            self._origins[id(made)] = self.origin(step)
         return made
 
     def origin(self, step: MemoryStep) -> MemoryStep:
@@ -88,13 +90,20 @@ class Weights:
 
     def of(self, steps: Sequence[MemoryStep]) -> list[int]:
         """Give each step's tokens: reported where two calls of the model enclose the step, else estimated."""
-        tokens = [self._estimate(step) for step in steps]
-        for place, (step, following) in enumerate(pairwise(steps)):
-            if reported := _between(step, following):
-                near = tokens[place]
-                if near / NEAR <= reported <= near * NEAR:
-                    tokens[place] = reported
-        return tokens
+        return [self.one(step, following) for step, following in zip_longest(steps, steps[1:])]
+
+    def one(self, step: MemoryStep, following: MemoryStep | None) -> int:
+        """Give a step's tokens, where it is followed by this one."""
+        near = self._estimate(step)
+        reported = _between(step, following) if following else 0
+        return reported if near / NEAR <= reported <= near * NEAR else near
+
+    def characters(self, step: MemoryStep) -> int:
+        """Give the length of a step's texts."""
+        built = self._at(step)
+        if built.characters is None:
+            built.characters = sum(len(text_in(message)) for message in built.messages)
+        return built.characters
 
     def is_reported(self, steps: Sequence[MemoryStep]) -> bool:
         """Tell whether the model reports tokens."""
@@ -104,7 +113,7 @@ class Weights:
         """Let go of what no memory holds any more, now and then."""
         if len(self._built) > NEAR * len(steps) + ROOM:
             kept = {id(step) for step in steps}
-            kept |= {id(one) for key in kept if key in self._built for one in self._built[key].copies.values()}
+            kept |= {copy for copy, step in self._origins.items() if id(step) in kept}
             self._built = {key: built for key, built in self._built.items() if key in kept}
             self._origins = {key: step for key, step in self._origins.items() if key in kept}
 
@@ -117,6 +126,8 @@ class Weights:
     def _at(self, step: MemoryStep) -> _Built:
         built, mark = self._built.get(id(step)), mark_of(step)
         if built is None or built.step is not step or built.mark != mark:
+            for one in built.copies.values() if built else ():
+                self._origins.pop(id(one), None)
             built = self._built[id(step)] = _Built(step, mark, messages_of(step))
         return built
 
@@ -131,13 +142,35 @@ def _between(step: MemoryStep, following: MemoryStep) -> int:
 
 
 def mark_of(step: MemoryStep) -> tuple[object, ...]:
-    """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing."""
-    if isinstance(step, ActionStep):
-        images = step.observations_images
-        return (step.model_output, step.tool_calls, step.observations, step.error, images, len(images or ()))
-    if isinstance(step, TaskStep):
-        return (step.task, step.task_images, len(step.task_images or ()))
-    if isinstance(step, NoteStep | SummaryStep):
-        return (step.text,)
-    plan: Any = getattr(step, "plan", None)
-    return (plan,)
+    """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing.
+
+    It is asked of each step that is shown at each model call.
+    """
+    parts = _PARTS.get(type(step))
+    if parts is None:
+        kind = next((kind for kind in type(step).__mro__ if kind in _PARTS), None)
+        parts = _PARTS[kind] if kind else _plan
+    mark: tuple[object, ...] = parts(step)
+    images: Any = mark[-1]
+    return (*mark, len(images)) if isinstance(images, list) else mark
+
+
+def text_in(message: ChatMessage) -> str:
+    """Give a message's texts as one."""
+    content = message.content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _plan(step: MemoryStep) -> tuple[object, ...]:
+    return (getattr(step, "plan", None), None)
+
+
+_text = attrgetter("text", "__class__")  # of two, so that it gives a tuple
+_PARTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
+    ActionStep: attrgetter("model_output", "tool_calls", "observations", "error", "observations_images"),
+    TaskStep: attrgetter("task", "task_images"),
+    NoteStep: _text,
+    SummaryStep: _text,
+}

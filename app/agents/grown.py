@@ -1,0 +1,150 @@
+"""What is known of a memory that grows: found once of each step, since a long one is asked for at every model call.
+
+Steps that are over do not change, but where a callback of the agent's author changes them: then nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import islice, takewhile
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from smolagents import CodeAgent, ToolCallingAgent
+
+from app.agents.own_steps import NoteStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Sequence
+
+    from smolagents import MultiStepAgent
+    from smolagents.memory import MemoryStep
+    from smolagents.models import ChatMessage
+
+    from app.agents.weights import Weights
+
+RECENT = 8  # steps that are looked at again, whatever was known of them
+
+
+class Looked:
+    """The steps that were looked at the last time."""
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        self._memory = agent.memory
+        self._keeps = not _may_change_steps(agent)
+        self._steps: Sequence[MemoryStep] = ()
+        self._end = 0
+        self._last: MemoryStep | None = None
+
+    def again(self, steps: Sequence[MemoryStep], end: int) -> int:
+        """Give how many of the steps before `end` are those of the last time, from the first on, but for recent ones.
+
+        From now on these are those of the last time; a list that is given here is not changed, but for the agent's
+        memory, which only grows.
+        """
+        before, count, last = self._steps, self._end, self._last
+        self._steps, self._end = steps, end
+        self._last = steps[end - 1] if end else None
+        if not self._keeps:
+            return 0
+        if before is steps is self._memory.steps:
+            known = count if count <= end and (not count or steps[count - 1] is last) else 0
+        else:
+            known = len(list(takewhile(bool, map(is_, islice(before, count), islice(steps, end)))))
+        return min(known, max(0, count - RECENT))
+
+
+class Older:
+    """What rules make of older steps, each one alone."""
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        self._looked = Looked(agent)
+        self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
+
+    def made(
+        self, name: Hashable, steps: Sequence[MemoryStep], end: int, make: Callable[[MemoryStep], MemoryStep | None]
+    ) -> list[Any]:
+        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing."""
+        if name not in self._made:
+            self._made[name] = (copy(self._looked), [], [0])
+        looked, made, ends = self._made[name]
+        known = looked.again(steps, end)
+        del made[ends[known] :], ends[known + 1 :]
+        for place in range(known, end):
+            one = make(steps[place])
+            if one is not None:
+                made.append(one)
+            ends.append(len(made))
+        return made[:]
+
+    def notes(self, name: Hashable, steps: Sequence[MemoryStep], end: int) -> list[NoteStep]:
+        """Give the notes before `end`, for the rule of this name."""
+        return self.made((NoteStep, name), steps, end, lambda step: step if isinstance(step, NoteStep) else None)
+
+
+class CallIds:
+    """The ids of all calls in an agent's memory."""
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        self._agent = agent
+        self._looked = Looked(agent)
+        self._ids: set[str] = set()
+
+    def ids(self) -> Collection[str]:
+        """Give them; not to be changed."""
+        steps = self._agent.memory.steps
+        known = self._looked.again(steps, len(steps))
+        if not known:
+            self._ids = set()
+        for step in islice(steps, known, None):
+            self._ids.update(call.id for call in getattr(step, "tool_calls", None) or ())
+        return self._ids
+
+
+class Messages:
+    """The messages of the steps that are shown, one after the other."""
+
+    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+        self._weights = weights
+        self._looked = Looked(agent)
+        self._messages: list[ChatMessage] = []
+        self._ends = [0]
+
+    def of(self, steps: Sequence[MemoryStep]) -> list[ChatMessage]:
+        """Give them in a list of their own."""
+        known = self._looked.again(steps, len(steps))
+        del self._messages[self._ends[known] :], self._ends[known + 1 :]
+        for place in range(known, len(steps)):
+            self._messages += self._weights.messages(steps[place])
+            self._ends.append(len(self._messages))
+        return self._messages[:]
+
+
+class Totals:
+    """What steps weigh together."""
+
+    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+        self._weights = weights
+        self._looked = Looked(agent)
+        self._sums = [(0, 0, 0)]
+
+    def of(self, steps: Sequence[MemoryStep], end: int) -> tuple[int, int, int]:
+        """Give characters and tokens of the steps before `end`, and how many of them are copies, shown shortened."""
+        known = max(0, self._looked.again(steps, end) - 1)  # what the last one weighs depends on the step after it
+        del self._sums[known + 1 :]
+        characters, tokens, copies = self._sums[known]
+        for place in range(known, end):
+            following = steps[place + 1] if place + 1 < end else None
+            characters += self._weights.characters(steps[place])
+            tokens += self._weights.one(steps[place], following)
+            copies += self._weights.origin(steps[place]) is not steps[place]
+            self._sums.append((characters, tokens, copies))
+        return characters, tokens, copies
+
+
+def _may_change_steps(agent: MultiStepAgent) -> bool:
+    """Tell whether the agent's author gave it what is handed its memory, and may change steps that are over."""
+    if type(agent) not in {CodeAgent, ToolCallingAgent} or agent.final_answer_checks:
+        return True
+    callbacks = vars(agent.step_callbacks).get("_callbacks", {})
+    return any(call != agent.monitor.update_metrics for calls in callbacks.values() for call in calls)

@@ -1,0 +1,168 @@
+"""Table M, its beginning: what a turn takes and what the model is shown under each memory policy, as turns go by."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.agents.tokens import MESSAGE_TOKENS, estimate
+from benchmarks.contenders import server, store, store_pid
+from benchmarks.cpu import cpu_ms
+from benchmarks.rememberer import REMEMBERER, answer, article, order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.contenders import Server
+
+Policy = list[dict[str, Any]]
+
+POLICIES: dict[str, Policy] = {
+    "no_pruning": [{"name": "no_pruning"}],
+    "keep_last_n_steps": [{"name": "keep_last_n_steps", "n": 20}],
+    "prune_old_observations": [{"name": "prune_old_observations", "keep_last_n": 10}],
+    "token_budget": [{"name": "token_budget", "max_tokens": 8000}],
+    "summarize": [{"name": "summarize", "after_tokens": 8000}],
+    "a chain of three": [
+        {"name": "prune_old_observations", "keep_last_n": 5},
+        {"name": "keep_last_n_steps", "n": 100},
+        {"name": "token_budget", "max_tokens": 8000},
+    ],
+}
+STEPS = {"task": 1, "action": 2}  # of a turn: an article, and the answer
+WINDOW = 5  # turns up to a mark that its time is the mean of
+TIMEOUT_S = 60
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Conversations of a policy up to a turn: the mean of the last few turns, and what the model is shown next."""
+
+    policy: str
+    turn: int
+    ms: float
+    cpu_ms: float
+    store_ms: float
+    messages: int
+    characters: int
+    tokens: int
+    """Estimated, without the descriptions of tools."""
+    left_out: int
+    """Steps that the turn's last prompt was without."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is in `…/steps` of a policy's conversations in the end."""
+
+    policy: str
+    turns: int
+    steps: int
+    missing: int
+    """Steps that were taken and are not there, or not as they were."""
+    summaries: int
+
+
+class Client:
+    """One keep-alive connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Give what is answered; anything but success is an error."""
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
+        return json.loads(self.raw(method, path, data))
+
+    def raw(self, method: str, path: str, data: bytes | str | None = None) -> bytes:
+        """Give an answer's bytes."""
+        self._connection.request(method, path, data, JSON)
+        heard = self._connection.getresponse()
+        said = heard.read()
+        if heard.status not in {200, 201}:
+            raise RuntimeError(f"{method} {path} was answered with {heard.status} {said!r}")
+        return said
+
+    def play(self, conversation: str, topic: int, articles: int = 1) -> dict[str, Any]:
+        """Play a turn; its answer is checked."""
+        message = {"conversation_id": conversation, "message": order(topic, articles)}
+        turn: dict[str, Any] = self.ask("POST", "/turn", message)
+        if turn["reply"] != answer(topic, articles):
+            raise RuntimeError(f"turn {topic} was answered with {turn}")
+        return turn
+
+
+def measure_policies(
+    conversations: int, marks: tuple[int, ...], progress: Callable[[str], None]
+) -> tuple[list[Bounded], list[Record]]:
+    """Play so many conversations under each policy up to the last mark; policies take turns, turn by turn."""
+    with store() as socket_path, server("service", socket_path, REMEMBERER) as running, closing(Client(running)) as one:
+        pids = (running.pid, store_pid(socket_path))
+        ids = {name: [_begun(one, policy) for _ in range(conversations)] for name, policy in POLICIES.items()}
+        spent: dict[str, list[tuple[float, ...]]] = {name: [] for name in POLICIES}
+        found, left_out = [], dict[str, int]()
+        for turn in range(1, marks[-1] + 1):
+            if turn % 10 == 0:
+                progress(f"memory: turn {turn} of {marks[-1]} under each of {len(POLICIES)} policies")
+            for name, those in ids.items():
+                before = _now(pids)
+                for each in those:
+                    left_out[name] = (one.play(each, turn)["left_out"] or {"steps": 0})["steps"]
+                spent[name].append(tuple(now - at for now, at in zip(_now(pids), before, strict=True)))
+            if turn in marks:
+                for name, those in ids.items():
+                    last = spent[name][-WINDOW:]
+                    ms, cpu, stored = (sum(each) / len(last) / conversations for each in zip(*last, strict=True))
+                    found.append(Bounded(name, turn, ms, cpu, stored, *_prompt(one, those[0]), left_out[name]))
+        return found, [_record(one, name, those, marks[-1], progress) for name, those in ids.items()]
+
+
+def _begun(one: Client, policy: Policy) -> str:
+    return str(one.ask("POST", "/conversations", {"policy": policy})["id"])
+
+
+def _now(pids: tuple[int, ...]) -> tuple[float, ...]:
+    return (time.perf_counter() * 1000, *map(cpu_ms, pids))
+
+
+def _prompt(one: Client, conversation: str) -> tuple[int, int, int]:
+    messages = one.ask("GET", f"/conversations/{conversation}/messages")["messages"]
+    texts = ["".join(part["text"] for part in message["content"]) for message in messages]
+    return len(texts), sum(map(len, texts)), sum(MESSAGE_TOKENS + estimate(text) for text in texts)
+
+
+def _record(one: Client, name: str, those: list[str], turns: int, progress: Callable[[str], None]) -> Record:
+    """Read all steps over HTTP and look for each that was taken."""
+    progress(f"memory: the record of {name}")
+    steps = missing = summaries = 0
+    for each in those:
+        there: Counter[tuple[int, str]] = Counter()
+        cursor = "0"
+        while cursor:
+            page = one.ask("GET", f"/conversations/{each}/steps?limit=100&cursor={cursor}&archived=true")
+            there.update((step["turn"], step["type"]) for step in page["items"] if _is_whole(step))
+            steps += len(page["items"])
+            cursor = page["next_cursor"]
+        summaries += sum(count for (_, kind), count in there.items() if kind == "summary")
+        taken = {(turn, kind): count for turn in range(1, turns + 1) for kind, count in STEPS.items()}
+        missing += sum(max(0, count - there[key]) for key, count in taken.items())
+    return Record(name, turns, steps, missing, summaries)
+
+
+def _is_whole(step: dict[str, Any]) -> bool:
+    """Tell whether a step says what it said when it was taken."""
+    if step["type"] == "task":
+        return bool(step["task"] == order(step["turn"]))
+    if step["type"] == "action":
+        said = article(step["turn"], 1, 1), answer(step["turn"])
+        return any(text in (step["observations"] or "") for text in said)
+    return True

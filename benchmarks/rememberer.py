@@ -1,0 +1,94 @@
+"""The agent whose memory grows: it looks articles up, as many as the message asks for, one a step."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+from smolagents import ChatMessage, LogLevel, MessageRole, Model, TokenUsage, ToolCallingAgent, tool
+from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
+
+from benchmarks.agents import templates
+
+if TYPE_CHECKING:
+    from smolagents import MultiStepAgent
+
+REMEMBERER = {
+    "AGENTS": "rememberer=benchmarks.rememberer:make_rememberer",
+    "DEFAULT_AGENT": "rememberer",
+    "DEMO_AGENTS": "false",
+}
+ARTICLE_CHARS = 1000
+_SYSTEM_TOKENS, _MESSAGE_TOKENS = 1800, 130  # near what an article's step is estimated at
+_ORDER = re.compile(r"Look up (\d+) of topic (\d+)\.$")
+_FOUND = re.compile(r"Article (\d+) of (\d+) on topic (\d+):")
+_random = random.Random(7)
+_WORDS = ["".join(_random.choices("etaoinshrdlucmfw", k=_random.randint(2, 9))) for _ in range(800)]
+_TEXT = " ".join(_random.choices(_WORDS, k=20_000))
+_SUMMARY = f"Articles on topics were looked up and told of; {_TEXT[:300]}"
+
+
+def order(topic: int, articles: int = 1) -> str:
+    """Give the message that asks for so many articles, which makes a task and a step more than that."""
+    return f"Look up {articles} of topic {topic}."
+
+
+def answer(topic: int, articles: int = 1) -> str:
+    """Give what the agent must reply to it."""
+    return f"I have read {articles} of topic {topic}."
+
+
+def article(topic: int, number: int, of: int) -> str:
+    """Give what the tool finds, a text of its own for each topic."""
+    start = (topic * 977 + number * 131) % (len(_TEXT) - ARTICLE_CHARS)
+    return f"Article {number} of {of} on topic {topic}: {_TEXT[start : start + ARTICLE_CHARS].strip()}"
+
+
+@tool
+def look_up(topic: int, number: int, of: int) -> str:
+    """Finds an article.
+
+    Args:
+        topic: What it is about.
+        number: Which one.
+        of: How many are wanted.
+    """
+    return article(topic, number, of)
+
+
+class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
+    """Looks at the last message only, so that it costs the same at any length; counts tokens by messages."""
+
+    def generate(
+        self, messages: list[ChatMessage], *_args: Any, tools_to_call_from: Any = None, **_kwargs: Any
+    ) -> ChatMessage:
+        usage = TokenUsage(input_tokens=_SYSTEM_TOKENS + _MESSAGE_TOKENS * len(messages), output_tokens=20)
+        if not tools_to_call_from:
+            return ChatMessage(role=MessageRole.ASSISTANT, content=_SUMMARY, token_usage=usage)
+        content: Any = messages[-1].content
+        text = content if isinstance(content, str) else content[-1]["text"]
+        name, arguments = _next(text)
+        function = ChatMessageToolCallFunction(name=name, arguments=arguments)
+        call = ChatMessageToolCall(id=f"call_{random.getrandbits(96):024x}", type="function", function=function)
+        return ChatMessage(role=MessageRole.ASSISTANT, content=None, tool_calls=[call], token_usage=usage)
+
+
+def _next(text: str) -> tuple[str, dict[str, Any]]:
+    if found := _FOUND.search(text):
+        number, of, topic = map(int, found.groups())
+        if number == of:
+            return "final_answer", {"answer": answer(topic, of)}
+        return "look_up", {"topic": topic, "number": number + 1, "of": of}
+    asked = _ORDER.search(text)
+    if not asked:
+        raise ValueError(f"the last message is none of this benchmark's: {text[:200]!r}")
+    of, topic = map(int, asked.groups())
+    return "look_up", {"topic": topic, "number": 1, "of": of}
+
+
+def make_rememberer() -> MultiStepAgent:
+    """Make the agent; its conversations have policies of their own."""
+    return ToolCallingAgent(
+        tools=[look_up], model=ScriptedModel(), prompt_templates=templates(), verbosity_level=LogLevel.OFF
+    )

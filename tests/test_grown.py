@@ -1,0 +1,167 @@
+"""What is kept of a memory that grows: the same as if it were looked at for the first time."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+from smolagents import CodeAgent, Model, ToolCallingAgent
+from smolagents.memory import ActionStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+
+from app.agents.grown import CallIds, Older, Totals
+from app.agents.memory import Toolbox, bounded
+from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.shown_memory import ShownMemory
+from app.agents.thrift import make_thrifty, shown_memory_of
+from app.agents.weights import Weights
+from app.policies import policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smolagents.memory import MemoryStep
+
+    from app.policies import Policy
+
+POLICIES: dict[str, Any] = {
+    "no_pruning": "no_pruning",
+    "keep_last_n_steps": {"name": "keep_last_n_steps", "n": 7},
+    "prune_old_observations": {"name": "prune_old_observations", "keep_last_n": 2},
+    "token_budget": {"name": "token_budget", "max_tokens": 4000},
+    "summarize": {"name": "summarize", "after_tokens": 10},
+    "cut twice": [{"name": "prune_old_observations", "keep_last_n": n, "max_length": 40 * n} for n in (5, 1)],
+    "chain": [
+        {"name": "prune_old_observations", "keep_last_n": 4, "max_length": 200},
+        {"name": "token_budget", "max_tokens": 5000},
+        {"name": "keep_last_n_steps", "n": 12},
+    ],
+}
+
+
+def agent_of(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **more: Any) -> ToolCallingAgent | CodeAgent:
+    return kind(tools=[], model=Model(), **more)
+
+
+def system() -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "system " * 200}])]
+
+
+def some_step(number: int, chance: random.Random) -> Any:
+    kind = chance.choices(["task", "note", "summary", "action"], [25, 8, 3, 64])[0]
+    if kind == "task":
+        return TaskStep("a task " * chance.randint(1, 20))
+    if kind == "note":
+        return NoteStep(number, "a note", chance.choice([None, max(1, number - 9)]))
+    if kind == "summary":
+        return SummaryStep("a summary", chance.randint(0, 3))
+    step = ActionStep(
+        step_number=number,
+        timing=Timing(0, 1),
+        tool_calls=[ToolCall("a_tool", {}, f"call_{number}")],
+        observations="seen " * chance.randint(1, 300),
+        token_usage=TokenUsage(1000 + 200 * number, 5),
+    )
+    if chance.random() < 0.1:
+        step.observations_images = [Image.new("RGB", (2, 2))]
+    return step
+
+
+def as_shown(steps: Sequence[MemoryStep], weights: Weights) -> list[Any]:
+    return [(id(weights.origin(step)), [message.content for message in weights.messages(step)]) for step in steps]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name: str) -> None:
+    policy: Policy = policy_of(POLICIES[name])
+    chance = random.Random(name)
+    for _ in range(20):
+        agent = agent_of()
+        steps: list[Any] = agent.memory.steps
+        weights = Weights(system)
+        kept, totals = Toolbox(weights, {}, Older(agent)), Totals(agent, weights)
+        while len(steps) < 90:
+            steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
+            at_once = Weights(system)
+            expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent)))
+            found = bounded(steps, policy, kept)
+            assert as_shown(found, weights) == as_shown(expected, at_once)
+            characters = sum(map(at_once.characters, expected))
+            assert totals.of(found, len(found))[:2] == (characters, sum(at_once.of(expected)))
+            weights.forget_but(steps)
+
+
+def test_another_policy_finds_nothing_of_the_one_before() -> None:
+    chance = random.Random(1)
+    agent = agent_of()
+    agent.memory.steps = steps = [some_step(number, chance) for number in range(60)]
+    weights = Weights(system)
+    kept = Toolbox(weights, {}, Older(agent))
+    for name in [*POLICIES, *reversed(POLICIES)]:
+        policy, at_once = policy_of(POLICIES[name]), Weights(system)
+        expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent)))
+        assert as_shown(bounded(steps, policy, kept), weights) == as_shown(expected, at_once), name
+
+
+def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:
+    chance = random.Random(2)
+    agent = agent_of()
+    agent.memory.steps = [some_step(number, chance) for number in range(40)]
+    calls = CallIds(agent)
+    calls.ids()
+    agent.memory.steps = [some_step(number, chance) for number in range(100, 150)]
+    expected = {call.id for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or ()}
+    assert set(calls.ids()) == expected
+    assert expected
+
+
+@pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
+def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[ToolCallingAgent]) -> None:
+    def censor(_step: ActionStep) -> None:
+        """Stand for what may change any step."""
+
+    agent = agent_of(kind, step_callbacks=[censor])
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {})
+    assert isinstance(shown, ShownMemory)
+    chance = random.Random(3)
+    agent.memory.steps = [some_step(number, chance) for number in range(60)]
+    old = next(step for step in agent.memory.steps if isinstance(step, ActionStep))
+    for name in ("no_pruning", "cut twice"):
+        shown.policy = policy_of(POLICIES[name])
+        before = str(shown())
+        old.observations = f"censored in {name}"
+        assert old.observations not in before
+        assert old.observations in str(shown())
+
+
+def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:
+    agent = agent_of()
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {})
+    assert shown
+    chance = random.Random(4)
+    agent.memory.steps = [some_step(number, chance) for number in range(200, 240)]
+    agent.memory.steps = [step for step in agent.memory.steps if not isinstance(step, NoteStep | SummaryStep)]
+    shown.policy = policy_of(POLICIES["cut twice"])
+    shown()
+    left_out = shown.left_out()
+    assert left_out
+    assert (left_out.steps, left_out.shortened > 5, left_out.characters > 1000) == (0, True, True)
+    weighed = shown.weigh(shown.policy)
+    assert (weighed.left_out, weighed.shortened) == ((), left_out.shortened)
+
+
+def test_a_budget_of_an_empty_memory_leaves_nothing_out() -> None:
+    agent = agent_of()
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {})
+    assert shown
+    shown.policy = policy_of(POLICIES["token_budget"])
+    shown()
+    left_out = shown.left_out()
+    assert left_out
+    assert left_out.steps == left_out.characters == left_out.tokens == 0
