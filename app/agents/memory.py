@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.weights import mark_of
 from app.errors import InvalidRequestError, ServiceError
 from app.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservations, Summarize, TokenBudget
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Steps = Sequence[MemoryStep]
 Function = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
 CUT_SENTENCE = "… ({left} more characters were left out)"
-WORTH_CUTTING = 50  # characters: about as long as the word of what was left out
+WORTH_CUTTING = 100  # characters: about as long as the words of what was left out
 IMAGES_SENTENCE = "({count} images of this step were left out)"
 
 
@@ -124,24 +124,28 @@ def _cut(step: ActionStep, max_length: int) -> ActionStep:
 
 def _within_budget(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
     """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first."""
-    weights = tools.weights
+    if not steps:
+        return steps
     turn = begins_turn(steps)
-    tokens = weights.of(steps)
+    tokens = tools.weights.of(steps)
     kept = {place for place, step in enumerate(steps) if isinstance(step, NoteStep)} | {turn, len(steps) - 1}
-    left = rule.max_tokens - weights.base(steps) - sum(tokens[place] for place in kept if place < len(steps))
+    left = rule.max_tokens - tools.weights.base(steps, tokens) - sum(tokens[place] for place in kept)
     for place in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
         if place not in kept:
             left -= tokens[place]
             if left < 0:
                 break
             kept.add(place)
-    end = turn
-    while left >= 0 and end > 0:  # whole turns: a step without its task makes no sense to a model
-        start = begins_turn(steps[:end])
-        left -= sum(tokens[place] for place in range(start, end) if place not in kept)
-        if left >= 0:
-            kept |= set(range(start, end))
-        end = start
+    whole: list[int] = []  # turns: a step without its task makes no sense to a model
+    for place in reversed(range(turn if left >= 0 else 0)):
+        if place not in kept:
+            left -= tokens[place]
+            if left < 0:
+                break
+            whole.append(place)
+        if isinstance(steps[place], TaskStep) or place == 0:
+            kept.update(whole)
+            whole = []
     return [step for place, step in enumerate(steps) if place in kept] if len(kept) < len(steps) else steps
 
 
@@ -151,42 +155,56 @@ def _summed_up(steps: Steps, _rule: Rule, _tools: Toolbox) -> Steps:
 
 def _own(steps: Steps, rule: Any, tools: Toolbox) -> Steps:
     """Call the operator's function with copies: what it changes in them is shown changed, and kept as it was."""
-    name = rule.name
-    copies = [tools.weights.copy_of(step, name, partial(copy.copy, step)) for step in steps]
-    origin = {id(one): step for one, step in zip(copies, steps, strict=True)}
+    name, weights = rule.name, tools.weights
+    function = tools.own.get(name)
+    if function is None:
+        raise PolicyFailedError(f"The memory policy {name} is none of this agent's own_policies any more.")
+    copies = [weights.copy_of(step, name, partial(_copied, step)) for step in steps]
     try:
-        given = list(tools.own[name](copies))
-    except Exception as error:
+        given = list(function(list(copies)))
+    except (Exception, SystemExit) as error:
         log.exception("the memory policy %s failed", name, extra={"action": "policy.failed"})
         raise PolicyFailedError(f"The memory policy {name} failed ({type(error).__name__}).") from error
-    shown: list[MemoryStep] = []
-    for step in given:
-        if not isinstance(step, MemoryStep):
-            raise PolicyFailedError(f"The memory policy {name} gave {type(step).__name__} among the steps.")
-        own = origin.get(id(step))
-        if own is not None and mark_of(own) == mark_of(step):
-            step = own  # noqa: PLW2901 - its messages are built already
-        elif own is not None:
-            tools.weights.forget_copy(own, name)
-        shown.append(step)
+    foreign = next((one for one in given if not isinstance(one, MemoryStep)), None)
+    if foreign is not None:
+        raise PolicyFailedError(f"The memory policy {name} gave {type(foreign).__name__} among the steps.")
+    left = {id(one): weights.changed(step, name) for one, step in zip(copies, steps, strict=True)}
+    shown = [left.get(id(one), one) for one in given]
     there = {step.number for step in shown if isinstance(step, NoteStep)}
     lost = [step for step in steps if isinstance(step, NoteStep) and step.number not in there]
-    _check_whole(shown, name)
+    _check_whole(shown, steps, rule, tools)
     return [*lost, *shown]
 
 
-def _check_whole(steps: Steps, name: str) -> None:
+def _copied(step: MemoryStep) -> MemoryStep:
+    """Copy a step with its lists and calls; images and errors are the same."""
+    copied = copy.copy(step)
+    for name, value in vars(step).items():
+        if name == "tool_calls":
+            setattr(copied, name, copy.deepcopy(value))
+        elif isinstance(value, list):
+            setattr(copied, name, list(value))
+    return copied
+
+
+def _check_whole(shown: Steps, steps: Steps, rule: Any, tools: Toolbox) -> None:
     """A call without its result, or the same call twice, is what providers refuse."""
-    seen: set[str] = set()
-    for step in steps:
-        if not isinstance(step, ActionStep) or not step.tool_calls:
+    as_they_were = {id(step) for step in steps}
+    for step in shown:
+        if id(step) in as_they_were or not isinstance(step, ActionStep):
             continue
-        if step.observations is None and step.error is None:
-            raise PolicyFailedError(f"The memory policy {name} tore a tool call and its result apart.")
-        ids = {call.id for call in step.tool_calls}
-        if ids & seen:
-            raise PolicyFailedError(f"The memory policy {name} shows the same tool call twice.")
-        seen |= ids
+        origin: Any = tools.weights.origin(step)
+        has_result = step.observations is not None or step.error is not None
+        if (step.tool_calls and not has_result) or (origin.tool_calls and not step.tool_calls and has_result):
+            raise PolicyFailedError(f"The memory policy {rule.name} tore a tool call and its result apart.")
+    before = _ids(steps)
+    if any(count > max(1, before[call_id]) for call_id, count in _ids(shown).items()):
+        raise PolicyFailedError(f"The memory policy {rule.name} shows the same tool call twice.")
+
+
+def _ids(steps: Steps) -> Counter[str]:
+    """Count the ids of calls; some providers give them again, which is no policy's doing."""
+    return Counter(call.id for step in steps if isinstance(step, ActionStep) for call in step.tool_calls or ())
 
 
 _RULES: dict[type, Callable[[Steps, Any, Toolbox], Steps]] = {
