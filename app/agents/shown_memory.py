@@ -127,7 +127,8 @@ class ShownMemory:
         return left, [step for step in shown if self._weights.origin(step) is not step]
 
     def _bounded(self, policy: Policy) -> Steps:
-        return bounded(without_replaced(self._agent.memory.steps), policy, self._tools)
+        """Give what a policy shows: not the list of the memory itself, which grows."""
+        return tuple(bounded(without_replaced(self._agent.memory.steps), policy, self._tools))
 
     def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
