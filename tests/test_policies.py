@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 import pytest
-from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
+from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
-from smolagents.monitoring import Timing, TokenUsage
 
 from app.agents.catalog import Catalog
-from app.agents.memory import Toolbox, bounded
-from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.weights import Weights
 from app.errors import StartError
-from app.policies import policy_of
 from tests import agents, remembering
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger
 from tests.service import Service
-from tests.test_store import begin, over, png, running, until
+from tests.test_store import begin, over, png, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
