@@ -12,7 +12,7 @@ from smolagents.memory import ActionStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.grown import CallIds, Older, Totals
+from app.agents.grown import CallIds, Older, Weighing
 from app.agents.memory import Toolbox, bounded
 from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.shown_memory import ShownMemory
@@ -82,15 +82,16 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
         weights = Weights(system)
-        kept, totals = Toolbox(weights, {}, Older(agent)), Totals(agent, weights)
+        kept, weighing = Toolbox(weights, {}, Older(agent, weights)), Weighing(agent, weights)
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
             at_once = Weights(system)
-            expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent)))
+            expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent, at_once)))
             found = bounded(steps, policy, kept)
             assert as_shown(found, weights) == as_shown(expected, at_once)
-            characters = sum(map(at_once.characters, expected))
-            assert totals.of(found, len(found))[:2] == (characters, sum(at_once.of(expected)))
+            weighed, anew = weighing.of(found), Weighing(agent, at_once).of(expected)
+            assert (weighed.characters, weighed.tokens) == (anew.characters, anew.tokens)
+            assert (weighed.base, weighed.is_reported) == (anew.base, anew.is_reported)
             weights.forget_but(steps)
 
 
@@ -99,10 +100,10 @@ def test_another_policy_finds_nothing_of_the_one_before() -> None:
     agent = agent_of()
     agent.memory.steps = steps = [some_step(number, chance) for number in range(60)]
     weights = Weights(system)
-    kept = Toolbox(weights, {}, Older(agent))
+    kept = Toolbox(weights, {}, Older(agent, weights))
     for name in [*POLICIES, *reversed(POLICIES)]:
         policy, at_once = policy_of(POLICIES[name]), Weights(system)
-        expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent)))
+        expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent, at_once)))
         assert as_shown(bounded(steps, policy, kept), weights) == as_shown(expected, at_once), name
 
 

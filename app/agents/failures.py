@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents import Model
 from smolagents.utils import AgentGenerationError
 
+from app.errors import ServiceError
 from app.records import Failure
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def classify(error: BaseException) -> Failure:
     Hand it over with its traceback: that tells a model's exception that smolagents does not wrap (in a planning step)
     from the same exception raised by a callback.
     """
+    if isinstance(error, ServiceError):
+        return Failure(error.code, error.message)
     if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
         return _failure("agent_error", error, retryable=False)
     for link in _causes(error):

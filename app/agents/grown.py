@@ -6,11 +6,14 @@ Steps that are over do not change, but where a callback of the agent's author ch
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, ToolCallingAgent
+from smolagents.memory import ActionStep, TaskStep
+from smolagents.utils import AgentMaxStepsError
 
 from app.agents.own_steps import NoteStep
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     from app.agents.weights import Weights
 
+NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone
+LEAST_SYSTEM = 0.8  # of the system prompt's estimate: what is before the steps is not much less
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
 
@@ -57,9 +62,12 @@ class Looked:
 class Older:
     """What rules make of older steps, each one alone."""
 
-    def __init__(self, agent: MultiStepAgent) -> None:
+    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+        self._agent = agent
+        self._weights = weights
         self._looked = Looked(agent)
         self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
+        self._weighings: dict[Hashable, Weighing] = {}
 
     def made(
         self, name: Hashable, steps: Sequence[MemoryStep], end: int, make: Callable[[MemoryStep], MemoryStep | None]
@@ -76,6 +84,12 @@ class Older:
                 made.append(one)
             ends.append(len(made))
         return made[:]
+
+    def weighed(self, name: Hashable, steps: Sequence[MemoryStep]) -> Weighing:
+        """Give what the steps weigh, for the rule of this name."""
+        if name not in self._weighings:
+            self._weighings[name] = Weighing(self._agent, self._weights)
+        return self._weighings[name].of(steps)
 
     def notes(self, name: Hashable, steps: Sequence[MemoryStep], end: int) -> list[NoteStep]:
         """Give the notes before `end`, for the rule of this name."""
@@ -120,26 +134,92 @@ class Messages:
         return self._messages[:]
 
 
-class Totals:
-    """What steps weigh together."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The fold of the steps before a place, up to the last model call of those that was reported."""
+
+    place: int = 0
+    count: int = 0
+    """The tokens of that call's prompt."""
+    weight: int = 0
+    """Those of the steps before it."""
+    reported: int = 0
+    """How many of these are as reported."""
+    base: int = 0
+    """What stands before the steps, as the calls so far tell; 0: they do not."""
+
+
+class Weighing:
+    """What steps weigh: from one call of the model to the next as it reports them, else estimated.
+
+    By how much the prompt grew from one action's call to the next is shared out by the estimates.
+    """
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
         self._looked = Looked(agent)
-        self._sums = [(0, 0, 0)]
+        self._calls = [_Call()]
+        self.tokens: list[int] = []
+        """Of each step; not to be changed."""
+        self.characters: list[int] = []
 
-    def of(self, steps: Sequence[MemoryStep], end: int) -> tuple[int, int, int]:
-        """Give characters and tokens of the steps before `end`, and how many of them are copies, shown shortened."""
-        known = max(0, self._looked.again(steps, end) - 1)  # what the last one weighs depends on the step after it
-        del self._sums[known + 1 :]
-        characters, tokens, copies = self._sums[known]
-        for place in range(known, end):
-            following = steps[place + 1] if place + 1 < end else None
-            characters += self._weights.characters(steps[place])
-            tokens += self._weights.one(steps[place], following)
-            copies += self._weights.origin(steps[place]) is not steps[place]
-            self._sums.append((characters, tokens, copies))
-        return characters, tokens, copies
+    def of(self, steps: Sequence[MemoryStep]) -> Weighing:
+        """Weigh these steps, and give what was found."""
+        known = self._looked.again(steps, len(steps))
+        while self._calls and self._calls[-1].place >= known:  # a call's own step must be known, too
+            self._calls.pop()
+        self._calls = self._calls or [_Call()]
+        call = self._calls[-1]
+        del self.tokens[call.place :], self.characters[call.place :]
+        for place in range(call.place, len(steps)):
+            step = steps[place]
+            count = _input_of(step)
+            if count and place > call.place:
+                call = self._reported(call, place, count, after_task=isinstance(steps[place - 1], TaskStep))
+                self._calls.append(call)
+            elif count and not place:
+                call = self._calls[0] = _Call(count=count)
+            self.tokens.append(self._weights.estimate(step))
+            self.characters.append(self._weights.characters(step))
+        return self
+
+    @property
+    def base(self) -> int:
+        """The tokens of what stands before the steps: as reported with a turn's first call, else estimated.
+
+        That is the system prompt and the descriptions of tools, which only the model's provider counts. What a call was
+        shown that is not in the memory any more makes it seem more, so the least counts.
+        """
+        return self._calls[-1].base or self._weights.system
+
+    @property
+    def is_reported(self) -> bool:
+        """Most of the tokens are as the model reports them."""
+        return self._calls[-1].reported > sum(self.tokens) / 2
+
+    def _reported(self, before: _Call, place: int, count: int, *, after_task: bool) -> _Call:
+        estimates = self.tokens[before.place : place]
+        between, grown, reported = sum(estimates), count - before.count, before.reported
+        if before.count and between / NEAR <= grown <= between * NEAR:
+            shares = [each * grown // between for each in estimates]
+            shares[0] += grown - sum(shares)
+            self.tokens[before.place : place] = shares
+            between, reported = grown, reported + grown
+        weight = before.weight + between
+        told = count - weight if after_task else 0
+        if told <= self._weights.system * LEAST_SYSTEM or (before.base and before.base < told):
+            told = before.base
+        return _Call(place, count, weight, reported, told)
+
+
+def _input_of(step: MemoryStep) -> int:
+    """Give the tokens of the prompt of an action's model call, as reported; 0 where they were not.
+
+    An answer that was forced at the end of the steps came of a prompt of another kind.
+    """
+    if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
+        return 0
+    return int(step.token_usage.input_tokens)
 
 
 def _may_change_steps(agent: MultiStepAgent) -> bool:

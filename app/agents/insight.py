@@ -39,10 +39,12 @@ class Insight:
 
     def messages(self, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Give the messages that the model is shown next, but for the next task; and what the policy leaves out."""
-        if self._shown:
-            self._shown.policy = self._policy
-        messages = self._agent.write_memory_to_messages(summary_mode=summary_mode)
-        return [_message(message) for message in messages], self._shown.left_out() if self._shown else None
+        if self._shown is None:
+            messages = self._agent.write_memory_to_messages(summary_mode=summary_mode)
+            return [_message(message) for message in messages], None
+        self._shown.policy = self._policy
+        messages = self._shown.before_next(summary_mode=summary_mode)
+        return [_message(message) for message in messages], self._shown.left_out()
 
     def weigh(self) -> Weighed:
         """Weigh the prompt before and after a prune."""

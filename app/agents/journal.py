@@ -96,6 +96,10 @@ class Journal:
                 self._stage.tell(None, None, (key, chosen))
             return chosen
 
+    def chosen(self, name: str) -> bytes | None:
+        """Give what it chose in an earlier attempt, if it did."""
+        return self._effects.get(f"once:{name}")
+
 
 def digest_of(name: str, arguments: Any) -> str:
     """Tell what was asked apart: the same for the same arguments, in whatever order they are named."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.weights import mark_of
 from app.errors import InvalidRequestError, ServiceError
 from app.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservations, Summarize, TokenBudget
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 Steps = Sequence[MemoryStep]
 Function = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
 CUT_SENTENCE = "… ({left} more characters were left out)"
+WORTH_CUTTING = 100  # characters: about as long as the words of what was left out
 _ALWAYS = (TaskStep, NoteStep)
-WORTH_CUTTING = 50  # characters: about as long as the word of what was left out
 IMAGES_SENTENCE = "({count} images of this step were left out)"
 
 
@@ -115,38 +115,29 @@ def _cut(step: ActionStep, max_length: int) -> ActionStep:
 
 
 def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
-    """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first.
-
-    What is too old to fit is not looked at: a long conversation's turn costs what a short one's does.
-    """
+    """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first."""
     if not steps:
         return steps
-
-    def tokens(at: int) -> int:
-        return tools.weights.one(steps[at], steps[at + 1] if at + 1 < len(steps) else None)
-
-    def is_note(at: int) -> bool:
-        return isinstance(steps[at], NoteStep)
-
-    turn = begins_turn(steps)
+    weighed = tools.older.weighed(place, steps)
+    tokens, turn = weighed.tokens, begins_turn(steps)
     notes = tools.older.notes(place, steps, turn)
-    kept = {at for at in range(turn, len(steps)) if is_note(at)} | {turn, len(steps) - 1}
-    weight = tools.weights.base(steps) + sum(map(tokens, kept)) + sum(tools.weights.one(note, None) for note in notes)
-    left = rule.max_tokens - weight
+    kept = {at for at in range(turn, len(steps)) if isinstance(steps[at], NoteStep)} | {turn, len(steps) - 1}
+    left = rule.max_tokens - weighed.base - sum(tokens[at] for at in kept) - sum(map(tools.weights.estimate, notes))
     for at in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
         if at not in kept:
-            left -= tokens(at)
+            left -= tokens[at]
             if left < 0:
                 break
             kept.add(at)
-    start = end = turn
-    while left >= 0 and end > 0:  # whole turns: a step without its task makes no sense to a model
-        begin = begins_turn(steps, end)
-        left -= sum(tokens(at) for at in range(begin, end) if not is_note(at))
-        start, end = (begin if left >= 0 else start), begin
+    start = at = turn
+    while left >= 0 and at > 0:  # whole turns: a step without its task makes no sense to a model
+        at -= 1
+        left -= 0 if isinstance(steps[at], NoteStep) else tokens[at]
+        if left >= 0 and (isinstance(steps[at], TaskStep) or at == 0):
+            start = at
     if not start and len(kept) == len(steps) - turn:
         return steps
-    older = len(notes) - sum(map(is_note, range(start, turn)))
+    older = len(notes) - sum(isinstance(step, NoteStep) for step in steps[start:turn])
     return [*notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
 
 
@@ -167,42 +158,56 @@ def _summed_up(steps: Steps, _rule: Rule, tools: Toolbox, place: int) -> Steps:
 
 def _own(steps: Steps, rule: Any, tools: Toolbox, _place: int) -> Steps:
     """Call the operator's function with copies: what it changes in them is shown changed, and kept as it was."""
-    name = rule.name
-    copies = [tools.weights.copy_of(step, name, partial(copy.copy, step)) for step in steps]
-    origin = {id(one): step for one, step in zip(copies, steps, strict=True)}
+    name, weights = rule.name, tools.weights
+    function = tools.own.get(name)
+    if function is None:
+        raise PolicyFailedError(f"The memory policy {name} is none of this agent's own_policies any more.")
+    copies = [weights.copy_of(step, name, partial(_copied, step)) for step in steps]
     try:
-        given = list(tools.own[name](copies))
-    except Exception as error:
+        given = list(function(list(copies)))
+    except (Exception, SystemExit) as error:
         log.exception("the memory policy %s failed", name, extra={"action": "policy.failed"})
         raise PolicyFailedError(f"The memory policy {name} failed ({type(error).__name__}).") from error
-    shown: list[MemoryStep] = []
-    for step in given:
-        if not isinstance(step, MemoryStep):
-            raise PolicyFailedError(f"The memory policy {name} gave {type(step).__name__} among the steps.")
-        own = origin.get(id(step))
-        if own is not None and mark_of(own) == mark_of(step):
-            step = own  # noqa: PLW2901 - its messages are built already
-        elif own is not None:
-            tools.weights.forget_copy(own, name)
-        shown.append(step)
+    foreign = next((one for one in given if not isinstance(one, MemoryStep)), None)
+    if foreign is not None:
+        raise PolicyFailedError(f"The memory policy {name} gave {type(foreign).__name__} among the steps.")
+    left = {id(one): weights.changed(step, name) for one, step in zip(copies, steps, strict=True)}
+    shown = [left.get(id(one), one) for one in given]
     there = {step.number for step in shown if isinstance(step, NoteStep)}
     lost = [step for step in steps if isinstance(step, NoteStep) and step.number not in there]
-    _check_whole(shown, name)
+    _check_whole(shown, steps, rule, tools)
     return [*lost, *shown]
 
 
-def _check_whole(steps: Steps, name: str) -> None:
+def _copied(step: MemoryStep) -> MemoryStep:
+    """Copy a step with its lists and calls; images and errors are the same."""
+    copied = copy.copy(step)
+    for name, value in vars(step).items():
+        if name == "tool_calls":
+            setattr(copied, name, copy.deepcopy(value))
+        elif isinstance(value, list):
+            setattr(copied, name, list(value))
+    return copied
+
+
+def _check_whole(shown: Steps, steps: Steps, rule: Any, tools: Toolbox) -> None:
     """A call without its result, or the same call twice, is what providers refuse."""
-    seen: set[str] = set()
-    for step in steps:
-        if not isinstance(step, ActionStep) or not step.tool_calls:
+    as_they_were = {id(step) for step in steps}
+    for step in shown:
+        if id(step) in as_they_were or not isinstance(step, ActionStep):
             continue
-        if step.observations is None and step.error is None:
-            raise PolicyFailedError(f"The memory policy {name} tore a tool call and its result apart.")
-        ids = {call.id for call in step.tool_calls}
-        if ids & seen:
-            raise PolicyFailedError(f"The memory policy {name} shows the same tool call twice.")
-        seen |= ids
+        origin: Any = tools.weights.origin(step)
+        has_result = step.observations is not None or step.error is not None
+        if (step.tool_calls and not has_result) or (origin.tool_calls and not step.tool_calls and has_result):
+            raise PolicyFailedError(f"The memory policy {rule.name} tore a tool call and its result apart.")
+    before = _ids(steps)
+    if any(count > max(1, before[call_id]) for call_id, count in _ids(shown).items()):
+        raise PolicyFailedError(f"The memory policy {rule.name} shows the same tool call twice.")
+
+
+def _ids(steps: Steps) -> Counter[str]:
+    """Count the ids of calls; some providers give them again, which is no policy's doing."""
+    return Counter(call.id for step in steps if isinstance(step, ActionStep) for call in step.tool_calls or ())
 
 
 _RULES: dict[type, Callable[[Steps, Any, Toolbox, int], Steps]] = {

@@ -35,7 +35,7 @@ def own_policies_of(name: str, agent: MultiStepAgent) -> dict[str, Function]:
 
 
 def policy_of_agent(name: str, agent: MultiStepAgent, own: dict[str, Function]) -> Policy:
-    """Read what is written as `memory_policy`; without it nothing is bounded."""
+    """Read what is written as `memory_policy` (without it nothing is bounded), and check `summary_model`."""
     try:
         policy = policy_of(getattr(agent, "memory_policy", []))
         check_own(policy, own, "memory_policy")
@@ -46,6 +46,9 @@ def policy_of_agent(name: str, agent: MultiStepAgent, own: dict[str, Function]) 
             f"the agent {name!r} has a memory_policy, and its class a write_memory_to_messages of its own, which would "
             "not heed it; leave one of them out"
         )
+    model = getattr(agent, "summary_model", None)
+    if model is not None and not callable(getattr(model, "generate", None)):
+        raise StartError(f"the agent {name!r} has summary_model = {model!r}; make it a smolagents model")
     return policy
 
 

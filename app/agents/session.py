@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
+from pydantic_core import from_json, to_json
 from smolagents import CodeAgent
 from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep
 from smolagents.utils import AgentMaxStepsError
@@ -30,6 +31,7 @@ from app.agents.summarizer import Summarizer
 from app.agents.texts import joined
 from app.agents.thrift import make_thrifty, shown_memory_of
 from app.agents.tool_proxy import see_tools
+from app.policies import policy_data, policy_of
 from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from app.agents.code.nursery import Nursery
+    from app.agents.journal import Journal
     from app.agents.memory import Function
     from app.events import StepEvent
     from app.past import Past
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
+POLICY = "policy"
 DIVERGED = Failure(
     "replay_diverged",
     "The process that played this turn ended, and when its run was replayed the agent asked for something else than "
@@ -98,13 +102,12 @@ class AgentSession:
         policy: Policy | None = None,
     ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
-        if self._shown:
-            self._shown.policy = self._policy if policy is None else policy
-        outcome = self._play(turn, given, stage, past)
+        outcome = self._play(turn, given, stage, past, self._policy if policy is None else policy)
         return replace(outcome, left_out=self._shown.left_out()) if self._shown else outcome
 
-    def _play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None) -> Outcome:
+    def _play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None, policy: Policy) -> Outcome:
         recorder = Recorder(stage, turn.attempts, past)
+        self._bound(recorder.journal, policy, is_replay=bool(past and past.effects))
         track = self._family.head.seat.track = Track(recorder, turn.agent.name)
         see_tools(self._agent, self._family.head.seat)
         tail = self._tail = _Tail(
@@ -148,6 +151,19 @@ class AgentSession:
         self._agent.memory.steps = []
         self._belongings.rest()
         clean_up(self._agent)
+
+    def _bound(self, journal: Journal, policy: Policy, *, is_replay: bool) -> None:
+        """Bound the memory as when the turn began: what was patched since would have a replay ask for something else.
+
+        Also what another release of the agent is made with.
+        """
+        if not self._shown:
+            return
+        if is_replay:
+            policy = policy_of(from_json(journal.chosen(POLICY) or b"[]"))
+        elif policy:
+            journal.once(POLICY, lambda: to_json(policy_data(policy)))
+        self._shown.policy = policy
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from app.agents.grown import CallIds, Messages, Older, Totals
+from smolagents.memory import TaskStep
+
+from app.agents.grown import CallIds, Messages, Older, Weighing
 from app.agents.memory import Function, Toolbox, bounded
 from app.agents.own_steps import replaced_notes
-from app.agents.shown import messages_of
 from app.agents.weights import Weights, text_in
-from app.policies import OwnRule, Summarize
+from app.policies import Summarize
 from app.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
     from app.policies import Policy
 
-    SumUp = Callable[[Sequence[MemoryStep], int], None]
+    Steps = Sequence[MemoryStep]
+    SumUp = Callable[[Steps, int], None]
 
 
 class ShownMemory:
@@ -31,14 +34,14 @@ class ShownMemory:
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
         self._weights = Weights(self._system)
-        self._tools = Toolbox(self._weights, {}, Older(agent))
+        self._tools = Toolbox(self._weights, {}, Older(agent, self._weights))
         self._calls = CallIds(agent)
         self._messages = Messages(agent, self._weights)
-        self._whole, self._part = Totals(agent, self._weights), Totals(agent, self._weights)
         self.policy: Policy = ()
         self.sum_up: SumUp | None = None
         """Takes what is shown before a summary, and the tokens after which one is made; may add one to the memory."""
-        self._last: tuple[Sequence[MemoryStep], int] = ((), 0)
+        self._last: tuple[Steps, Steps, int] = ((), (), 0)
+        """What was shown the last time, and of what: the steps of a memory up to a place."""
 
     def own(self, functions: dict[str, Function]) -> None:
         """Take the agent's own policies, by their import strings."""
@@ -50,12 +53,27 @@ class ShownMemory:
                 if isinstance(rule, Summarize):
                     self.sum_up(self._bounded(self.policy[: place + 1]), rule.after_tokens)
         shown = self._bounded(self.policy)
-        self._last = (shown, len(self._agent.memory.steps))
+        self._last = (shown, self._agent.memory.steps, len(self._agent.memory.steps))
         if summary_mode:
-            system = self._agent.memory.system_prompt.to_messages(summary_mode=True)
-            return [*system, *(message for step in shown for message in messages_of(step, summary_mode=True))]
+            built = (self._weights.messages(step, summary_mode=True) for step in shown)
+            return [*self._system(summary_mode=True), *chain.from_iterable(built)]
         messages = [*self._system(), *self._messages.of(shown)]
-        self._weights.forget_but(self._agent.memory.steps)
+        self._weights.forget_but((*shown, *self._agent.memory.steps))
+        return messages
+
+    def before_next(self, *, summary_mode: bool) -> list[ChatMessage]:
+        """Give what is shown before the next task, which counts as the turn that is played."""
+        memory, task = self._agent.memory.steps, TaskStep("")
+        memory.append(task)
+        try:
+            shown = self._bounded(self.policy)
+        finally:
+            memory.pop()
+        self._last = (shown, (*memory, task), len(memory) + 1)
+        messages = self._system(summary_mode=summary_mode)
+        for step in shown:
+            if self._weights.origin(step) is not task:
+                messages += self._weights.messages(step, summary_mode=summary_mode)
         return messages
 
     @property
@@ -63,62 +81,66 @@ class ShownMemory:
         """The ids of all calls in the memory, where a policy bounds it."""
         return self._calls.ids() if self.policy else ()
 
-    def tokens(self, steps: Sequence[MemoryStep]) -> int:
+    def tokens(self, steps: Steps) -> int:
         """Give what steps weigh."""
-        return sum(self._weights.of(steps))
+        return sum(Weighing(self._agent, self._weights).of(steps).tokens)
 
     def text_of(self, step: MemoryStep) -> str:
         """Give a step as the model is shown it, without images."""
-        return "\n".join(text_in(message) for message in self._weights.messages(step))
+        return "\n".join(map(text_in, self._weights.messages(step)))
 
     def left_out(self) -> LeftOut | None:
         """Say what the last call left out; nothing where there is no policy."""
         if not self.policy:
             return None
-        shown, count = self._last
-        steps = self._agent.memory.steps
-        if shown is steps:
-            return LeftOut(0, 0, 0, 0)
-        before, after = self._whole.of(steps, count), self._part.of(shown, len(shown))
-        left = count - len(shown)
-        if any(isinstance(rule, OwnRule) for rule in self.policy):  # which may show steps of its own making
-            left = len(self._difference(steps[:count], shown)[0])
-        return LeftOut(left, after[2], before[0] - after[0], before[1] - after[1])
+        shown, steps, count = self._last
+        memory = steps[:count]
+        left, cut = self._difference(memory, shown)
+        weighed, weights = self._tools.older.weighed("memory", memory), self._weights
+        short = [(weights.origin(step), step) for step in cut]
+        return LeftOut(
+            len(left),
+            len(cut),
+            sum(map(weighed.characters.__getitem__, left))
+            + sum(weights.characters(whole) - weights.characters(step) for whole, step in short),
+            sum(map(weighed.tokens.__getitem__, left))
+            + sum(weights.estimate(whole) - weights.estimate(step) for whole, step in short),
+        )
 
     def weigh(self, policy: Policy) -> Weighed:
         """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
         memory = self._agent.memory.steps
-        left, shortened = self._difference(memory, self._bounded(policy))
-        out = set(left)
-        kept = [step for place, step in enumerate(memory) if place not in out]
-        return Weighed(self._prompt(memory), self._prompt(kept), tuple(left), shortened)
-
-    def _difference(self, memory: Sequence[MemoryStep], shown: Sequence[MemoryStep]) -> tuple[list[int], int]:
-        """Give the places of the steps that are not shown, and how many are shown shortened."""
-        known = {id(self._weights.origin(step)) for step in shown}
-        left = [place for place, step in enumerate(memory) if id(step) not in known]
-        return left, sum(self._weights.origin(step) is not step for step in shown)
-
-    def _prompt(self, steps: Sequence[MemoryStep]) -> Weight:
-        weight = self._weight(steps)
+        left, cut = self._difference(memory, self._bounded(policy))
+        weighed = self._tools.older.weighed("memory", memory)
+        replaced, out = self._replaced(memory), set(left)
+        before = [place for place, step in enumerate(memory) if id(step) not in replaced]
         system = sum(len(text_in(message)) for message in self._system())
-        return Weight(
-            weight.steps,
-            weight.characters + system,
-            weight.tokens + self._weights.base(steps),
-            is_estimate=not self._weights.is_reported(steps),
-        )
 
-    def _weight(self, steps: Sequence[MemoryStep]) -> Weight:
-        return Weight(len(steps), sum(map(self._weights.characters, steps)), self.tokens(steps))
+        def weight(places: Sequence[int]) -> Weight:
+            characters = system + sum(map(weighed.characters.__getitem__, places))
+            tokens = weighed.base + sum(map(weighed.tokens.__getitem__, places))
+            return Weight(len(places), characters, tokens, is_estimate=not weighed.is_reported)
 
-    def _bounded(self, policy: Policy) -> Sequence[MemoryStep]:
-        steps: Sequence[MemoryStep] = self._agent.memory.steps
-        replaced = replaced_notes(self._tools.older.notes("all", steps, len(steps)))
-        if replaced:
+        after = [place for place in before if place not in out]
+        return Weighed(weight(before), weight(after), tuple(left), len(cut))
+
+    def _difference(self, memory: Steps, shown: Steps) -> tuple[list[int], list[MemoryStep]]:
+        """Give the places of the steps that a policy does not show, and what it shows of others that it changes."""
+        known = set(map(id, memory))
+        cut = [step for step in shown if id(step) not in known and self._weights.origin(step) is not step]
+        known = {*map(id, shown), *(id(self._weights.origin(step)) for step in cut), *self._replaced(memory)}
+        return [place for place, step in enumerate(memory) if id(step) not in known], cut
+
+    def _replaced(self, steps: Steps) -> Collection[int]:
+        return replaced_notes(self._tools.older.notes("all", steps, len(steps)))
+
+    def _bounded(self, policy: Policy) -> Steps:
+        """Give what a policy shows: not the list of the memory itself, which grows."""
+        steps: Steps = self._agent.memory.steps
+        if replaced := self._replaced(steps):
             steps = [step for step in steps if id(step) not in replaced]
         return bounded(steps, policy, self._tools)
 
-    def _system(self) -> list[ChatMessage]:
-        messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages()
+    def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
+        messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
         return messages

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECENT_SHARE = 0.5  # of the bound, up to which the turn that is played is left as it is
+WORTH_SHARE = 0.1  # of the bound, that is to be summed up at least: a call of the model costs, too
 AT_ONCE = 2  # times the bound: what one call of the model may be given to sum up
+LEAST_AT_ONCE = 4000  # tokens
 INSTRUCTION = (
     "You sum up a conversation between a user and an AI agent that calls tools, so that the agent can go on without "
     "the original. Keep what the user asked and was answered, names, numbers, decisions, results of tools that may be "
@@ -42,7 +44,10 @@ class Summarizer:
         self._model = model
 
     def __call__(self, steps: Sequence[MemoryStep], after_tokens: int) -> None:
-        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown; it is asked again."""
+        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown; it is asked again.
+
+        Not where notes, and what the turn that is played must show, are nearly all of it: no summary would help.
+        """
         if self._shown.tokens(steps) <= after_tokens:
             return
         memory: Any = self._agent.memory.steps
@@ -51,7 +56,9 @@ class Summarizer:
             recent = memory[-1:]
         kept = {id(step) for step in recent}
         old = [step for step in steps if id(step) not in kept and not isinstance(step, NoteStep)]
-        if all(isinstance(step, SummaryStep) for step in old):
+        task = memory[begins_turn(memory)]  # is shown all the same as long as its turn is played
+        fresh = [step for step in old if not isinstance(step, SummaryStep) and step is not task]
+        if self._shown.tokens(fresh) <= after_tokens * WORTH_SHARE:
             return
         try:
             memory.append(self._sum_up(old, after_tokens, len(recent)))
@@ -63,7 +70,7 @@ class Summarizer:
     def _sum_up(self, steps: Sequence[MemoryStep], after_tokens: int, recent: int) -> SummaryStep:
         model: ModelProxy = self._agent.model  # type: ignore[assignment]  # put there by `equip`
         summary, used, known = "", [0, 0], True
-        for part in self._parts(steps, AT_ONCE * after_tokens):
+        for part in self._parts(steps, max(AT_ONCE * after_tokens, LEAST_AT_ONCE)):
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
             asked = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
             answer = model.aside(asked, self._model)

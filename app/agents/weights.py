@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ from app.agents.shown import messages_of
 from app.agents.tokens import estimate_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable
 
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
 ROOM = 100  # steps that may be kept although no memory holds them any more
-NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of this step alone
+NEAR = 2  # times as many as were kept the last time
 
 
 @dataclass(slots=True)
@@ -28,6 +27,7 @@ class _Built:
     step: MemoryStep
     mark: tuple[object, ...]
     messages: list[ChatMessage]
+    summary: list[ChatMessage] | None = None
     tokens: int | None = None
     characters: int | None = None
     copies: dict[Hashable, MemoryStep] = field(default_factory=dict)
@@ -43,12 +43,33 @@ class Weights:
         """`system` gives the system prompt's messages."""
         self._system = system
         self._built: dict[int, _Built] = {}
-        self._origins: dict[int, MemoryStep] = {}  # of the copies, which `_built` keeps alive
+        self._origins: dict[int, tuple[MemoryStep, MemoryStep]] = {}
+        """Copies, and what they are copies of, by the copy's id."""
+        self._kept = 0
         self._known_system: tuple[str, int] = ("", 0)
 
-    def messages(self, step: MemoryStep) -> list[ChatMessage]:
+    def messages(self, step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMessage]:
         """Give a step's messages."""
-        return self._at(step).messages
+        built = self._at(step)
+        if not summary_mode:
+            return built.messages
+        if built.summary is None:
+            built.summary = messages_of(step, summary_mode=True)
+        return built.summary
+
+    def characters(self, step: MemoryStep) -> int:
+        """Count the characters of a step's texts."""
+        built = self._at(step)
+        if built.characters is None:
+            built.characters = sum(len(text_in(message)) for message in built.messages)
+        return built.characters
+
+    def estimate(self, step: MemoryStep) -> int:
+        """Estimate the tokens of a step."""
+        built = self._at(step)
+        if built.tokens is None:
+            built.tokens = estimate_messages(built.messages)
+        return built.tokens
 
     def copy_of(self, step: MemoryStep, name: Hashable, make: Callable[[], MemoryStep]) -> MemoryStep:
         """Give what was made of a step once, under a name."""
@@ -56,28 +77,33 @@ class Weights:
         made = built.copies.get(name)
         if made is None:
             made = built.copies[name] = make()
-            self._origins[id(made)] = self.origin(step)
+            self._origins[id(made)] = made, step
         return made
 
-    def origin(self, step: MemoryStep) -> MemoryStep:
-        """Give the step that this one is a copy of, or itself."""
-        return self._origins.get(id(step), step)
+    def changed(self, step: MemoryStep, name: Hashable) -> MemoryStep:
+        """Give what somebody made of the copy of this name: the step itself where it was left as it was.
 
-    def forget_copy(self, step: MemoryStep, name: Hashable) -> None:
-        """Make a new one the next time."""
-        self._origins.pop(id(self._at(step).copies.pop(name, None)), None)
-
-    def base(self, steps: Sequence[MemoryStep]) -> int:
-        """Give the tokens of what stands before the steps: as reported with the first call of all, else estimated.
-
-        That is the system prompt and the descriptions of tools, which only the model's provider counts.
+        One that was changed is not given again by `copy_of`; changed as it was before, it is the same one as then.
         """
-        if len(steps) > 1 and isinstance(steps[0], TaskStep) and isinstance(steps[1], ActionStep):
-            usage = steps[1].token_usage
-            reported = int(usage.input_tokens) - self._estimate(steps[0]) if usage else 0
-            if reported > self.system / NEAR:
-                return reported
-        return self.system
+        built = self._at(step)
+        copied, known = built.copies[name], built.copies.get((name, "changed"))
+        mark = mark_of(copied)
+        if mark == built.mark:
+            return step
+        del built.copies[name]
+        outdated = copied if known and mark_of(known) == mark else known
+        if outdated:
+            self._origins.pop(id(outdated), None)
+        if outdated is copied and known:
+            return known
+        built.copies[name, "changed"] = copied
+        return copied
+
+    def origin(self, step: MemoryStep) -> MemoryStep:
+        """Give the step of the memory that this one is a copy of, or itself."""
+        while found := self._origins.get(id(step)):
+            step = found[1]
+        return step
 
     @property
     def system(self) -> int:
@@ -88,40 +114,19 @@ class Weights:
             self._known_system = (text, estimate_messages(messages))
         return self._known_system[1]
 
-    def of(self, steps: Sequence[MemoryStep]) -> list[int]:
-        """Give each step's tokens: reported where two calls of the model enclose the step, else estimated."""
-        return [self.one(step, following) for step, following in zip_longest(steps, steps[1:])]
-
-    def one(self, step: MemoryStep, following: MemoryStep | None) -> int:
-        """Give a step's tokens, where it is followed by this one."""
-        near = self._estimate(step)
-        reported = _between(step, following) if following else 0
-        return reported if near / NEAR <= reported <= near * NEAR else near
-
-    def characters(self, step: MemoryStep) -> int:
-        """Give the length of a step's texts."""
-        built = self._at(step)
-        if built.characters is None:
-            built.characters = sum(len(text_in(message)) for message in built.messages)
-        return built.characters
-
-    def is_reported(self, steps: Sequence[MemoryStep]) -> bool:
-        """Tell whether the model reports tokens."""
-        return any(_between(step, following) for step, following in pairwise(steps))
-
-    def forget_but(self, steps: Sequence[MemoryStep]) -> None:
+    def forget_but(self, steps: Iterable[MemoryStep]) -> None:
         """Let go of what no memory holds any more, now and then."""
-        if len(self._built) > NEAR * len(steps) + ROOM:
-            kept = {id(step) for step in steps}
-            kept |= {copy for copy, step in self._origins.items() if id(step) in kept}
-            self._built = {key: built for key, built in self._built.items() if key in kept}
-            self._origins = {key: step for key, step in self._origins.items() if key in kept}
-
-    def _estimate(self, step: MemoryStep) -> int:
-        built = self._at(step)
-        if built.tokens is None:
-            built.tokens = estimate_messages(built.messages)
-        return built.tokens
+        if len(self._built) <= NEAR * self._kept + ROOM:
+            return
+        left, kept = list(steps), set[int]()
+        while left:
+            step = left.pop()
+            kept.add(id(step))
+            if built := self._built.get(id(step)):
+                left.extend(built.copies.values())
+        self._built = {key: built for key, built in self._built.items() if key in kept}
+        self._origins = {key: pair for key, pair in self._origins.items() if key in kept}
+        self._kept = len(self._built)
 
     def _at(self, step: MemoryStep) -> _Built:
         built, mark = self._built.get(id(step)), mark_of(step)
@@ -132,13 +137,12 @@ class Weights:
         return built
 
 
-def _between(step: MemoryStep, following: MemoryStep) -> int:
-    """Give by how much the prompt grew from one action's model call to the next one's, where the model tells."""
-    if not isinstance(step, ActionStep) or not isinstance(following, ActionStep):
-        return 0
-    if not step.token_usage or not following.token_usage:
-        return 0
-    return int(following.token_usage.input_tokens) - int(step.token_usage.input_tokens)
+def text_in(message: ChatMessage) -> str:
+    """Give a message's texts."""
+    content = message.content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
 
 
 def mark_of(step: MemoryStep) -> tuple[object, ...]:
@@ -153,14 +157,6 @@ def mark_of(step: MemoryStep) -> tuple[object, ...]:
     mark: tuple[object, ...] = parts(step)
     images: Any = mark[-1]
     return (*mark, len(images)) if isinstance(images, list) else mark
-
-
-def text_in(message: ChatMessage) -> str:
-    """Give a message's texts as one."""
-    content = message.content
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content or ""
 
 
 def _plan(step: MemoryStep) -> tuple[object, ...]:

@@ -82,7 +82,7 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     """Say an error to the client."""
     status = status_of(error)
     detail = error.message
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, errors.SealBrokenError):
+    if error.code == errors.ServiceError.code:
         detail = "The service made a mistake; it is in its log."
     body: dict[str, Any] = {
         "type": "about:blank",

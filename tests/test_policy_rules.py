@@ -1,0 +1,282 @@
+"""The rules of memory policies, over steps in any order: what holds whatever an agent did."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+
+from app.agents.grown import Older, Weighing
+from app.agents.memory import Toolbox, bounded
+from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.shown_memory import ShownMemory
+from app.agents.thrift import make_thrifty, shown_memory_of
+from app.agents.tokens import estimate_messages
+from app.agents.weights import Weights
+from app.policies import policy_of
+from tests import agents, remembering
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SYSTEM = [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "You are an agent. " * 20}])]
+TEXT = st.text("ab c", max_size=400)
+OWN = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
+
+
+def action(observations: str | None, error: Any = None, usage: int | None = None) -> ActionStep:
+    call = ToolCall("echo", {"text": "x"}, f"call_{id(object())}")
+    return ActionStep(
+        step_number=1,
+        timing=Timing(0.0, 1.0),
+        model_output="I call.",
+        tool_calls=[call],
+        observations=observations,
+        error=error,
+        token_usage=TokenUsage(usage, 1) if usage else None,
+    )
+
+
+def plan(text: str) -> PlanningStep:
+    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    return PlanningStep(model_input_messages=[], model_output_message=message, plan=text, timing=Timing(0.0, 1.0))
+
+
+ACTIONS = st.builds(action, TEXT, usage=st.none() | st.integers(1, 4000))
+INSIDE = st.one_of(ACTIONS, ACTIONS, st.builds(plan, TEXT), st.builds(NoteStep, st.integers(1, 9), TEXT))
+TURNS = st.builds(lambda task, rest: [TaskStep(task), *rest], TEXT, st.lists(INSIDE, max_size=5))
+MEMORIES = st.builds(lambda turns: [step for turn in turns for step in turn], st.lists(TURNS, max_size=6))
+RULES = st.one_of(
+    st.builds(lambda n: {"name": "keep_last_n_steps", "n": n}, st.integers(1, 8)),
+    st.builds(
+        lambda n, most: {"name": "prune_old_observations", "keep_last_n": n, "max_length": most},
+        st.integers(0, 5),
+        st.integers(0, 300),
+    ),
+    st.builds(lambda most: {"name": "token_budget", "max_tokens": most}, st.integers(1, 3000)),
+    st.builds(lambda name: {"name": name}, st.sampled_from(["no_pruning", "tests:shout"])),
+)
+
+
+def tools() -> Toolbox:
+    weights = Weights(lambda: SYSTEM)
+    return Toolbox(weights, OWN, Older(agents.make_scripted(), weights))
+
+
+def weighed(memory: list[MemoryStep]) -> Weighing:
+    return Weighing(agents.make_scripted(), Weights(lambda: SYSTEM)).of(memory)
+
+
+def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: Toolbox) -> list[int]:
+    at = {id(step): place for place, step in enumerate(memory)}
+    return [at[id(box.weights.origin(step))] for step in shown]
+
+
+def tokens_of(steps: Sequence[MemoryStep], box: Toolbox) -> int:
+    return sum(estimate_messages(box.weights.messages(step)) for step in steps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(MEMORIES, st.lists(RULES, max_size=4))
+def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryStep], rules: list[Any]) -> None:
+    box, before, same = tools(), copy.deepcopy(memory), list(memory)
+    shown = bounded(memory, policy_of(rules), box)
+    places = places_of(shown, same, box)
+    assert places == sorted(set(places))
+    assert memory == before
+    assert all(one is other for one, other in zip(memory, same, strict=True))
+    assert all(step.observations is not None for step in shown if isinstance(step, ActionStep))
+    notes = [step for step in memory if isinstance(step, NoteStep)]
+    assert [step for step in shown if isinstance(step, NoteStep)] == notes
+    again = bounded(memory, policy_of(rules), box)
+    assert again == shown
+    assert all(one is other for one, other in zip(again, shown, strict=True)), "their messages would be built again"
+
+
+@settings(max_examples=200, deadline=None)
+@given(MEMORIES, RULES)
+def test_a_rule_that_is_applied_to_what_it_gave_changes_nothing(memory: list[MemoryStep], rule: Any) -> None:
+    box, policy = tools(), policy_of(rule)
+    if rule["name"] == "token_budget" and any(getattr(step, "token_usage", None) for step in memory):
+        return  # what is reported weighs otherwise once something is left out
+    shown = bounded(memory, policy, box)
+    assert bounded(shown, policy, box) == shown
+
+
+@settings(max_examples=200, deadline=None)
+@given(MEMORIES, st.integers(1, 8))
+def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryStep], n: int) -> None:
+    box = tools()
+    shown = bounded(memory, policy_of({"name": "keep_last_n_steps", "n": n}), box)
+    free = [step for step in memory if not isinstance(step, TaskStep | NoteStep)]
+    assert [step for step in shown if not isinstance(step, TaskStep | NoteStep)] == free[-n:]
+    assert [step for step in shown if isinstance(step, TaskStep)] == [
+        step for step in memory if isinstance(step, TaskStep)
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(MEMORIES, st.integers(1, 3000))
+def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: list[MemoryStep], most: int) -> None:
+    for step in memory:
+        if isinstance(step, ActionStep):
+            step.token_usage = None
+    box = tools()
+    shown = bounded(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
+    if not memory:
+        return
+    last = max(place for place, step in enumerate(memory) if isinstance(step, TaskStep))
+    always = {last, len(memory) - 1} | {place for place, step in enumerate(memory) if isinstance(step, NoteStep)}
+    places = set(places_of(shown, memory, box))
+    assert always <= places
+    weight = estimate_messages(SYSTEM) + tokens_of(shown, box)
+    assert weight <= most or places == always
+    starts = [place for place, step in enumerate(memory) if isinstance(step, TaskStep)]
+    for start, end in pairwise(starts):
+        turn = set(range(start, end)) - always
+        assert turn <= places or not turn & places
+    if places != set(range(len(memory))):  # what was left out would not have fitted
+        newest = max(set(range(len(memory))) - places)
+        turn_of = max([start for start in starts if start <= newest])
+        more = {newest} if turn_of == last else set(range(turn_of, last)) - places
+        assert weight + tokens_of([memory[place] for place in more], box) > most
+
+
+@given(MEMORIES, st.integers(0, 5), st.integers(0, 100))
+@settings(max_examples=200, deadline=None)
+def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], last: int, most: int) -> None:
+    box = tools()
+    rule = {"name": "prune_old_observations", "keep_last_n": last, "max_length": most}
+    shown = bounded(memory, policy_of(rule), box)
+    assert len(shown) == len(memory)
+    acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
+    for place, (before, after) in enumerate(zip(memory, shown, strict=True)):
+        if place in acts[: len(acts) - last]:
+            assert len(after.observations) <= most + 100
+            assert after.tool_calls == before.tool_calls
+        else:
+            assert after is before
+
+
+@settings(max_examples=100, deadline=None)
+@given(MEMORIES, MEMORIES, st.integers(0, 9))
+def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played_are_shown(
+    before: list[MemoryStep], after: list[MemoryStep], recent: int
+) -> None:
+    summary = SummaryStep("short", min(recent, len(before)))
+    memory = [*before, summary, *after]
+    shown = bounded(memory, policy_of({"name": "summarize", "after_tokens": 1}), tools())
+    assert shown[0] is summary
+    covered = before[: len(before) - summary.recent]
+    rest = [*before[len(covered) :], *after]
+    assert list(shown[len(shown) - len(rest) :]) == rest
+    kept = shown[1 : len(shown) - len(rest)]
+    assert [step for step in kept if isinstance(step, NoteStep)] == [s for s in covered if isinstance(s, NoteStep)]
+    tasks = [step for step in memory if isinstance(step, TaskStep)]
+    assert not tasks or any(step is tasks[-1] for step in shown)
+
+
+# What is reported
+
+
+def conversation(turns: int, tools_tokens: int = 300) -> list[MemoryStep]:
+    """Give turns of one answer each, with the prompts that a model counts as `true_tokens`."""
+    memory: list[MemoryStep] = []
+    for number in range(turns):
+        memory.append(TaskStep(f"question {number} " + "why " * 30))
+        counted = sum(true_tokens(step) for step in memory) + tools_tokens + estimate_messages(SYSTEM)
+        memory.append(action(f"answer {number} " + "so " * 60, usage=counted))
+    return memory
+
+
+def true_tokens(step: MemoryStep) -> int:
+    """Count as no estimate does: a quarter more."""
+    return round(1.25 * estimate_messages(step.to_messages()))
+
+
+def test_tokens_are_as_reported_from_call_to_call_and_said_to_be() -> None:
+    memory = conversation(5)
+    tokens = weighed(memory).tokens
+    assert [sum(tokens[at : at + 2]) for at in range(1, 9, 2)] == [
+        true_tokens(memory[at]) + true_tokens(memory[at + 1]) for at in range(1, 9, 2)
+    ]
+    assert weighed(memory).is_reported
+    assert not weighed(memory[:2]).is_reported
+    for step in memory:
+        if isinstance(step, ActionStep):
+            step.token_usage = None
+    assert weighed(memory).tokens == [estimate_messages(step.to_messages()) for step in memory]
+    assert not weighed(memory).is_reported
+
+
+def test_what_stands_before_the_steps_is_as_reported_also_after_a_prune() -> None:
+    memory = conversation(6)
+    system = estimate_messages(SYSTEM)
+    exact = system + 300
+    base = weighed(memory).base
+    assert abs(base - exact) <= 0.25 * estimate_messages(memory[0].to_messages()) + 1
+    pruned = memory[6:]
+    for _ in range(2):  # turns that were played since
+        pruned.append(TaskStep("short"))
+        counted = sum(true_tokens(step) for step in pruned) + exact
+        pruned.append(action("ok", usage=counted))
+        base = weighed(pruned).base
+        off = sum(true_tokens(step) - estimate_messages(step.to_messages()) for step in pruned)
+        assert system * 0.8 <= base <= exact + off, "what was pruned is no part of what stands before"
+
+
+def test_a_count_that_cannot_be_that_of_the_steps_is_not_believed() -> None:
+    memory = conversation(4)
+    fifth: Any = memory[5]
+    fifth.token_usage = TokenUsage(1_000_000, 1)
+    estimates = [estimate_messages(step.to_messages()) for step in memory]
+    assert weighed(memory).tokens[3:] == estimates[3:]
+
+
+# Built once
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "no_pruning",
+        {"name": "keep_last_n_steps", "n": 4},
+        {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5},
+        {"name": "token_budget", "max_tokens": 2000},
+        {"name": "summarize", "after_tokens": 10**6},
+        "tests.remembering:shout",
+        ["tests.remembering:shout", {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5}],
+    ],
+    ids=str,
+)
+def test_the_messages_of_finished_steps_are_built_once(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[MemoryStep] = []
+    for kind in (TaskStep, ActionStep):
+        plain = kind.to_messages
+
+        def counted(self: Any, summary_mode: bool = False, plain: Any = plain) -> Any:
+            built.append(self)
+            return plain(self, summary_mode=summary_mode)
+
+        monkeypatch.setattr(kind, "to_messages", counted)
+    agent = agents.make_scripted()
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {"tests.remembering:shout": remembering.shout})
+    assert isinstance(shown, ShownMemory)
+    shown.policy = policy_of(policy)
+    for number in range(150):
+        agent.memory.steps += [TaskStep(f"task {number}"), action(f"result {number} " * 20)]
+        for mode in (False, True, False):
+            agent.write_memory_to_messages(summary_mode=mode)
+        shown.left_out()
+    assert len(built) <= 300 * 6  # of a step: itself, its changed and its cut copies; each in both modes
+    late = len(built)
+    agent.write_memory_to_messages()
+    assert len(built) == late
