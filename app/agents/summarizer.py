@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from app.agents.memory import begins_turn
@@ -42,15 +43,19 @@ class Summarizer:
         self._agent = agent
         self._shown = shown
         self._model = model
+        self._failed_in = 0
 
     def __call__(self, steps: Sequence[MemoryStep], after_tokens: int) -> None:
-        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown; it is asked again.
+        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown, up to the end of the turn.
 
         Not where notes, and what the turn that is played must show, are nearly all of it: no summary would help.
         """
         if self._shown.tokens(steps) <= after_tokens:
             return
         memory: Any = self._agent.memory.steps
+        turn = sum(isinstance(step, TaskStep) for step in memory)
+        if turn == self._failed_in:
+            return
         recent = memory[begins_turn(memory) :]
         if self._shown.tokens(recent) > after_tokens * RECENT_SHARE:
             recent = memory[-1:]
@@ -63,6 +68,7 @@ class Summarizer:
         try:
             memory.append(self._sum_up(old, after_tokens, len(recent)))
         except Exception as error:  # noqa: BLE001 - whatever a provider's library raises; the turn can go on
+            self._failed_in = turn
             log.warning(
                 "no summary could be made (%s); the whole is shown", type(error).__name__, extra={"action": "summary"}
             )

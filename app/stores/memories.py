@@ -37,6 +37,7 @@ TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
 MOST_NAMES = 10_000
+CHANGING_SENTENCE = "Others keep changing this conversation; try again."
 
 
 class Memories:
@@ -49,11 +50,18 @@ class Memories:
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
         """Read what the model is shown next, before any policy; `may_run`: also while a turn runs, as it was before."""
-        moment = await self._moment(ref, 0, may_run=may_run)
-        head = moment.head
-        steps = [step for step in await self._steps(ref, head) if not step.hidden and not head.out >> step.index & 1]
-        images = await load_images(self._desks.of(ref), str(ref), steps)
-        return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
+        for _ in range(MOST_TRIES):
+            moment = await self._moment(ref, 0, may_run=may_run)
+            head = moment.head
+            steps = [one for one in await self._steps(ref, head) if not one.hidden and not head.out >> one.index & 1]
+            try:
+                images = await load_images(self._desks.of(ref), str(ref), steps)
+            except SealBrokenError:  # or destroyed since the steps were read
+                if (await self._moment(ref, 0, may_run=True)).version == moment.version:
+                    raise
+            else:
+                return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
+        raise StoreUnavailableError(CHANGING_SENTENCE)
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
         """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
@@ -98,7 +106,7 @@ class Memories:
             amended = await self._amend(ref, moment.version, back, terms=sealed, restore=pieces, turns=moment.turns)
             if amended:
                 return amended
-        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+        raise StoreUnavailableError(CHANGING_SENTENCE)
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
         """Make a conversation that is what this one was after a turn (None: its last); it has a policy of its own."""
@@ -145,7 +153,7 @@ class Memories:
                 return self._conversations.of_row(*rest[0])
             if state not in {b"moved", b"exists"}:
                 raise _refusal(state, rest)
-        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+        raise StoreUnavailableError(CHANGING_SENTENCE)
 
     async def record(self, ref: Ref) -> Record:
         """Read all that is on record of a conversation, but for events."""
@@ -230,7 +238,10 @@ class Memories:
         return then
 
     async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
-        """Read steps, but those that are destroyed; from the first to the last all are checked against the head."""
+        """Read steps, but those that are destroyed by now; from the first to the last all are checked against the head.
+
+        Who writes what came of them does it only where the head is still the same.
+        """
         desk, scope = self._desks.of(ref), str(ref)
         steps: list[StoredStep] = []
         end, running = head.count if end is None else min(end, head.count), b""
@@ -239,9 +250,10 @@ class Memories:
             found = await desk.scripts.call("steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1)
             if not found or not found[3]:
                 raise SealBrokenError(COUNT_SENTENCE)
+            destroyed = head.destroyed | open_head(desk.sealer, scope, found[1], found[2]).destroyed
             for index, blob in enumerate(found[3], first):
                 running = extend_hash(running, blob)
-                if not head.destroyed >> index & 1:
+                if not destroyed >> index & 1:
                     opened = desk.sealer.open(blob, scope, "step", head.generation, index)
                     steps.append(codec.step_from_bytes(opened, index, head))
             first += len(found[3])
