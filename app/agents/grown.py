@@ -5,6 +5,7 @@ Steps that are over do not change, but where a callback of the agent's author ch
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from app.agents.weights import Weights
 
 NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone
+ALIKE = 1.1  # times another count, up to which the two say the same
 LEAST_SYSTEM = 0.8  # of the system prompt's estimate: what is before the steps is not much less
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
@@ -145,8 +147,6 @@ class _Call:
     """Those of the steps before it."""
     reported: int = 0
     """How many of these are as reported."""
-    base: int = 0
-    """What stands before the steps, as the calls so far tell; 0: they do not."""
 
 
 class Weighing:
@@ -159,6 +159,8 @@ class Weighing:
         self._weights = weights
         self._looked = Looked(agent)
         self._calls = [_Call()]
+        self._told: list[tuple[int, int]] = []
+        """Places of turns' first calls, and what stands before the steps by their count."""
         self.tokens: list[int] = []
         """Of each step; not to be changed."""
         self.characters: list[int] = []
@@ -169,6 +171,8 @@ class Weighing:
         while self._calls and self._calls[-1].place >= known:  # a call's own step must be known, too
             self._calls.pop()
         self._calls = self._calls or [_Call()]
+        while self._told and self._told[-1][0] >= known:
+            self._told.pop()
         call = self._calls[-1]
         del self.tokens[call.place :], self.characters[call.place :]
         for place in range(call.place, len(steps)):
@@ -187,10 +191,15 @@ class Weighing:
     def base(self) -> int:
         """The tokens of what stands before the steps: as reported with a turn's first call, else estimated.
 
-        That is the system prompt and the descriptions of tools, which only the model's provider counts. What a call was
-        shown that is not in the memory any more makes it seem more, so the least counts.
+        That is the system prompt and the descriptions of tools, which only the model's provider counts. A call that was
+        shown more than is in the memory (it was pruned since), or less (a policy left steps out), tells something else:
+        what most calls agree upon counts, and the first where none do.
         """
-        return self._calls[-1].base or self._weights.system
+        told = [count for _, count in self._told]
+        if not told:
+            return self._weights.system
+        ordered = sorted(told)
+        return max(told, key=lambda count: bisect_right(ordered, count * ALIKE) - bisect_left(ordered, count / ALIKE))
 
     @property
     def is_reported(self) -> bool:
@@ -206,10 +215,9 @@ class Weighing:
             self.tokens[before.place : place] = shares
             between, reported = grown, reported + grown
         weight = before.weight + between
-        told = count - weight if after_task else 0
-        if told <= self._weights.system * LEAST_SYSTEM or (before.base and before.base < told):
-            told = before.base
-        return _Call(place, count, weight, reported, told)
+        if after_task and count - weight > self._weights.system * LEAST_SYSTEM:
+            self._told.append((place, count - weight))
+        return _Call(place, count, weight, reported)
 
 
 def _input_of(step: MemoryStep) -> int:
