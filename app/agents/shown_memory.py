@@ -66,7 +66,7 @@ class ShownMemory:
         memory, task = self._agent.memory.steps, TaskStep("")
         memory.append(task)
         try:
-            shown = self._bounded(self.policy)
+            shown = tuple(self._bounded(self.policy))  # where it is the memory itself, that loses the task again
         finally:
             memory.pop()
         self._last = (shown, (*memory, task), len(memory) + 1)
