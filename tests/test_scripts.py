@@ -73,7 +73,7 @@ LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
 ALONE = f"{PARTITION}:alone"
-AT_REST = {"conversation", "log", "turns", "steps", "images", "variables"}
+AT_REST = {"conversation", "log", "turns", "steps", "images", "variables", "moments", "old", "oldest"}
 MOST_WAITING = 3  # of the replicas that do whatever
 SEALER = Sealer(parse_keys(new_key()))
 
