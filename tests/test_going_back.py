@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -722,3 +723,34 @@ def test_a_fork_lies_at_the_partition_of_its_origin(tmp_path: Path) -> None:
             assert len(found) == 1
             places |= found
         assert len(places) > 3
+
+
+def test_who_reads_while_others_destroy_and_go_back_reads_a_whole_or_is_told_to_try_again(service: Service) -> None:
+    turn = service.play(*[ECHO] * 5, DONE)
+    name = turn["conversation_id"]
+    for _ in range(30):
+        service.follow_up(turn, *[ECHO] * 5, DONE, images=[png("red")])
+    is_over = threading.Event()
+    seen: list[tuple[str, int]] = []
+
+    def look(method: str, what: str) -> None:
+        while not is_over.is_set():
+            given = {} if method == "POST" else None
+            seen.append((what, service.client.request(method, f"/conversations/{name}/{what}", json=given).status_code))
+
+    with ThreadPoolExecutor(4) as pool:
+        places = [("GET", "export"), ("GET", "messages"), ("GET", "steps?archived=true&limit=100"), ("POST", "fork")]
+        looking = [pool.submit(look, *place) for place in places]
+        try:
+            for number in range(30, 0, -2):
+                policy = [{"name": "keep_last_n_steps", "n": number}]
+                response = service.post(f"/conversations/{name}/prune", policy=policy, destroy=True)
+                assert response.status_code == 200
+                roll_back(service, name, 15 + number % 15)
+        finally:
+            is_over.set()
+        for each in looking:
+            each.result()
+    assert {status for _, status in seen} <= {200, 201, 503}, set(seen)
+    assert {what for what, status in seen if status < 300} == {what for _, what in places}
+    consistent(service, name)

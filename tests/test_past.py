@@ -213,7 +213,7 @@ class Machine(RuleBasedStateMachine):
         )
         return accepted.number
 
-    @rule(number=lives_, data=st.data(), destroys=st.sampled_from([False, False, True]))
+    @rule(number=lives_, data=st.data(), destroys=st.booleans())
     def prune(self, number: int, data: st.DataObject, *, destroys: bool) -> None:
         life = self.life(number)
         if not life.turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import (
     BusyError,
@@ -24,7 +24,7 @@ from app.stores.head import extend_hash, extended, load_images, open_head, open_
 from app.stores.keeping import COUNT_SENTENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from app.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
     from app.stores.conversations import Conversations
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from app.stores.script import Argument
     from app.stores.turns import Turns
 
+T = TypeVar("T")
+
 STEPS_AT_ONCE = 500
 TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
 MOST_NAMES = 10_000
-CHANGING_SENTENCE = "Others keep changing this conversation; try again."
 
 
 class Memories:
@@ -50,30 +51,32 @@ class Memories:
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
         """Read what the model is shown next, before any policy; `may_run`: also while a turn runs, as it was before."""
-        for _ in range(MOST_TRIES):
-            moment = await self._moment(ref, 0, may_run=may_run)
-            head = moment.head
-            steps = [one for one in await self._steps(ref, head) if not one.hidden and not head.out >> one.index & 1]
-            try:
-                images = await load_images(self._desks.of(ref), str(ref), steps)
-            except SealBrokenError:  # or destroyed since the steps were read
-                if (await self._moment(ref, 0, may_run=True)).version == moment.version:
-                    raise
-            else:
-                return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
-        raise StoreUnavailableError(CHANGING_SENTENCE)
+
+        async def read(moment: _Moment) -> Memory:
+            head, found = moment.head, await self._steps(ref, moment.head)
+            steps = [step for step in found if not step.hidden and not head.out >> step.index & 1]
+            images = await load_images(self._desks.of(ref), str(ref), steps)
+            return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
+
+        return await self._until_still(ref, read, may_run=may_run)
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
         """Take steps out of the memory; they stay on record. None where the memory is of another version by now."""
-        head = await self._without(ref, self._open(ref, version), places)
+        head = await self._without(ref, version, places)
+        if head is None:
+            return None
         bits = sum(1 << place for place in places)
         return await self._amend(ref, version, replace(head, archived=head.archived | bits))
 
     async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
         """Delete steps, and all that are archived or rolled back, with the images that no other step shows."""
-        head = await self._without(ref, self._open(ref, version), places)
+        head = await self._without(ref, version, places)
+        if head is None:
+            return None
+        steps = await self._if_still(ref, version, self._steps(ref, head))
+        if steps is None:
+            return None
         bits = sum(1 << place for place in places) | head.archived | head.rolled_back
-        steps = await self._steps(ref, head)
         gone = [step for step in steps if bits >> step.index & 1]
         kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
         images = {name for step in gone for name in step.attachments} - kept
@@ -83,96 +86,93 @@ class Memories:
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
         """Go back to what the conversation was after a turn (0: before the first): steps and variables."""
-        desk = self._desks.of(ref)
-        for _ in range(MOST_TRIES):
-            moment = await self._moment(ref, turn)
+
+        async def go(moment: _Moment) -> Conversation | None:
             head, then = moment.head, await self._then(ref, moment, turn)
-            pieces = await self._pieces_of(ref, then)
             later = ((1 << head.count) - 1) >> then.count << then.count
-            back = replace(
-                then,
-                count=head.count,
-                hash=head.hash,
-                archived=then.archived & ~head.destroyed,
-                rolled_back=(then.rolled_back | later) & ~head.destroyed,
-                destroyed=head.destroyed,
-            )
-            if head.destroyed & ~then.destroyed:
-                back = replace(back, step_counts=_counts(await self._steps(ref, back), back))
+            back = replace(then, count=head.count, hash=head.hash, rolled_back=then.rolled_back | later)
             # Of two in a row without a turn between them the earlier one leads nowhere any more.
             before = tuple(jump for jump in moment.terms.jumps if jump.after < moment.turns)
             terms = replace(moment.terms, jumps=(*before, Jump(moment.turns, turn)))
-            sealed = sealed_terms(desk, str(ref), terms)
-            amended = await self._amend(ref, moment.version, back, terms=sealed, restore=pieces, turns=moment.turns)
-            if amended:
-                return amended
-        raise StoreUnavailableError(CHANGING_SENTENCE)
+            return await self._amend(
+                ref,
+                moment.version,
+                await self._as_destroyed(ref, back, head),
+                terms=sealed_terms(self._desks.of(ref), str(ref), terms),
+                restore=await self._pieces_of(ref, then),
+                turns=moment.turns,
+            )
+
+        return await self._until_still(ref, go, turn)
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
         """Make a conversation that is what this one was after a turn (None: its last); it has a policy of its own."""
-        desk = self._desks.of(ref)
-        for _ in range(MOST_TRIES):
-            moment = await self._moment(ref, 2**31 if turn is None else turn, any_turn=turn is None)
+
+        async def branch(moment: _Moment) -> Conversation | None:
             at = moment.turns if turn is None else turn
             then = moment.head if turn is None else await self._then(ref, moment, turn)
+            head = await self._as_destroyed(ref, then, moment.head)
+            jumps = tuple(jump for jump in moment.terms.jumps if jump.after < at or turn is None)
             lineage = (Origin(str(ref), at), *moment.terms.lineage)
             if len(lineage) > MOST_FORKS:
                 raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
-            new = self._neighbour(ref)
-            below = (1 << then.count) - 1
-            head = replace(then, destroyed=moment.head.destroyed & below)
-            head = replace(
-                head, archived=head.archived & ~head.destroyed, rolled_back=head.rolled_back & ~head.destroyed
-            )
-            if head.destroyed & ~then.destroyed:
-                head = replace(head, step_counts=_counts(await self._steps(ref, head), head))
-            jumps = tuple(jump for jump in moment.terms.jumps if jump.after < at or turn is None)
-            wanted = await self._pieces_of(ref, then)
-            given: list[Argument] = []
-            for name, tag in wanted.items():
-                given += [name, tag]
+            terms = Terms(moment.terms.policy, lineage, jumps)
             about = moment.metadata if metadata is None else metadata
-            state, *rest = await desk.scripts.call(
-                "fork",
-                *given,
-                owner=ref.owner,
-                ref=str(ref),
-                read_head=moment.version.head,
-                to=str(new),
-                agent=moment.agent,
-                record=desk.sealer.seal(codec.conversation_to_bytes(moment.agent, about), str(new), "conversation"),
-                terms=sealed_terms(desk, str(new), Terms(moment.terms.policy, lineage, jumps)),
-                head=desk.sealer.seal(codec.head_to_bytes(head), str(new), "head")
-                if head.count or head.variables
-                else b"",
-                count=head.count,
-                turn=at,
-                ttl=moment.ttl_us,
-            )
-            if state == b"ok":
-                return self._conversations.of_row(*rest[0])
-            if state not in {b"moved", b"exists"}:
-                raise _refusal(state, rest)
-        raise StoreUnavailableError(CHANGING_SENTENCE)
+            return await self._copy(ref, moment, turn=at, head=head, terms=terms, metadata=about)
+
+        most = 2**31 if turn is None else turn
+        return await self._until_still(ref, branch, most, any_turn=turn is None)
+
+    async def _copy(
+        self, ref: Ref, moment: _Moment, *, turn: int, head: Head, terms: Terms, metadata: dict[str, Any]
+    ) -> Conversation | None:
+        """Copy turns and steps up to these; nothing where it is not as it was read, or the new name is taken."""
+        desk, new = self._desks.of(ref), self._neighbour(ref)
+        seal, scope = desk.sealer.seal, str(new)
+        given: list[Argument] = []
+        for name, tag in (await self._pieces_of(ref, head)).items():
+            given += [name, tag]
+        state, *rest = await desk.scripts.call(
+            "fork",
+            *given,
+            owner=ref.owner,
+            ref=str(ref),
+            read_head=moment.version.head,
+            to=scope,
+            agent=moment.agent,
+            record=seal(codec.conversation_to_bytes(moment.agent, metadata), scope, "conversation"),
+            terms=sealed_terms(desk, scope, terms),
+            head=seal(codec.head_to_bytes(head), scope, "head") if head.count or head.variables else b"",
+            count=head.count,
+            turn=turn,
+            ttl=moment.ttl_us,
+        )
+        if state == b"ok":
+            return self._conversations.of_row(*rest[0])
+        if state not in {b"moved", b"exists"}:
+            raise _refusal(state, rest)
+        return None
 
     async def record(self, ref: Ref) -> Record:
         """Read all that is on record of a conversation, but for events."""
-        moment = await self._moment(ref, 0)
-        conversation = await self._conversations.conversation(ref)
-        turns: list[Turn] = []
-        while len(turns) < moment.turns:
-            page = await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)
-            turns += page.items
-            if page.next_cursor is None:
-                break
-        head = moment.head
-        steps = await self._steps(ref, head)
-        wanted = await self._pieces_of(ref, head)
-        pieces = await self._open_pieces(ref, head, {name: tag for name, tag in wanted.items() if name})
-        images = await load_images(self._desks.of(ref), str(ref), steps)
-        if (await self._moment(ref, 0)).version != moment.version:
-            raise BusyError("The conversation was changed while it was read; try again.")
-        return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
+
+        async def read(moment: _Moment) -> Record | None:
+            head, conversation = moment.head, await self._conversations.conversation(ref)
+            turns: list[Turn] = []
+            while len(turns) < moment.turns:
+                page = await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)
+                turns += page.items
+                if page.next_cursor is None:
+                    break
+            steps = await self._steps(ref, head)
+            wanted = await self._pieces_of(ref, head)
+            pieces = await self._open_pieces(ref, head, {name: tag for name, tag in wanted.items() if name})
+            images = await load_images(self._desks.of(ref), str(ref), steps)
+            if not await self._is_still(ref, moment.version):
+                return None
+            return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
+
+        return await self._until_still(ref, read)
 
     async def adopt(
         self,
@@ -199,6 +199,35 @@ class Memories:
             raise ConversationExistsError
         return self._conversations.of_row(*rest[0])
 
+    async def _until_still(
+        self,
+        ref: Ref,
+        attempt: Callable[[_Moment], Awaitable[T | None]],
+        turn: int = 0,
+        *,
+        may_run: bool = False,
+        any_turn: bool = False,
+    ) -> T:
+        """Do something with a conversation as it is, and again where it was changed meanwhile."""
+        for _ in range(MOST_TRIES):
+            moment = await self._moment(ref, turn, may_run=may_run, any_turn=any_turn)
+            found = await self._if_still(ref, moment.version, attempt(moment))
+            if found is not None:
+                return found
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def _if_still(self, ref: Ref, version: Version, reading: Awaitable[T]) -> T | None:
+        """Read; None where what cannot be opened has been destroyed since."""
+        try:
+            return await reading
+        except SealBrokenError:
+            if await self._is_still(ref, version):
+                raise
+        return None
+
+    async def _is_still(self, ref: Ref, version: Version) -> bool:
+        return (await self._moment(ref, 0, may_run=True)).version == version
+
     async def _moment(self, ref: Ref, turn: int, *, may_run: bool = False, any_turn: bool = False) -> _Moment:
         desk, scope = self._desks.of(ref), str(ref)
         state, *rest = await desk.scripts.call("moment", ref=scope, turn=turn)
@@ -218,11 +247,7 @@ class Memories:
             version=Version(head or b"", terms or b""),
             head=open_head(desk.sealer, scope, generation, head or b""),
             turns=int(turns),
-            then=codec.head_from_bytes(desk.sealer.open_past_head(then, scope))
-            if then
-            else Head(int(generation))
-            if of_turn
-            else None,
+            then=_head_then(desk, scope, int(generation), then) if of_turn else None,
             ttl_us=int(ttl) if ttl else "",
         )
 
@@ -238,10 +263,7 @@ class Memories:
         return then
 
     async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
-        """Read steps, but those that are destroyed by now; from the first to the last all are checked against the head.
-
-        Who writes what came of them does it only where the head is still the same.
-        """
+        """Read steps, but those that are destroyed; from the first to the last all are checked against the head."""
         desk, scope = self._desks.of(ref), str(ref)
         steps: list[StoredStep] = []
         end, running = head.count if end is None else min(end, head.count), b""
@@ -250,10 +272,9 @@ class Memories:
             found = await desk.scripts.call("steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1)
             if not found or not found[3]:
                 raise SealBrokenError(COUNT_SENTENCE)
-            destroyed = head.destroyed | open_head(desk.sealer, scope, found[1], found[2]).destroyed
             for index, blob in enumerate(found[3], first):
                 running = extend_hash(running, blob)
-                if not destroyed >> index & 1:
+                if not head.destroyed >> index & 1:
                     opened = desk.sealer.open(blob, scope, "step", head.generation, index)
                     steps.append(codec.step_from_bytes(opened, index, head))
             first += len(found[3])
@@ -282,14 +303,27 @@ class Memories:
     def _open(self, ref: Ref, version: Version) -> Head:
         return open_head(self._desks.of(ref).sealer, str(ref), b"0", version.head)
 
-    async def _without(self, ref: Ref, head: Head, places: Sequence[int]) -> Head:
-        """Take the steps at these places out of the counts."""
-        out = set(places)
+    async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> Head | None:
+        """Take the steps at these places out of the counts; None where the memory is of another version by now."""
+        out, head = set(places), self._open(ref, version)
+        steps = await self._if_still(ref, version, self._steps(ref, head)) if places else []
+        if steps is None:
+            return None
         counts = dict(head.step_counts)
-        for step in await self._steps(ref, head) if places else ():
+        for step in steps:
             if step.index in out:
                 counts[step.type] -= 1
         return replace(head, step_counts=counts)
+
+    async def _as_destroyed(self, ref: Ref, then: Head, now: Head) -> Head:
+        """Take out of an earlier head what has been destroyed since."""
+        destroyed = now.destroyed & ((1 << then.count) - 1)
+        head = replace(
+            then, destroyed=destroyed, archived=then.archived & ~destroyed, rolled_back=then.rolled_back & ~destroyed
+        )
+        if destroyed & ~then.destroyed:
+            head = replace(head, step_counts=_counts(await self._steps(ref, head), head))
+        return head
 
     async def _amend(
         self,
@@ -347,6 +381,10 @@ class _Moment:
     then: Head | None
     """None: nothing is kept of it."""
     ttl_us: int | str
+
+
+def _head_then(desk: Desk, scope: str, generation: int, head: bytes) -> Head:
+    return codec.head_from_bytes(desk.sealer.open_past_head(head, scope)) if head else Head(generation)
 
 
 def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:

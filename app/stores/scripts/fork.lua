@@ -26,6 +26,6 @@ create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
   redis.call('HGET', key('conversation', ref), 'old_bytes') or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
-if turn ~= '0' then redis.call('HSETNX', key('moments', to), turn, head) end
+if redis.call('EXISTS', key('moments', to)) == 0 then note_moment(to, turn) end  -- an older release kept none
 set_ttl(to, ttl)
 return {'ok', row(to)}
