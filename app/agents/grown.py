@@ -1,6 +1,7 @@
 """What is known of a memory that grows: found once of each step, since a long one is asked for at every model call.
 
-Steps that are over do not change, but where a callback of the agent's author changes them: then nothing is kept here.
+Steps that are over do not change, but where a callback of the agent's author changes them: with such an agent nothing
+that is made of what they hold is kept here.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ RECENT = 8  # steps that are looked at again, whatever was known of them
 class Looked:
     """The steps that were looked at the last time."""
 
-    def __init__(self, agent: MultiStepAgent) -> None:
+    def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
+        """`at_contents`: what is known of them is of what they hold, and not only of which they are."""
         self._memory = agent.memory
-        self._keeps = not _may_change_steps(agent)
+        self._keeps = not (at_contents and _may_change_steps(agent))
         self._steps: Sequence[MemoryStep] = ()
         self._end = 0
         self._last: MemoryStep | None = None
@@ -58,15 +60,24 @@ class Older:
     """What rules make of older steps, each one alone."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
-        self._looked = Looked(agent)
+        self._new = {at_contents: Looked(agent, at_contents=at_contents) for at_contents in (False, True)}
         self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
 
     def made(
-        self, name: Hashable, steps: Sequence[MemoryStep], end: int, make: Callable[[MemoryStep], MemoryStep | None]
+        self,
+        name: Hashable,
+        steps: Sequence[MemoryStep],
+        end: int,
+        make: Callable[[MemoryStep], MemoryStep | None],
+        *,
+        at_contents: bool = False,
     ) -> list[Any]:
-        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing."""
+        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing.
+
+        `at_contents`: what it makes of a step is made of what that holds.
+        """
         if name not in self._made:
-            self._made[name] = (copy(self._looked), [], [0])
+            self._made[name] = (copy(self._new[at_contents]), [], [0])
         looked, made, ends = self._made[name]
         known = looked.again(steps, end)
         del made[ends[known] :], ends[known + 1 :]
@@ -106,7 +117,7 @@ class Messages:
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
-        self._looked = Looked(agent)
+        self._looked = Looked(agent, at_contents=True)
         self._messages: list[ChatMessage] = []
         self._ends = [0]
 
@@ -121,16 +132,22 @@ class Messages:
 
 
 class Totals:
-    """What steps weigh together."""
+    """What steps weigh together.
+
+    A step that a callback changed is known by then if it is shown; one that is not counts as it was.
+    """
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
         self._looked = Looked(agent)
+        self._changes = 0
         self._sums = [(0, 0, 0)]
 
     def of(self, steps: Sequence[MemoryStep], end: int) -> tuple[int, int, int]:
         """Give characters and tokens of the steps before `end`, and how many of them are copies, shown shortened."""
         known = max(0, self._looked.again(steps, end) - 1)  # what the last one weighs depends on the step after it
+        if self._changes != self._weights.changes:
+            self._changes, known = self._weights.changes, 0
         del self._sums[known + 1 :]
         characters, tokens, copies = self._sums[known]
         for place in range(known, end):

@@ -45,6 +45,8 @@ class Weights:
         self._built: dict[int, _Built] = {}
         self._origins: dict[int, MemoryStep] = {}  # of the copies, which `_built` keeps alive
         self._known_system: tuple[str, int] = ("", 0)
+        self.changes = 0
+        """Counts the steps that were found changed."""
 
     def messages(self, step: MemoryStep) -> list[ChatMessage]:
         """Give a step's messages."""
@@ -126,8 +128,10 @@ class Weights:
     def _at(self, step: MemoryStep) -> _Built:
         built, mark = self._built.get(id(step)), mark_of(step)
         if built is None or built.step is not step or built.mark != mark:
-            for one in built.copies.values() if built else ():
-                self._origins.pop(id(one), None)
+            if built:
+                self.changes += 1
+                for one in built.copies.values():
+                    self._origins.pop(id(one), None)
             built = self._built[id(step)] = _Built(step, mark, messages_of(step))
         return built
 
