@@ -14,7 +14,10 @@ from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.journal import measure_journal
+from benchmarks.memory import LONG_MARKS, measure_policies
+from benchmarks.memory_report import Memories
 from benchmarks.moving import measure_moving
+from benchmarks.past import measure_building, measure_past
 from benchmarks.readers import measure_readers
 from benchmarks.replays import measure_replays
 from benchmarks.replicated import measure_replicated
@@ -30,7 +33,7 @@ from benchmarks.workers import measure_workers
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "journal")
+PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "journal", "memory")
 SCALE_PARTS = ("workers", "rolling", "replicated", "sizes")
 
 
@@ -56,6 +59,9 @@ class Extent:
     handovers: int
     replays: int
     journal_turns: int
+    memories: int
+    memory_marks: tuple[int, ...]
+    memory_times: int
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,8 @@ class ScaleExtent:
     busy_s: float
 
 
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8)
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30, 2, LONG_MARKS, 9)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8, 1, LONG_MARKS[:5], 3)
 FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 2, 15, 3, 50, 9000, 4)
 QUICK_SCALE = ScaleExtent(1, 2, (20, 50), 1, 8, 1, 20, 1000, 1.5)
 
@@ -122,10 +128,18 @@ def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Resul
         replays = measure_replays(extent.replays, _progress)
     if "journal" in parts:
         journal = measure_journal(extent.rounds, extent.journal_turns, _progress)
+    memory = _measure_memory(extent) if "memory" in parts else None
     return Results(
         *(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays, journal),
         **_measure_scale(scale, parts),
+        memory=memory,
     )
+
+
+def _measure_memory(extent: Extent) -> Memories:
+    bounded, records = measure_policies(extent.memories, extent.memory_marks, _progress)
+    aged, carried = measure_past(extent.memory_times, _progress)
+    return Memories(bounded, records, measure_building(extent.memory_times, _progress), aged, carried)
 
 
 def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]:

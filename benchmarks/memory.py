@@ -35,6 +35,7 @@ POLICIES: dict[str, Policy] = {
     ],
 }
 STEPS = {"task": 1, "action": 2}  # of a turn: an article, and the answer
+LONG_MARKS = (5, 10, 50, 100, 200, 500, 1000)
 WINDOW = 5  # turns up to a mark that its time is the mean of
 TIMEOUT_S = 60
 JSON = {"Content-Type": "application/json"}

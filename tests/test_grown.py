@@ -134,9 +134,18 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
     for name in ("no_pruning", "cut twice"):
         shown.policy = policy_of(POLICIES[name])
         before = str(shown())
+        shown.left_out()
         old.observations = f"censored in {name}"
         assert old.observations not in before
         assert old.observations in str(shown())
+        afresh = agent_of(kind)
+        make_thrifty(afresh)
+        afresh.memory.steps = list(agent.memory.steps)
+        other = shown_memory_of(afresh, {})
+        assert other
+        other.policy = shown.policy
+        other()
+        assert shown.left_out() == other.left_out()
 
 
 def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:

@@ -1,6 +1,7 @@
 """What is known of a memory that grows: found once of each step, since a long one is asked for at every model call.
 
-Steps that are over do not change, but where a callback of the agent's author changes them: then nothing is kept here.
+Steps that are over do not change, but where a callback of the agent's author changes them: with such an agent nothing
+that is made of what they hold is kept here.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ RECENT = 8  # steps that are looked at again, whatever was known of them
 class Looked:
     """The steps that were looked at the last time."""
 
-    def __init__(self, agent: MultiStepAgent) -> None:
+    def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
+        """`at_contents`: what is known of them is of what they hold, and not only of which they are."""
         self._memory = agent.memory
-        self._keeps = not _may_change_steps(agent)
+        self._keeps = not (at_contents and _may_change_steps(agent))
         self._steps: Sequence[MemoryStep] = ()
         self._end = 0
         self._last: MemoryStep | None = None
@@ -67,16 +69,25 @@ class Older:
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._agent = agent
         self._weights = weights
-        self._looked = Looked(agent)
+        self._new = {at_contents: Looked(agent, at_contents=at_contents) for at_contents in (False, True)}
         self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
         self._weighings: dict[Hashable, Weighing] = {}
 
     def made(
-        self, name: Hashable, steps: Sequence[MemoryStep], end: int, make: Callable[[MemoryStep], MemoryStep | None]
+        self,
+        name: Hashable,
+        steps: Sequence[MemoryStep],
+        end: int,
+        make: Callable[[MemoryStep], MemoryStep | None],
+        *,
+        at_contents: bool = False,
     ) -> list[Any]:
-        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing."""
+        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing.
+
+        `at_contents`: what it makes of a step is made of what that holds.
+        """
         if name not in self._made:
-            self._made[name] = (copy(self._looked), [], [0])
+            self._made[name] = (copy(self._new[at_contents]), [], [0])
         looked, made, ends = self._made[name]
         known = looked.again(steps, end)
         del made[ends[known] :], ends[known + 1 :]
@@ -122,7 +133,7 @@ class Messages:
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
-        self._looked = Looked(agent)
+        self._looked = Looked(agent, at_contents=True)
         self._messages: list[ChatMessage] = []
         self._ends = [0]
 
@@ -157,7 +168,7 @@ class Weighing:
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
-        self._looked = Looked(agent)
+        self._looked = Looked(agent, at_contents=True)
         self._calls = [_Call()]
         self._told: list[tuple[int, int]] = []
         """Places of turns' first calls, and what stands before the steps by their count."""

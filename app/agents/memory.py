@@ -99,7 +99,7 @@ def _cut_observations(steps: Steps, rule: Any, tools: Toolbox, place: int) -> St
             return step
         return tools.weights.copy_of(step, rule.max_length, partial(_cut, step, rule.max_length))
 
-    return [*tools.older.made((place, rule), steps, start, short), *steps[start:]]
+    return [*tools.older.made((place, rule), steps, start, short, at_contents=True), *steps[start:]]
 
 
 def _cut(step: ActionStep, max_length: int) -> ActionStep:
