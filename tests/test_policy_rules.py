@@ -223,7 +223,7 @@ def test_what_stands_before_the_steps_is_as_reported_also_after_a_prune() -> Non
     base = weighed(memory).base
     assert abs(base - exact) <= 0.25 * estimate_messages(memory[0].to_messages()) + 1
     pruned = memory[6:]
-    for _ in range(2):  # turns that were played since, and agree
+    for _ in range(3):  # turns that were played since, and agree
         pruned.append(TaskStep("short"))
         counted = sum(true_tokens(step) for step in pruned) + exact
         pruned.append(action("ok", usage=counted))
@@ -236,8 +236,10 @@ def test_a_count_that_cannot_be_that_of_the_steps_is_not_believed() -> None:
     memory = conversation(4)
     fifth: Any = memory[5]
     fifth.token_usage = TokenUsage(1_000_000, 1)
-    estimates = [estimate_messages(step.to_messages()) for step in memory]
-    assert weighed(memory).tokens[3:] == estimates[3:]
+    tokens = weighed(memory).tokens[3:]
+    assert all(abs(found - true_tokens(step)) <= 1 for found, step in zip(tokens, memory[3:], strict=True)), (
+        "an estimate, corrected by what was told of others"
+    )
 
 
 # Built once

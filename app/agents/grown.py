@@ -6,7 +6,6 @@ that is made of what they hold is kept here.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
 
     from app.agents.weights import Weights
 
-NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone
-ALIKE = 1.1  # times another count, up to which the two say the same
+NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone,
+NEARER = 1.3  # and where other counts have corrected the estimate
+ALIKE = 1.05  # times another count, up to which the two say the same
 LEAST_SYSTEM = 0.8  # of the system prompt's estimate: what is before the steps is not much less
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
@@ -158,12 +158,21 @@ class _Call:
     """Those of the steps before it."""
     reported: int = 0
     """How many of these are as reported."""
+    estimated: int = 0
+    """What those were estimated at."""
+
+    @property
+    def factor(self) -> float:
+        """How much more the model counts than is estimated, as far as it told."""
+        return self.reported / self.estimated if self.estimated else 1.0
 
 
 class Weighing:
     """What steps weigh: from one call of the model to the next as it reports them, else estimated.
 
-    By how much the prompt grew from one action's call to the next is shared out by the estimates.
+    By how much the prompt grew from one action's call to the next is shared out by the estimates. Where it did not grow
+    by these steps alone (others were left out for them), and after the last call, the estimate is corrected by what the
+    model has told of others.
     """
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
@@ -190,11 +199,11 @@ class Weighing:
             step = steps[place]
             count = _input_of(step)
             if count and place > call.place:
-                call = self._reported(call, place, count, after_task=isinstance(steps[place - 1], TaskStep))
+                call = self._reported(call, steps, place, count)
                 self._calls.append(call)
             elif count and not place:
                 call = self._calls[0] = _Call(count=count)
-            self.tokens.append(self._weights.estimate(step))
+            self.tokens.append(round(self._weights.estimate(step) * call.factor))
             self.characters.append(self._weights.characters(step))
         return self
 
@@ -204,31 +213,33 @@ class Weighing:
 
         That is the system prompt and the descriptions of tools, which only the model's provider counts. A call that was
         shown more than is in the memory (it was pruned since), or less (a policy left steps out), tells something else:
-        what most calls agree upon counts, and the first where none do.
+        what the last two calls that agree have told counts, and the first where none do.
         """
-        told = [count for _, count in self._told]
-        if not told:
-            return self._weights.system
-        ordered = sorted(told)
-        return max(told, key=lambda count: bisect_right(ordered, count * ALIKE) - bisect_left(ordered, count / ALIKE))
+        for (_, before), (_, count) in zip(self._told[-2::-1], self._told[::-1], strict=False):
+            if before / ALIKE <= count <= before * ALIKE:
+                return count
+        return self._told[0][1] if self._told else self._weights.system
 
     @property
     def is_reported(self) -> bool:
         """Most of the tokens are as the model reports them."""
         return self._calls[-1].reported > sum(self.tokens) / 2
 
-    def _reported(self, before: _Call, place: int, count: int, *, after_task: bool) -> _Call:
-        estimates = self.tokens[before.place : place]
-        between, grown, reported = sum(estimates), count - before.count, before.reported
-        if before.count and between / NEAR <= grown <= between * NEAR:
-            shares = [each * grown // between for each in estimates]
+    def _reported(self, before: _Call, steps: Sequence[MemoryStep], place: int, count: int) -> _Call:
+        tokens = self.tokens[before.place : place]
+        between, grown = sum(tokens), count - before.count
+        reported, estimated = before.reported, before.estimated
+        near = NEARER if before.estimated else NEAR
+        if before.count and between / near <= grown <= between * near:
+            shares = [each * grown // between for each in tokens]
             shares[0] += grown - sum(shares)
             self.tokens[before.place : place] = shares
             between, reported = grown, reported + grown
+            estimated += sum(map(self._weights.estimate, steps[before.place : place]))
         weight = before.weight + between
-        if after_task and count - weight > self._weights.system * LEAST_SYSTEM:
+        if isinstance(steps[place - 1], TaskStep) and count - weight > self._weights.system * LEAST_SYSTEM:
             self._told.append((place, count - weight))
-        return _Call(place, count, weight, reported)
+        return _Call(place, count, weight, reported, estimated)
 
 
 def _input_of(step: MemoryStep) -> int:
