@@ -12,7 +12,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolagents import CodeAgent, Model, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, TaskStep
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
+A = TypeVar("A", bound=MultiStepAgent)
 SUMS_UP = "You sum up"
 FOLDER = "REMEMBERING_FOLDER"
 ALL_OWN = [
@@ -101,7 +102,7 @@ class SummingLedgerModel(ledgers.LedgerModel):
         ledger.leave("summary")
 
 
-def with_policy(agent: Any, policy: Any = None, **more: Any) -> Any:
+def with_policy(agent: A, policy: Any = None, **more: Any) -> A:
     vars(agent).update({"own_policies": ALL_OWN} | more | ({"memory_policy": policy} if policy else {}))
     return agent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,9 +25,11 @@ from tests import agents, remembering
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from app.agents.memory import Function
+
 SYSTEM = [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "You are an agent. " * 20}])]
 TEXT = st.text("ab c", max_size=400)
-OWN = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
+OWN: dict[str, Function] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
 
 
 def action(observations: str | None, error: Any = None, usage: int | None = None) -> ActionStep:
@@ -132,7 +135,7 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
     weight = estimate_messages(SYSTEM) + tokens_of(shown, box)
     assert weight <= most or places == always
     starts = [place for place, step in enumerate(memory) if isinstance(step, TaskStep)]
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in pairwise(starts):
         turn = set(range(start, end)) - always
         assert turn <= places or not turn & places
     if places != set(range(len(memory))):  # what was left out would not have fitted
@@ -150,6 +153,8 @@ def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], las
     shown = bounded(memory, policy_of(rule), box)
     assert len(shown) == len(memory)
     acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
+    before: Any
+    after: Any
     for place, (before, after) in enumerate(zip(memory, shown, strict=True)):
         if place in acts[: len(acts) - last]:
             assert len(after.observations) <= most + 100

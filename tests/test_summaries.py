@@ -146,7 +146,7 @@ def test_what_cannot_be_summed_up_is_not_asked_for_again_and_again(service: Serv
     assert len(asked(folder)) <= 2
 
 
-def test_a_stop_lands_in_a_summary(service: Service, folder: Path, gate: Gate) -> None:
+def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
     path = gate.path.with_suffix(".gate")
     turn = talk(service, 3, more=f"{path} ")
     patch(service, turn, AFTER_600)

@@ -51,7 +51,7 @@ class ShownMemory:
         messages = self._system(summary_mode=summary_mode)
         for step in shown:
             messages.extend(self._weights.messages(step, summary_mode=summary_mode))
-        self._weights.forget_but((*shown, *self._agent.memory.steps))
+        self._weights.forget_but(shown, self._agent.memory.steps)
         return messages
 
     def before_next(self, *, summary_mode: bool) -> list[ChatMessage]:

@@ -46,7 +46,7 @@ class Summarizer:
         self._failed_in = 0
 
     def __call__(self, steps: Sequence[MemoryStep], after_tokens: int) -> None:
-        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown, up to the end of the turn.
+        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown, to the end of the turn.
 
         Not where notes, and what the turn that is played must show, are nearly all of it: no summary would help.
         """
