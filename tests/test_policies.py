@@ -17,7 +17,7 @@ from tests import agents, remembering
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger
 from tests.service import Service
-from tests.test_store import begin, over, png, running
+from tests.test_store import begin, over, png, running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +111,11 @@ def texts_of(service: Service, turn: Json, **query: Any) -> list[str]:
     return [agents._text(message) for message in prompt_of(service, turn, **query)]  # noqa: SLF001 - the tests' own
 
 
+def images_of(service: Service, turn: Json) -> int:
+    messages = service.get(at(turn, "/messages"))["messages"]
+    return sum(part["type"] == "image" for message in messages for part in message["content"])
+
+
 # What the model is shown
 
 
@@ -171,8 +176,7 @@ def test_prune_old_observations_cuts_all_but_the_last_and_leaves_their_images_ou
     more = len(whole[0]) - len("Observation:\n") - 10
     told = f"Observation:\n1 long lon… ({more} more characters were left out)\n(1 images of this step were left out)"
     assert cut[:2] == [told, "Observation:\ndone\n(1 images of this step were left out)"]
-    images = [part for message in prompt_of(service, turn) for part in message.content if part["type"] == "image"]
-    assert len(images) == 1  # that of the task
+    assert images_of(service, turn) == 1  # that of the task
     left = service.get(at(turn, "/messages"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 2)
 
@@ -310,7 +314,7 @@ def test_what_an_own_policy_changes_in_place_is_shown_changed_and_kept_as_it_was
         texts = "\n".join(texts_of(service, turn))
         assert "Observation:\nA" in texts
         assert "'changed': True" in texts
-        assert not any(part["type"] == "image" for message in prompt_of(service, turn) for part in message.content)
+        assert images_of(service, turn) == 0
         turn = service.follow_up(turn, DONE)
         assert turn["status"] == "finished", turn["error"]
     assert service.steps(turn)[: len(record)] == record
@@ -464,6 +468,8 @@ def test_a_turn_that_is_killed_shows_its_model_what_it_would_have_shown(tmp_path
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
             doomed.append(Doomed(ledger, "teller", script(ledger)))
             doomed[-1].turn = start(ledger)
+            until(lambda: ledger.stands)  # noqa: B023 - called at once
+            patch(service, doomed[-1].turn, "no_pruning")
         killed(service, doomed)
         service.start()
         for each in doomed:

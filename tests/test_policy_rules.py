@@ -26,9 +26,11 @@ from tests import agents, remembering
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from app.agents.memory import Function
+
 SYSTEM = [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "You are an agent. " * 20}])]
 TEXT = st.text("ab c", max_size=400)
-OWN = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
+OWN: dict[str, Function] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
 
 
 def action(observations: str | None, error: Any = None, usage: int | None = None) -> ActionStep:
@@ -157,6 +159,8 @@ def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], las
     shown = bounded(memory, policy_of(rule), box)
     assert len(shown) == len(memory)
     acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
+    before: Any
+    after: Any
     for place, (before, after) in enumerate(zip(memory, shown, strict=True)):
         if place in acts[: len(acts) - last]:
             assert len(after.observations) <= most + 100

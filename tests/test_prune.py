@@ -275,7 +275,7 @@ def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service)
 
         def call(each: tuple[str, str, Json]) -> Any:
             kind, path, body = each
-            return service.client.request(kind, at(turn, path), **({"json": body} if body else {}))  # noqa: B023
+            return service.client.request(kind, at(turn, path), json=body or None)  # noqa: B023
 
         with ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(call, calls))

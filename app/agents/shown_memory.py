@@ -58,7 +58,7 @@ class ShownMemory:
             built = (self._weights.messages(step, summary_mode=True) for step in shown)
             return [*self._system(summary_mode=True), *chain.from_iterable(built)]
         messages = [*self._system(), *self._messages.of(shown)]
-        self._weights.forget_but((*shown, *self._agent.memory.steps))
+        self._weights.forget_but(shown, self._agent.memory.steps)
         return messages
 
     def before_next(self, *, summary_mode: bool) -> list[ChatMessage]:

@@ -13,7 +13,7 @@ from app.agents.shown import messages_of
 from app.agents.tokens import estimate_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Sequence
 
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
@@ -114,11 +114,11 @@ class Weights:
             self._known_system = (text, estimate_messages(messages))
         return self._known_system[1]
 
-    def forget_but(self, steps: Iterable[MemoryStep]) -> None:
+    def forget_but(self, *kept_steps: Sequence[MemoryStep]) -> None:
         """Let go of what no memory holds any more, now and then."""
         if len(self._built) <= NEAR * self._kept + ROOM:
             return
-        left, kept = list(steps), set[int]()
+        left, kept = [step for steps in kept_steps for step in steps], set[int]()
         while left:
             step = left.pop()
             kept.add(id(step))
