@@ -103,7 +103,7 @@ class ConflictError(ServiceError):
 
 
 class ConversationExistsError(ConflictError):
-    """A conversation with this id exists already."""
+    """A conversation with this id exists, or did lately; use another id, or none (SMOLSESSIONS_LOG_TTL_S)."""
 
     code = "conversation_exists"
 

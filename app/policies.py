@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 MOST_RULES = 8
 MOST_NAME_CHARS = 300
-_IMPORT_STRING = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+_IMPORT = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
 
 
 class _Rule(BaseModel):
@@ -51,16 +51,10 @@ class Summarize(_Rule):
     after_tokens: int = Field(ge=1, le=100_000_000)
 
 
-def _import_string(name: str) -> str:
-    if len(name) > MOST_NAME_CHARS or not re.fullmatch(_IMPORT_STRING, name):
-        raise ValueError(f"is no policy: use {', '.join(NAMES)}, or a function of the agent's as module:function")
-    return name
-
-
 class OwnRule(_Rule):
     """A function `(steps) -> steps` of the operator's, by import string; the agent lists those that may be named."""
 
-    name: Annotated[str, AfterValidator(_import_string), Field(json_schema_extra={"pattern": _IMPORT_STRING})]
+    name: str = Field(max_length=MOST_NAME_CHARS, pattern=_IMPORT.pattern)
 
 
 _KINDS: tuple[type[_Rule], ...] = (NoPruning, KeepLastNSteps, PruneOldObservations, TokenBudget, Summarize)
@@ -79,7 +73,18 @@ def _kind_of(rule: Any) -> str:
 def _listed(value: Any) -> Any:
     """Take one rule for a list of it, and a bare name for a rule without parameters."""
     rules = value if isinstance(value, list | tuple) else [value]
-    return [{"name": rule} if isinstance(rule, str) else rule for rule in rules]
+    rules = [{"name": rule} if isinstance(rule, str) else rule for rule in rules]
+    for rule in rules:
+        if not isinstance(rule, BaseModel):
+            _check_name(rule.get("name") if isinstance(rule, dict) else rule)
+    return rules
+
+
+def _check_name(name: Any) -> None:
+    if name not in NAMES and not (isinstance(name, str) and len(name) <= MOST_NAME_CHARS and _IMPORT.fullmatch(name)):
+        raise ValueError(
+            f"{name!r:.100} is no policy: use {', '.join(NAMES)}, or a function of the agent's as module:function"
+        )
 
 
 Rule = Annotated[
@@ -105,6 +110,15 @@ _RULES: TypeAdapter[list[Rule]] = TypeAdapter(Rules)
 def policy_of(data: Any) -> Policy:
     """Read a policy as it is written in JSON, or by an agent's author. Raises `pydantic.ValidationError`."""
     return tuple(_RULES.validate_python(data))
+
+
+def what_is_wrong(error: ValidationError) -> str:
+    """Say in a line what pydantic found."""
+    problems = [
+        f"{'/'.join(str(part) for part in problem['loc'] if part not in TAGS)}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return "; ".join(problem.removeprefix(": ").removeprefix("Value error, ") for problem in problems)
 
 
 def policy_data(policy: Policy) -> list[dict[str, Any]]:

@@ -19,6 +19,9 @@ QUOTE_CHARS = 300  # how much of an earlier message or of an error is quoted
 CUT_CHARS = 2000  # how far into a message several wishes are looked for
 READ_CHARS = 500  # a longer wish is not read, unless it is a note or a text for statistics
 TASK, OBSERVATION, ERROR = "New task:\n", "Observation:\n", "Error:\n"
+SUM_CHARS = 80
+_TOLD = re.compile(rf"^({TASK}|{OBSERVATION})(.*?)(?=\n\n|\n(?:{TASK}|{OBSERVATION})|\Z)", re.MULTILINE | re.DOTALL)
+_SUMMARY = re.compile(r"Summary of what was before:\n(.*?)\n\n", re.DOTALL)
 ADDITIONAL_ARGS = "\nYou have been provided with these additional arguments"
 
 COUNTING = re.compile(r"\s*(?:please )?count (?:from 1 )?to (\d{1,9})[.!]?\s*", re.IGNORECASE)
@@ -35,6 +38,13 @@ HELP = """I am a small set of rules and no language model (LLM). I know a few En
 - counting, slowly, to see an answer come and to stop it: Count to 50.
 - a failure of the model, to see one: Please fail.
 Several can be joined: What is 12 * 7 and what time is it?"""
+
+
+def summed_up(text: str) -> str:
+    """Sum a conversation up as rules can: what was asked, and the results, each cut short."""
+    before, found = _SUMMARY.match(text), _TOLD.findall(text)
+    told = [f"{'Asked' if kind == TASK else 'Result'}: {' '.join(what.split())[:SUM_CHARS]}" for kind, what in found]
+    return "\n".join([before[1].strip() if before else "Summed up by rules, no LLM.", *told])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.errors import InvalidRequestError, ServiceError
+from app.errors import ConflictError, InvalidRequestError
 from app.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservations, Summarize, TokenBudget
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _ALWAYS = (TaskStep, NoteStep)
 IMAGES_SENTENCE = "({count} images of this step were left out)"
 
 
-class PolicyFailedError(ServiceError):
+class PolicyFailedError(ConflictError):
     """The agent's own memory policy failed; the service's log says how."""
 
     code = "agent_error"
@@ -172,11 +172,23 @@ def _own(steps: Steps, rule: Any, tools: Toolbox, _place: int) -> Steps:
     if foreign is not None:
         raise PolicyFailedError(f"The memory policy {name} gave {type(foreign).__name__} among the steps.")
     left = {id(one): weights.changed(step, name) for one, step in zip(copies, steps, strict=True)}
+    made_of = {key: step for step in steps if (key := _key(step)) is not None}
+    for one in given:
+        if id(one) not in left and (step := made_of.get(_key(one))):
+            weights.note_origin(one, step)
     shown = [left.get(id(one), one) for one in given]
     there = {step.number for step in shown if isinstance(step, NoteStep)}
     lost = [step for step in steps if isinstance(step, NoteStep) and step.number not in there]
     _check_whole(shown, steps, rule, tools)
     return [*lost, *shown]
+
+
+def _key(step: MemoryStep) -> object:
+    """Give what a step and another one that was made of it (by `dataclasses.replace`, say) have in common."""
+    if isinstance(step, TaskStep):
+        return step.task
+    timing = getattr(step, "timing", None)
+    return None if timing is None else (type(step), timing.start_time, timing.end_time)
 
 
 def _copied(step: MemoryStep) -> MemoryStep:

@@ -10,7 +10,7 @@ from smolagents import MultiStepAgent
 
 from app.agents.memory import check_own
 from app.errors import InvalidRequestError, StartError
-from app.policies import policy_of
+from app.policies import policy_of, what_is_wrong
 
 if TYPE_CHECKING:
     from app.agents.memory import Function
@@ -39,7 +39,9 @@ def policy_of_agent(name: str, agent: MultiStepAgent, own: dict[str, Function]) 
     try:
         policy = policy_of(getattr(agent, "memory_policy", []))
         check_own(policy, own, "memory_policy")
-    except (ValidationError, InvalidRequestError) as error:
+    except ValidationError as error:
+        raise StartError(f"the memory_policy of agent {name!r} is none: {what_is_wrong(error)}") from error
+    except InvalidRequestError as error:
         raise StartError(f"the memory_policy of agent {name!r} is none: {error}") from error
     if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
         raise StartError(

@@ -22,6 +22,7 @@ from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_fail
 from app.agents.family import equip
 from app.agents.grown import CallIds
 from app.agents.halt import DivergedError, Halt
+from app.agents.memory import PolicyFailedError
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
@@ -133,6 +134,8 @@ class AgentSession:
             # Only for who asks: the text of a provider's exception may hold what was said, or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
             tail.keep_the_rest()
+            if isinstance(error, PolicyFailedError):
+                failure = Failure(error.code, error.message)
             if tail.defect:
                 failure = Failure(tail.defect.code, tail.defect.message)
         finally:
@@ -163,7 +166,7 @@ class AgentSession:
             policy = policy_of(from_json(journal.chosen(POLICY) or b"[]"))
         elif policy:
             journal.once(POLICY, lambda: to_json(policy_data(policy)))
-        self._shown.policy = policy
+        self._shown.begin(policy)
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""

@@ -47,6 +47,11 @@ class ShownMemory:
         """Take the agent's own policies, by their import strings."""
         self._tools = replace(self._tools, own=functions)
 
+    def begin(self, policy: Policy) -> None:
+        """Bound by this from now on; nothing was left out yet."""
+        self.policy = policy
+        self._last = ((), (), 0)
+
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
         if self.sum_up and not summary_mode:
             for place, rule in enumerate(self.policy):

@@ -99,6 +99,10 @@ class Weights:
         built.copies[name, "changed"] = copied
         return copied
 
+    def note_origin(self, made: MemoryStep, step: MemoryStep) -> None:
+        """Remember what a step was made of that somebody else made."""
+        self._origins[id(made)] = made, step
+
     def origin(self, step: MemoryStep) -> MemoryStep:
         """Give the step of the memory that this one is a copy of, or itself."""
         while found := self._origins.get(id(step)):
