@@ -137,13 +137,15 @@ def test_where_no_summary_is_made_all_is_shown_and_the_turn_goes_on(service: Ser
 
 
 def test_what_cannot_be_summed_up_is_not_asked_for_again_and_again(service: Service, folder: Path) -> None:
-    notes = {"call": [["note_write", {"text": f"{number} " + "note " * 300}] for number in range(3)]}
+    notes = {"call": [["note_write", {"text": f"{number} " + "note " * 390}] for number in range(10)]}
     turn = service.play(notes, DONE, agent="plain")
     turn = service.follow_up(turn, DONE)
-    patch(service, turn, {"name": "summarize", "after_tokens": 1500})
-    for _ in range(5):
+    patch(service, turn, {"name": "summarize", "after_tokens": 3000})
+    turn = service.follow_up(turn, DONE)
+    before = len(asked(folder))
+    for _ in range(6):
         turn = service.follow_up(turn, DONE)
-    assert len(asked(folder)) <= 2
+    assert len(asked(folder)) <= before + 3, "the notes alone are more than that"
 
 
 def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
