@@ -45,7 +45,7 @@ class Memories:
         """Archive what a policy (None: the conversation's) leaves out, or destroy that and all that is archived.
 
         Gives what changes, how many steps are archived or destroyed, and the conversation as it is then. A dry run
-        changes nothing.
+        changes nothing, and gives what would.
         """
         for _ in range(MOST_TRIES):
             memory = await self._store.memory(ref, may_run=dry_run)
@@ -55,7 +55,8 @@ class Memories:
             weighed = await asyncio.to_thread(self._agents.weigh, memory.agent, memory, wanted)
             places = [memory.steps[place].index for place in weighed.left_out]
             if dry_run:
-                return weighed, 0, None
+                more = (await self._conversations.show(ref)).archived_steps if destroy else 0
+                return weighed, len(places) + more, None
             if destroy:
                 destroyed = await self._store.destroy(ref, memory.version, places)
                 if destroyed:

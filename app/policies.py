@@ -5,10 +5,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 
 MOST_RULES = 8
 MOST_NAME_CHARS = 300
+NONE_SENTENCE = (
+    "is no policy: use no_pruning, keep_last_n_steps, prune_old_observations, token_budget, summarize, or a function "
+    "of the agent's as module:function"
+)
 _IMPORT = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -51,10 +65,16 @@ class Summarize(_Rule):
     after_tokens: int = Field(ge=1, le=100_000_000)
 
 
+def _import_string(name: str) -> str:
+    if len(name) > MOST_NAME_CHARS or not _IMPORT.fullmatch(name):
+        raise ValueError(NONE_SENTENCE)
+    return name
+
+
 class OwnRule(_Rule):
     """A function `(steps) -> steps` of the operator's, by import string; the agent lists those that may be named."""
 
-    name: str = Field(max_length=MOST_NAME_CHARS, pattern=_IMPORT.pattern)
+    name: Annotated[str, AfterValidator(_import_string), Field(json_schema_extra={"pattern": _IMPORT.pattern})]
 
 
 _KINDS: tuple[type[_Rule], ...] = (NoPruning, KeepLastNSteps, PruneOldObservations, TokenBudget, Summarize)
@@ -73,18 +93,13 @@ def _kind_of(rule: Any) -> str:
 def _listed(value: Any) -> Any:
     """Take one rule for a list of it, and a bare name for a rule without parameters."""
     rules = value if isinstance(value, list | tuple) else [value]
-    rules = [{"name": rule} if isinstance(rule, str) else rule for rule in rules]
-    for rule in rules:
-        if not isinstance(rule, BaseModel):
-            _check_name(rule.get("name") if isinstance(rule, dict) else rule)
-    return rules
+    return [{"name": rule} if isinstance(rule, str) else rule for rule in rules]
 
 
-def _check_name(name: Any) -> None:
-    if name not in NAMES and not (isinstance(name, str) and len(name) <= MOST_NAME_CHARS and _IMPORT.fullmatch(name)):
-        raise ValueError(
-            f"{name!r:.100} is no policy: use {', '.join(NAMES)}, or a function of the agent's as module:function"
-        )
+def _named(rule: Any) -> Any:
+    if not isinstance(rule, dict | BaseModel):
+        raise ValueError(NONE_SENTENCE)  # noqa: TRY004 - pydantic tells of these
+    return rule
 
 
 Rule = Annotated[
@@ -97,7 +112,7 @@ Rule = Annotated[
     Discriminator(_kind_of),
 ]
 Rules = Annotated[
-    list[Rule],
+    list[Annotated[Rule, BeforeValidator(_named)]],
     BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
     Field(max_length=MOST_RULES),
 ]
@@ -118,7 +133,7 @@ def what_is_wrong(error: ValidationError) -> str:
         f"{'/'.join(str(part) for part in problem['loc'] if part not in TAGS)}: {problem['msg']}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
-    return "; ".join(problem.removeprefix(": ").removeprefix("Value error, ") for problem in problems)
+    return "; ".join(problem.replace("Value error, ", "").removeprefix(": ") for problem in problems)
 
 
 def policy_data(policy: Policy) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ BAD_CONVERSATIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 BAD_PATCHES: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "/metadata"),
+    "nothing": ({}, ""),
     "metadata that is null": ({"metadata": None}, "/metadata"),
     "metadata that is a list": ({"metadata": [1]}, "/metadata"),
     "metadata that is no Unicode": ({"metadata": {"a": LONE}}, "/metadata"),
@@ -150,6 +150,7 @@ STATUSES = {
     "unsupported_media_type": 415,
     "invalid_request": 422,
     "unknown_agent": 422,
+    "history_gone": 409,
     "idempotency_key_reused": 422,
     "too_many_turns": 429,
     "overloaded": 503,

@@ -154,15 +154,24 @@ def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Se
     for text in ("two", "three"):
         service.follow_up(turn, ECHO, {"say": text})
     made = bring_in(service, take_out(service, name))["id"]
-    for what in ("rollback", "fork"):
-        problem(service.post(f"/conversations/{made}/{what}", turn=2), 409, "history_gone")
     service.play(ECHO, {"say": "four"}, conversation_id=made)
-    assert counts(fork(service, made, turn=3)) == {"task": 3, "action": 6}
-    assert counts(roll_back(service, made, 3)) == {"task": 3, "action": 6}
+    for last in (2, 3, 1):
+        assert counts(fork(service, made, turn=last)) == {"task": last, "action": 2 * last}
+        assert counts(roll_back(service, made, last)) == {"task": last, "action": 2 * last}
     assert counts(roll_back(service, made, 0)) == {}
     assert counts(roll_back(service, made, 4)) == {"task": 4, "action": 8}
-    problem(service.post(f"/conversations/{made}/rollback", turn=1), 409, "history_gone")
     consistent(service, made)
+
+
+def test_an_import_with_variables_can_be_gone_back_in_to_its_last_turn(service: Service) -> None:
+    turn = service.play({"code": "x = 1"}, {"say": "one"}, agent="code")
+    service.follow_up(turn, {"code": "x = 2"}, {"say": "two"})
+    made = bring_in(service, take_out(service, turn["conversation_id"]))["id"]
+    service.play({"code": "x = 3"}, {"say": "three"}, conversation_id=made, agent="code")
+    for what in ("rollback", "fork"):
+        problem(service.post(f"/conversations/{made}/{what}", turn=1), 409, "history_gone")
+    roll_back(service, made, 2)
+    assert variables(service, made) == 2
 
 
 def test_an_empty_conversation_and_one_whose_steps_are_gone_go_round(service: Service) -> None:

@@ -351,7 +351,7 @@ def test_an_own_policy_that_goes_wrong_fails_the_turn_and_nothing_else(service: 
     assert f"The memory policy {OWN}{name} " in failed["error"]["message"]
     assert told in failed["error"]["message"]
     for answer in (service.client.get(at(turn, "/messages")), service.post(at(turn, "/prune"), dry_run=True)):
-        assert (answer.status_code, answer.json()["code"]) == (500, "agent_error"), answer.text
+        assert (answer.status_code, answer.json()["code"]) == (409, "agent_error"), answer.text
         assert told in answer.text
         assert "hunter2" not in answer.text
     assert service.steps(turn) == record

@@ -99,7 +99,7 @@ class RuleModel(Model):
         tools_to_call_from: list[Tool] | None = None,
         **_: Any,
     ) -> ChatMessage:
-        if text_in(messages[0]) == INSTRUCTION:
+        if not (stop_sequences or tools_to_call_from) and text_in(messages[0]) == INSTRUCTION:
             content = summed_up(text_in(messages[-1]))
             return ChatMessage(MessageRole.ASSISTANT, content, token_usage=TokenUsage(0, len(content.split())))
         turn = Turn.current(messages)

@@ -257,8 +257,8 @@ class Memories:
         around = await self._steps(ref, moment.head, max(0, then.count - 1), then.count + 1) if then else []
         if then is None or any((step.turn <= turn) != (step.index < then.count) for step in around):
             raise HistoryGoneError(
-                f"Turn {turn} was played by a release that did not keep what the conversation was after it; a later "
-                "turn can be gone back to."
+                f"What the conversation was after turn {turn} is not kept: an older release played it, or it was "
+                "brought in with variables. A later turn can be gone back to."
             )
         return then
 
@@ -406,7 +406,10 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
     given.append(len(steps))
     head = Head()
     images: dict[str, bytes] = {}
+    moments: list[Argument] = []
     for index, step in enumerate(steps):
+        if index and step.turn > steps[index - 1].turn:
+            moments += [steps[index - 1].turn, _sealed_moment(desk, scope, head, archived)]
         blob = seal(codec.step_to_bytes(step), scope, "step", 0, index)
         given.append(blob)
         head = extended(head, step.type, blob)
@@ -428,8 +431,14 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
     given.append(len(sealed))
     for name, blob in sealed.items():
         given += [name, blob]
-    head = replace(head, archived=sum(1 << place for place in archived))
-    return given, seal(codec.head_to_bytes(head), scope, "head") if steps or sealed else b""
+    known = [] if sealed else moments  # which variables there were after an earlier turn is not told
+    given += [len(known) // 2, *known]
+    return given, _sealed_moment(desk, scope, head, archived) if steps or sealed else b""
+
+
+def _sealed_moment(desk: Desk, scope: str, head: Head, archived: Iterable[int]) -> bytes:
+    out = sum(1 << place for place in archived if place < head.count)
+    return desk.sealer.seal(codec.head_to_bytes(replace(head, archived=out)), scope, "head")
 
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:

@@ -86,6 +86,13 @@ def number_of(cursor: str | None, first: int) -> int:
     return min(max(int(cursor), first), 2**31)
 
 
+def only(request: Request, *known: str) -> None:
+    """Refuse parameters that are not known: one that is misspelt would have the request do something else."""
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidRequestError.at(f"query:{name[:50]}", f"is not known here; there are: {', '.join(known)}")
+
+
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Send JSON data as it is: the views made it, a second validation would only cost."""
     return Response(to_json(data), status, headers, media_type="application/json")

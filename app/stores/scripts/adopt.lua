@@ -1,5 +1,5 @@
 -- Make a conversation of what was taken out of another one, or of another program. `given` are numbers of things and the things:
--- turns' records, steps, (name, image) pairs, (name, piece of variables) pairs; all sealed for it.
+-- turns' records, steps, (name, image), (name, piece of variables) and (turn, head after it) pairs; all sealed for it.
 -- ARGV: owner ref agent record terms ttl head ...given
 if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'exists'} end
 local i = 1
@@ -7,7 +7,7 @@ local function take() i = i + 1 return given[i - 1] end
 local turns = tonumber(take())
 for _ = 1, turns do redis.call('RPUSH', key('turns', ref), take()) end
 for _ = 1, tonumber(take()) do redis.call('RPUSH', key('steps', ref, 0), take()) end
-for _, hash in ipairs({key('images', ref), key('variables', ref, 0)}) do
+for _, hash in ipairs({key('images', ref), key('variables', ref, 0), key('moments', ref)}) do
   for _ = 1, tonumber(take()) do redis.call('HSET', hash, take(), take()) end
 end
 create(owner, ref, agent, record)
