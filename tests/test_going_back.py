@@ -735,7 +735,7 @@ def test_who_reads_while_others_destroy_and_go_back_reads_a_whole_or_is_told_to_
 
     def look(method: str, what: str) -> None:
         while not is_over.is_set():
-            given = {} if method == "POST" else None
+            given: dict[str, Any] | None = {} if method == "POST" else None
             seen.append((what, service.client.request(method, f"/conversations/{name}/{what}", json=given).status_code))
 
     with ThreadPoolExecutor(4) as pool:
