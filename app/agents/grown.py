@@ -1,7 +1,7 @@
 """What is known of a memory that grows: found once of each step, since a long one is asked for at every model call.
 
-Steps that are over do not change, but where a callback of the agent's author changes them: with such an agent nothing
-that is made of what they hold is kept here.
+Steps that are over do not change, but where a callback of the agent's author changes them: with such an agent they are
+compared with what they held the last time, where that matters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from operator import is_
+from operator import eq, is_
 from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, ToolCallingAgent
@@ -17,6 +17,7 @@ from smolagents.memory import ActionStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.own_steps import NoteStep
+from app.agents.weights import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -40,7 +41,8 @@ class Looked:
     def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
         """`at_contents`: what is known of them is of what they hold, and not only of which they are."""
         self._memory = agent.memory
-        self._keeps = not (at_contents and _may_change_steps(agent))
+        self._compares = at_contents and _may_change_steps(agent)
+        self._marks: list[tuple[object, ...]] = []
         self._steps: Sequence[MemoryStep] = ()
         self._end = 0
         self._last: MemoryStep | None = None
@@ -54,12 +56,13 @@ class Looked:
         before, count, last = self._steps, self._end, self._last
         self._steps, self._end = steps, end
         self._last = steps[end - 1] if end else None
-        if not self._keeps:
-            return 0
         if before is steps is self._memory.steps:
             known = count if count <= end and (not count or steps[count - 1] is last) else 0
         else:
             known = len(list(takewhile(bool, map(is_, islice(before, count), islice(steps, end)))))
+        if self._compares:
+            marks, self._marks = self._marks, [mark_of(step) for step in islice(steps, end)]
+            known = len(list(takewhile(bool, map(eq, islice(marks, known), self._marks))))
         return min(known, max(0, count - RECENT))
 
 
