@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.llm"]
 
 KEY = "sk-test-4f1d0c7e9a"
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
 QUESTION = "what is six times seven?"
 
 

@@ -89,13 +89,15 @@ class Past:
         for left in (self.gate, self.gate.with_name("gate.started")):
             left.unlink(missing_ok=True)
         with self._held(service, **body) as turn:
-            if how == STOPPED:
+            if how == STOPPED:  # its gate opens when it is over: else its step might be finished before the stop lands
                 stop(service, turn)
+                over(service, turn)
             elif how == UNBEGUN:
                 second = follow(service, turn, DONE)
                 assert stop(service, second).json()["status"] == "cancelled"
             elif how == REPLACED:
                 second = follow(service, turn, *script, on_busy="rollback")
+                over(service, turn)
         assert over(service, turn)["status"] == ("finished" if how == UNBEGUN else "cancelled")
         if how == REPLACED:
             assert over(service, second)["status"] == "finished"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smolagents.memory import ActionStep
@@ -19,10 +20,13 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
     """Give a step's messages.
 
     Where the steps were used up, the answer that was forced then is what the user saw. smolagents shows "Reached max
-    steps. Now let's retry" in its place. Where no answer came of it either, the step says nothing.
+    steps. Now let's retry" in its place. Where no answer came of it either, the step says nothing. What a model says in
+    parts is shown as their texts.
     """
     if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
         return _forced(step)
+    if isinstance(step, ActionStep) and isinstance(step.model_output, list):  # which smolagents' own fails at
+        step = replace(step, model_output=joined(step.model_output))
     return step.to_messages(summary_mode=summary_mode)
 
 
