@@ -3,6 +3,9 @@
 `python -m tests.old_data tests/data/format-N.json.gz` plays them on the code that it stands in and writes the file,
 once for each released format, with the code that writes it. `tests.test_old_data` reads the files for ever, and goes
 on with what is in them: so the agents and the scripts that are played here must not change.
+
+`format-1-memory.json.gz` is a second file of format 1, which grew without a new number: it was written with issue 7
+and holds what came with it (`play_memory`), which the code that wrote the first file did not know.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests import noters, remembering
+from tests import service as services
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -28,6 +33,8 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 Json = dict[str, Any]
 Turn = tuple[list[Json], Json]  # the script, and what else is asked
 
+MEMORY_FILE = "-memory"
+AGENTS = {"AGENTS": f"{services.AGENTS},{noters.AGENTS},plain=tests.remembering:make_plain"}
 TTL_S = 24 * 60 * 60
 RED = "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAEElEQVR42mP4z8AAQQxwFgBB0gX7b/EWxwAAAABJRU5ErkJggg=="  # 3 by 2
 ECHO: Json = {"call": [["echo", {"text": "你好, мир ü 👩‍👩‍👧"}]]}
@@ -61,6 +68,36 @@ TALKS: dict[str, tuple[str, list[Turn]]] = {
     "plans": ("planner", [([ECHO, {"say": "planned"}], {}), ([{"say": "planned again"}], {})]),
     "family": ("family", [([{"call": [["lead", {"task": LED}]]}, {"say": "managed"}], {})]),
     "checks": ("checked", [([{"say": "no full stop"}, {"say": "a full stop."}], {})]),
+}
+LONG_S = 10 * 365 * 24 * 60 * 60
+LAST: list[Json] = [{"name": "keep_last_n_steps", "n": 1}]
+FOUR: list[Json] = [{"name": "prune_old_observations", "keep_last_n": 1, "max_length": 5}, *LAST]
+AFTER_600: Json = {"name": "summarize", "after_tokens": 600}
+SEEN: list[Turn] = [
+    ([{"call": [["picture", {}]]}, ECHO, {"say": "one"}], {"images": [RED]}),
+    ([ECHO, {"say": "two"}], {}),
+]
+LENGTHY: Turn = ([{"call": [["echo", {"text": "long " * 100}]]}, {"say": "done"}], {})
+MEMORY: dict[str, tuple[str, list[Turn]]] = {
+    "notes": (
+        "noter",
+        [
+            ([{"call": [["note_write", {"text": "ключ 1"}]]}, ECHO, {"say": "noted"}], {}),
+            ([{"call": [["note_write", {"text": "ключ 2", "replaces": 1}]]}, {"say": "replaced"}], {}),
+        ],
+    ),
+    "summed": ("plain", [LENGTHY] * 3),
+    "archived": ("scripted", SEEN),
+    "destroyed": ("scripted", SEEN),
+    "back": ("scripted", [*SEEN, ([{"say": "three"}], {})]),
+    "variables": (
+        "code",
+        [
+            ([{"code": "x = {'ü': 1}\nfinal_answer(x)"}], {}),
+            ([{"code": "x = 2\nfinal_answer(x)"}], {}),
+            ([{"code": "x = 3\nfinal_answer(x)"}], {}),
+        ],
+    ),
 }
 DEMOS = {"demo": "demo", "demo-code": "demo-code"}
 METADATA = {"пользователь": {"name": "Ada ✓", "tags": ["a", 1, None]}}
@@ -142,6 +179,26 @@ def play_all(service: Service) -> None:
     service.client.delete("/conversations/deleted").raise_for_status()
 
 
+def play_memory(service: Service) -> None:
+    """Play what issue 7 brought: notes, terms, summaries, prunes, rollbacks, forks, imports, a time to live."""
+    for name, (agent, turns) in MEMORY.items():
+        more = {"policy": FOUR, "ttl_s": LONG_S} if name == "notes" else {}
+        service.post("/conversations", id=name, agent=agent, **more).raise_for_status()
+        for script, body in turns:
+            service.play(*script, agent=agent, conversation_id=name, **body)
+    service.client.patch("/conversations/summed", json={"policy": AFTER_600}).raise_for_status()
+    service.play({"say": "summed up"}, agent="plain", conversation_id="summed")
+    for name, destroy in (("archived", False), ("destroyed", True)):
+        service.post(f"/conversations/{name}/prune", policy=LAST, destroy=destroy).raise_for_status()
+    for name in ("back", "variables"):
+        service.post(f"/conversations/{name}/rollback", turn=1).raise_for_status()
+    service.play({"say": "after it"}, agent="scripted", conversation_id="back")
+    for name in ("variables", "archived"):
+        service.post(f"/conversations/{name}/fork", metadata={"fork": name}).raise_for_status()
+    document = service.get("/conversations/variables/export")
+    service.client.post("/conversations/import?id=imported", json=document).raise_for_status()
+
+
 def play_as_new(service: Service, name: str, conversation: str = "") -> Json:
     service.post("/conversations", id=conversation or name, agent=TALKS[name][0]).raise_for_status()
     return play(service, name, conversation or name)
@@ -189,7 +246,7 @@ def over(service: Service, conversation: str, number: int) -> Json:
         time.sleep(0.05)
 
 
-def say_all(service: Service) -> Json:
+def say_all(service: Service, *, memory: bool = False) -> Json:
     """Give all that a service says of its conversations: answers by path; of images their hashes."""
     said: Json = {}
 
@@ -200,6 +257,10 @@ def say_all(service: Service) -> Json:
     for item in ask("/conversations", limit=100)["items"]:
         where = f"/conversations/{item['id']}"
         ask(where)
+        if memory:
+            for more in ("messages", "export"):
+                ask(f"{where}/{more}")
+            said[f"{where}/steps?archived"] = service.get(f"{where}/steps", limit=100, archived="true")
         for step in ask(f"{where}/steps", limit=100)["items"]:
             for image in step.get("images", ()):
                 said[image["url"]] = hashlib.sha256(service.client.get(image["url"]).content).hexdigest()
@@ -231,9 +292,10 @@ def main(path: Path) -> None:
     key = new_key()
     with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "store") as server:
         settings = server.settings | {"SEAL_KEYS": key}
-        with Service(Path(folder) / "service", settings) as service:
-            play_all(service)
-            data = OldData(key, say_all(service))
+        memory = MEMORY_FILE in path.name
+        with Service(Path(folder) / "service", settings | AGENTS, {remembering.FOLDER: folder}) as service:
+            (play_memory if memory else play_all)(service)
+            data = OldData(key, say_all(service, memory=memory))
         with server.client() as raw:
             data.take(raw)
     data.write(path)

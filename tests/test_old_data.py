@@ -15,7 +15,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from app.seal import VERSION, Sealer, parse_keys
-from tests import old_data
+from tests import old_data, remembering
 from tests.old_data import DEMO, TALKS, OldData
 from tests.problems import problem
 from tests.service import Service, run
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from tests.test_store import Raw, Server
 
-FILES = sorted(Path(__file__).with_name("data").glob("format-*.json.gz"))
+ALL = sorted(Path(__file__).with_name("data").glob("format-*.json.gz"))
+FILES = [path for path in ALL if old_data.MEMORY_FILE not in path.name]
+MEMORY = [path for path in ALL if path not in FILES]
 NEWER = "is of a format newer than this release"
 
 
@@ -62,7 +64,7 @@ def used(old: OldData, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 def test_there_is_a_file_of_every_format() -> None:
     assert {path.name for path in FILES} >= {f"format-{number}.json.gz" for number in range(1, VERSION + 1)}
-    assert all(path.stat().st_size < 100_000 for path in FILES)
+    assert all(path.stat().st_size < 100_000 for path in ALL)
 
 
 def test_all_that_was_said_of_old_data_is_said_of_it_now(old: OldData, untouched: Service) -> None:
@@ -232,3 +234,49 @@ def test_a_store_of_a_newer_schema_is_not_used(old: OldData, tmp_path: Path) -> 
     assert status == 2
     assert "the store holds data of schema 2, this release knows 1; run the release that wrote it" in said
     assert "Traceback" not in said
+
+
+@pytest.fixture(params=MEMORY, ids=lambda path: path.name)
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OldData, Service]]:
+    """Give a service on the data of conversations whose memory was bounded, and that went back in time."""
+    kept, folder = OldData.at(request.param), {remembering.FOLDER: str(tmp_path)}
+    with (
+        restored(kept, tmp_path / "store") as (_, settings),
+        Service(tmp_path / "service", settings | old_data.AGENTS, folder) as service,
+    ):
+        yield kept, service
+
+
+def test_old_memories_are_read_and_gone_on_with(memory: tuple[OldData, Service]) -> None:
+    kept, service = memory
+    now = old_data.say_all(service, memory=True)
+    assert now.keys() == kept.said.keys()
+    for path, then in kept.said.items():
+        assert_holds(now[path], then, path)
+    assert {"note", "summary"} <= {
+        step["type"] for path, said in now.items() if path.endswith("/steps") for step in said["items"]
+    }
+    assert now["/conversations/notes"]["expires_at"]
+    old_data_turns = {name: service.get(f"/conversations/{name}")["turns"] for name in old_data.MEMORY}
+    for name, (agent, _) in old_data.MEMORY.items():
+        where, fork = f"/conversations/{name}", service.post(f"/conversations/{name}/fork").json()["id"]
+        replies = {service.play({"prompt": True}, agent=agent, conversation_id=one)["reply"] for one in (name, fork)}
+        assert len(replies) == 1, name
+        assert service.post(f"{where}/rollback", turn=0).status_code == 200
+        assert service.get(f"{where}/steps")["items"] == []
+        assert service.post(f"{where}/rollback", turn=old_data_turns[name]).status_code == 200
+        if name not in {"archived", "variables"}:  # what was archived, or rolled back, since its last turn is back, too
+            assert_holds(service.get(f"{where}/steps", limit=100), kept.said[f"{where}/steps"], name)
+        assert service.post(f"{where}/prune", policy=old_data.LAST, destroy=True).status_code == 200
+
+
+def test_old_values_of_variables_come_back(memory: tuple[OldData, Service]) -> None:
+    _, service = memory
+
+    def value(name: str) -> Any:
+        return service.play({"code": "final_answer(x)"}, agent="code", conversation_id=name)["output"]
+
+    made = service.post("/conversations/variables/fork", turn=2).json()["id"]
+    assert [value(name) for name in (made, "imported", "variables")] == [2, {"ü": 1}, {"ü": 1}]
+    service.post("/conversations/variables/rollback", turn=3).raise_for_status()
+    assert value("variables") == 3
