@@ -184,6 +184,19 @@ def test_a_key_that_comes_with_another_request_is_refused_whatever_partition_it_
         assert made(ask(pair[1], key, DONE)) == first
 
 
+def test_forks_rollbacks_and_prunes_are_made_at_any_partition_and_seen_at_the_other_service(pair: Pair) -> None:
+    for turn in some(pair[0], 8):
+        place = f"/conversations/{turn['conversation_id']}"
+        pair[1].follow_up(turn, DONE)
+        fork = pair[0].post(f"{place}/fork", turn=1).json()
+        assert (fork["turns"], fork["forked_from"]) == (1, {"conversation_id": turn["conversation_id"], "turn": 1})
+        assert pair[1].post(f"{place}/rollback", turn=1).json()["archived_steps"] > 0
+        policy = {"name": "keep_last_n_steps", "n": 1}
+        assert pair[0].post(f"{place}/prune", policy=policy, destroy=True).json()["destroyed"] > 0
+        for name in (fork["id"], turn["conversation_id"]):
+            assert pair[1].play(DONE, agent="scripted", conversation_id=name)["reply"] == "done", name
+
+
 def test_a_stop_at_the_other_service_lands(pair: Pair) -> None:
     for _ in range(4):
         with posting(pair[0], ECHO, ENDLESS) as stream:
