@@ -216,12 +216,15 @@ class Weighing:
 
         That is the system prompt and the descriptions of tools, which only the model's provider counts. A call that was
         shown more than is in the memory (it was pruned since), or less (a policy left steps out), tells something else:
-        what the last two calls that agree have told counts, and the first where none do.
+        what the last two calls that agree have told counts, if that is less than what the first one told.
         """
+        if not self._told:
+            return self._weights.system
+        first = self._told[0][1]
         for (_, before), (_, count) in zip(self._told[-2::-1], self._told[::-1], strict=False):
             if before / ALIKE <= count <= before * ALIKE:
-                return count
-        return self._told[0][1] if self._told else self._weights.system
+                return min(count, first)
+        return first
 
     @property
     def is_reported(self) -> bool:
