@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone,
 NEARER = 1.3  # and where other counts have corrected the estimate
-ALIKE = 1.05  # times another count, up to which the two say the same
 LEAST_SYSTEM = 0.8  # of the system prompt's estimate: what is before the steps is not much less
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
@@ -214,17 +213,10 @@ class Weighing:
     def base(self) -> int:
         """The tokens of what stands before the steps: as reported with a turn's first call, else estimated.
 
-        That is the system prompt and the descriptions of tools, which only the model's provider counts. A call that was
-        shown more than is in the memory (it was pruned since), or less (a policy left steps out), tells something else:
-        what the last two calls that agree have told counts, if that is less than what the first one told.
+        That is the system prompt and the descriptions of tools, which only the model's provider counts. What a call was
+        shown that is not among these steps makes it seem more, so the least counts.
         """
-        if not self._told:
-            return self._weights.system
-        first = self._told[0][1]
-        for (_, before), (_, count) in zip(self._told[-2::-1], self._told[::-1], strict=False):
-            if before / ALIKE <= count <= before * ALIKE:
-                return min(count, first)
-        return first
+        return min((count for _, count in self._told), default=self._weights.system)
 
     @property
     def is_reported(self) -> bool:
