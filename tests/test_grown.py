@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 from smolagents import CodeAgent, Model, ToolCallingAgent
-from smolagents.memory import ActionStep, TaskStep, ToolCall
-from smolagents.models import ChatMessage, MessageRole
+from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
 from app.agents.grown import CallIds, Older, Weighing
 from app.agents.memory import Toolbox, bounded
 from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.prompts import Prompts
 from app.agents.shown_memory import ShownMemory
 from app.agents.thrift import make_thrifty, shown_memory_of
 from app.agents.weights import Weights
@@ -43,11 +43,14 @@ POLICIES: dict[str, Any] = {
 
 
 def agent_of(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **more: Any) -> ToolCallingAgent | CodeAgent:
-    return kind(tools=[], model=Model(), **more)
+    agent = kind(tools=[], model=Model(), **more)
+    agent.memory.system_prompt = SystemPromptStep("system " * 200)
+    return agent
 
 
-def system() -> list[ChatMessage]:
-    return [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "system " * 200}])]
+def toolbox_of(agent: Any) -> Toolbox:
+    weights = Weights()
+    return Toolbox(weights, {}, Older(agent), Prompts(agent, weights))
 
 
 def some_step(number: int, chance: random.Random) -> Any:
@@ -81,17 +84,17 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
     for _ in range(20):
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
-        weights = Weights(system)
-        kept, weighing = Toolbox(weights, {}, Older(agent, weights)), Weighing(agent, weights)
+        kept = toolbox_of(agent)
+        weights, weighing = kept.weights, Weighing(agent, kept.weights)
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
-            at_once = Weights(system)
-            expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent, at_once)))
+            afresh = toolbox_of(agent)
+            expected = bounded(steps, policy, afresh)
             found = bounded(steps, policy, kept)
-            assert as_shown(found, weights) == as_shown(expected, at_once)
-            weighed, anew = weighing.of(found), Weighing(agent, at_once).of(expected)
-            assert (weighed.characters, weighed.tokens) == (anew.characters, anew.tokens)
-            assert (weighed.base, weighed.is_reported) == (anew.base, anew.is_reported)
+            assert as_shown(found, weights) == as_shown(expected, afresh.weights)
+            weighed, anew = weighing.of(found), Weighing(agent, afresh.weights).of(expected)
+            assert (weighed.characters, weighed.estimates) == (anew.characters, anew.estimates)
+            assert (kept.prompts.scale(), kept.prompts.before) == (afresh.prompts.scale(), afresh.prompts.before)
             weights.forget_but(steps)
 
 
@@ -99,12 +102,11 @@ def test_another_policy_finds_nothing_of_the_one_before() -> None:
     chance = random.Random(1)
     agent = agent_of()
     agent.memory.steps = steps = [some_step(number, chance) for number in range(60)]
-    weights = Weights(system)
-    kept = Toolbox(weights, {}, Older(agent, weights))
+    kept = toolbox_of(agent)
     for name in [*POLICIES, *reversed(POLICIES)]:
-        policy, at_once = policy_of(POLICIES[name]), Weights(system)
-        expected = bounded(steps, policy, Toolbox(at_once, {}, Older(agent, at_once)))
-        assert as_shown(bounded(steps, policy, kept), weights) == as_shown(expected, at_once), name
+        policy, afresh = policy_of(POLICIES[name]), toolbox_of(agent)
+        expected = bounded(steps, policy, afresh)
+        assert as_shown(bounded(steps, policy, kept), kept.weights) == as_shown(expected, afresh.weights), name
 
 
 def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:

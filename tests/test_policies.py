@@ -423,14 +423,18 @@ def test_a_policy_that_is_patched_while_a_turn_runs_counts_from_the_next_one(ser
 
 @pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
 def test_a_cold_session_is_shown_what_a_warm_one_is(tmp_path: Path, policy: Any) -> None:
+    """Also what was shown with a step whose tokens were reported is kept with it."""
+    agent = "reporting" if policy["name"] == "token_budget" else "plain"
     with running(tmp_path / "store") as server:
         settings = server.settings | SETTINGS | {"WARM_SESSIONS": "0"}
         with Service(tmp_path / "a", settings) as cold:
-            turn = talk(cold, policy=policy)
+            turn = talk(cold, agent=agent, policy=policy)
+            left_out = [cold.follow_up(turn, echoing(LONG), DONE)["left_out"] for _ in range(6)]
             expected = predicted(cold, turn, PROMPT)
             assert cold.follow_up(turn, PROMPT)["reply"] == expected
         with Service(tmp_path / "b", server.settings | SETTINGS) as warm:
-            other = talk(warm, policy=policy)
+            other = talk(warm, agent=agent, policy=policy)
+            assert [warm.follow_up(other, echoing(LONG), DONE)["left_out"] for _ in range(6)] == left_out
             assert warm.follow_up(other, PROMPT)["reply"] == expected
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentMaxStepsError
 
-from app.agents.grown import Older, Weighing
+from app.agents.grown import Older
 from app.agents.memory import Toolbox, bounded
 from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.prompts import Prompts, Scale, note_shown
 from app.agents.shown_memory import ShownMemory
-from app.agents.thrift import make_thrifty, shown_memory_of
+from app.agents.thrift import SilentLogger, make_thrifty, shown_memory_of
 from app.agents.tokens import estimate_messages
 from app.agents.weights import Weights
 from app.policies import policy_of
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from app.agents.memory import Function
 
-SYSTEM = [ChatMessage(role=MessageRole.SYSTEM, content=[{"type": "text", "text": "You are an agent. " * 20}])]
+SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)
 OWN: dict[str, Function] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
 
@@ -55,6 +58,8 @@ ACTIONS = st.builds(action, TEXT, usage=st.none() | st.integers(1, 4000))
 INSIDE = st.one_of(ACTIONS, ACTIONS, st.builds(plan, TEXT), st.builds(NoteStep, st.integers(1, 9), TEXT))
 TURNS = st.builds(lambda task, rest: [TaskStep(task), *rest], TEXT, st.lists(INSIDE, max_size=5))
 MEMORIES = st.builds(lambda turns: [step for turn in turns for step in turn], st.lists(TURNS, max_size=6))
+PRUNED = [{"name": "prune_old_observations", "keep_last_n": 5}]
+LAST = [{"name": "keep_last_n_steps", "n": 60}]
 RULES = st.one_of(
     st.builds(lambda n: {"name": "keep_last_n_steps", "n": n}, st.integers(1, 8)),
     st.builds(
@@ -67,13 +72,11 @@ RULES = st.one_of(
 )
 
 
-def tools() -> Toolbox:
-    weights = Weights(lambda: SYSTEM)
-    return Toolbox(weights, OWN, Older(agents.make_scripted(), weights))
-
-
-def weighed(memory: list[MemoryStep]) -> Weighing:
-    return Weighing(agents.make_scripted(), Weights(lambda: SYSTEM)).of(memory)
+def tools(memory: list[MemoryStep] | None = None) -> Toolbox:
+    agent, weights = agents.make_scripted(), Weights()
+    agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
+    agent.memory.system_prompt = SYSTEM
+    return Toolbox(weights, OWN, Older(agent), Prompts(agent, weights))
 
 
 def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: Toolbox) -> list[int]:
@@ -105,9 +108,7 @@ def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryS
 @settings(max_examples=200, deadline=None)
 @given(MEMORIES, RULES)
 def test_a_rule_that_is_applied_to_what_it_gave_changes_nothing(memory: list[MemoryStep], rule: Any) -> None:
-    box, policy = tools(), policy_of(rule)
-    if rule["name"] == "token_budget" and any(getattr(step, "token_usage", None) for step in memory):
-        return  # what is reported weighs otherwise once something is left out
+    box, policy = tools(memory), policy_of(rule)
     shown = bounded(memory, policy, box)
     assert bounded(shown, policy, box) == shown
 
@@ -127,10 +128,7 @@ def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryS
 @settings(max_examples=300, deadline=None)
 @given(MEMORIES, st.integers(1, 3000))
 def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: list[MemoryStep], most: int) -> None:
-    for step in memory:
-        if isinstance(step, ActionStep):
-            step.token_usage = None
-    box = tools()
+    box = tools(memory)
     shown = bounded(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
     if not memory:
         return
@@ -138,8 +136,9 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
     always = {last, len(memory) - 1} | {place for place, step in enumerate(memory) if isinstance(step, NoteStep)}
     places = set(places_of(shown, memory, box))
     assert always <= places
-    weight = estimate_messages(SYSTEM) + tokens_of(shown, box)
-    assert weight <= most or places == always
+    factor = box.prompts.scale().factor
+    weight = (box.prompts.before + tokens_of(shown, box)) * factor
+    assert weight <= most + 1e-6 or places == always
     starts = [place for place, step in enumerate(memory) if isinstance(step, TaskStep)]
     for start, end in pairwise(starts):
         turn = set(range(start, end)) - always
@@ -148,7 +147,7 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
         newest = max(set(range(len(memory))) - places)
         turn_of = max([start for start in starts if start <= newest])
         more = {newest} if turn_of == last else set(range(turn_of, last)) - places
-        assert weight + tokens_of([memory[place] for place in more], box) > most
+        assert weight + tokens_of([memory[place] for place in more], box) * factor > most - 1e-6
 
 
 @given(MEMORIES, st.integers(0, 5), st.integers(0, 100))
@@ -190,60 +189,68 @@ def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played
 # What is reported
 
 
-def conversation(turns: int, tools_tokens: int = 300) -> list[MemoryStep]:
-    """Give turns of one answer each, with the prompts that a model counts as `true_tokens`."""
+@pytest.mark.parametrize("counts", [0.7, 1, 2.5], ids="counts {}".format)
+@pytest.mark.parametrize("unseen", [0, 3000], ids="{} of tools".format)
+@pytest.mark.parametrize("before", [[], PRUNED, LAST], ids=lambda rules: rules[0]["name"] if rules else "alone")
+def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
+    """A model that counts otherwise than is estimated, and is sent what the service does not see, before each step."""
+    agent, budget, prompts = agents.make_scripted(), 12_000, []
+    make_thrifty(agent)
+    agent.memory.system_prompt = SYSTEM
+    shown_memory = shown_memory_of(agent, {})
+    assert shown_memory
+    shown_memory.begin(policy_of([*before, {"name": "token_budget", "max_tokens": budget}]))
+    chance = random.Random(str((before, unseen, counts)))
+    for number in range(200):
+        if number % 3 == 0:
+            agent.memory.steps.append(TaskStep("please do this or that " * chance.randint(1, 30)))
+        messages = agent.write_memory_to_messages()
+        prompts.append(unseen + round(counts * estimate_messages(messages)))
+        step = action("we saw that " * chance.randint(1, 150), usage=prompts[-1])
+        shown_memory.note_shown(step)
+        agent.memory.steps.append(step)
+    assert max(prompts) <= budget * 1.01
+    assert max(prompts) > budget * 0.9, "and is made use of"
+
+
+def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> list[MemoryStep]:
+    """Give turns of one answer each, with the prompts that a model counts as a quarter more than is estimated."""
     memory: list[MemoryStep] = []
+    before = tools().prompts.before
     for number in range(turns):
         memory.append(TaskStep(f"question {number} " + "why " * 30))
-        counted = sum(true_tokens(step) for step in memory) + tools_tokens + estimate_messages(SYSTEM)
-        memory.append(action(f"answer {number} " + "so " * 60, usage=counted))
+        shown = tokens_of(memory, tools())
+        memory.append(action(f"answer {number} " + "so " * 60, usage=round(1.25 * (before + shown + unseen))))
+        if is_noted:
+            note_shown(memory[-1], shown)
     return memory
 
 
-def true_tokens(step: MemoryStep) -> int:
-    """Count as no estimate does: a quarter more."""
-    return round(1.25 * estimate_messages(step.to_messages()))
-
-
-def test_tokens_are_as_reported_from_call_to_call_and_said_to_be() -> None:
-    memory = conversation(5)
-    tokens = weighed(memory).tokens
-    assert [sum(tokens[at : at + 2]) for at in range(1, 9, 2)] == [
-        true_tokens(memory[at]) + true_tokens(memory[at + 1]) for at in range(1, 9, 2)
-    ]
-    assert weighed(memory).is_reported
-    assert not weighed(memory[:2]).is_reported
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_the_scale_is_that_of_the_last_prompt(is_noted: bool) -> None:
+    memory = conversation(5, unseen=0, is_noted=is_noted)
+    scale = tools(memory).prompts.scale()
+    assert (round(scale.factor, 2), scale.is_reported) == (1.25, True)
+    memory += [TaskStep("more"), action("was not counted")]
+    assert tools(memory).prompts.scale() == scale
     for step in memory:
         if isinstance(step, ActionStep):
             step.token_usage = None
-    assert weighed(memory).tokens == [estimate_messages(step.to_messages()) for step in memory]
-    assert not weighed(memory).is_reported
+    assert tools(memory).prompts.scale() == Scale(1.0, is_reported=False)
 
 
-def test_what_stands_before_the_steps_is_as_reported_also_after_a_prune() -> None:
-    memory = conversation(6)
-    system = estimate_messages(SYSTEM)
-    exact = system + 300
-    base = weighed(memory).base
-    assert abs(base - exact) <= 0.25 * estimate_messages(memory[0].to_messages()) + 1
-    pruned = memory[6:]
-    for _ in range(3):  # turns that were played since, and agree
-        pruned.append(TaskStep("short"))
-        counted = sum(true_tokens(step) for step in pruned) + exact
-        pruned.append(action("ok", usage=counted))
-    base = weighed(pruned).base
-    off = sum(true_tokens(step) - estimate_messages(step.to_messages()) for step in pruned)
-    assert system * 0.8 <= base <= exact + off, "what was pruned is no part of what stands before"
+def test_what_a_step_says_of_its_prompt_counts_more_than_what_is_in_the_memory_now() -> None:
+    memory = conversation(6, unseen=0, is_noted=True)
+    assert round(tools(memory[6:]).prompts.scale().factor, 2) == 1.25, "the first turns were pruned since"
+    assert tools(conversation(9, unseen=0)[12:]).prompts.scale().factor == 2, "no more is believed without such a note"
 
 
-def test_a_count_that_cannot_be_that_of_the_steps_is_not_believed() -> None:
-    memory = conversation(4)
-    fifth: Any = memory[5]
-    fifth.token_usage = TokenUsage(1_000_000, 1)
-    tokens = weighed(memory).tokens[3:]
-    assert all(abs(found - true_tokens(step)) <= 1 for found, step in zip(tokens, memory[3:], strict=True)), (
-        "an estimate, corrected by what was told of others"
-    )
+def test_an_answer_that_was_forced_says_nothing_of_the_scale() -> None:
+    memory = conversation(3, is_noted=True)
+    expected = tools(memory).prompts.scale()
+    forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)
+    note_shown(forced, 10_000)
+    assert tools([*memory, forced]).prompts.scale() == expected
 
 
 # Built once

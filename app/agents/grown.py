@@ -7,14 +7,11 @@ compared with what they held the last time, where that matters.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from operator import eq, is_
 from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, ToolCallingAgent
-from smolagents.memory import ActionStep, TaskStep
-from smolagents.utils import AgentMaxStepsError
 
 from app.agents.own_steps import NoteStep
 from app.agents.weights import mark_of
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
 
     from app.agents.weights import Weights
 
-NEAR = 2  # how much more, or less, than the estimate a reported count may be to be one of these steps alone,
-NEARER = 1.3  # and where other counts have corrected the estimate
-LEAST_SYSTEM = 0.8  # of the system prompt's estimate: what is before the steps is not much less
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
 
@@ -68,12 +62,9 @@ class Looked:
 class Older:
     """What rules make of older steps, each one alone."""
 
-    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
-        self._agent = agent
-        self._weights = weights
+    def __init__(self, agent: MultiStepAgent) -> None:
         self._new = {at_contents: Looked(agent, at_contents=at_contents) for at_contents in (False, True)}
         self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
-        self._weighings: dict[Hashable, Weighing] = {}
 
     def made(
         self,
@@ -99,12 +90,6 @@ class Older:
                 made.append(one)
             ends.append(len(made))
         return made[:]
-
-    def weighed(self, name: Hashable, steps: Sequence[MemoryStep]) -> Weighing:
-        """Give what the steps weigh, for the rule of this name."""
-        if name not in self._weighings:
-            self._weighings[name] = Weighing(self._agent, self._weights)
-        return self._weighings[name].of(steps)
 
     def notes(self, name: Hashable, steps: Sequence[MemoryStep], end: int) -> list[NoteStep]:
         """Give the notes before `end`, for the rule of this name."""
@@ -136,118 +121,49 @@ class Messages:
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
         self._looked = Looked(agent, at_contents=True)
+        self._steps: Sequence[MemoryStep] = ()
         self._messages: list[ChatMessage] = []
         self._ends = [0]
+        self._sums = [0]
 
     def of(self, steps: Sequence[MemoryStep]) -> list[ChatMessage]:
         """Give them in a list of their own."""
         known = self._looked.again(steps, len(steps))
-        del self._messages[self._ends[known] :], self._ends[known + 1 :]
+        self._steps = steps
+        del self._messages[self._ends[known] :], self._ends[known + 1 :], self._sums[known + 1 :]
         for place in range(known, len(steps)):
             self._messages += self._weights.messages(steps[place])
             self._ends.append(len(self._messages))
         return self._messages[:]
 
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The fold of the steps before a place, up to the last model call of those that was reported."""
-
-    place: int = 0
-    count: int = 0
-    """The tokens of that call's prompt."""
-    weight: int = 0
-    """Those of the steps before it."""
-    reported: int = 0
-    """How many of these are as reported."""
-    estimated: int = 0
-    """What those were estimated at."""
-
-    @property
-    def factor(self) -> float:
-        """How much more the model counts than is estimated, as far as it told."""
-        return self.reported / self.estimated if self.estimated else 1.0
+    def estimate(self) -> int:
+        """Estimate the tokens of the steps whose messages were given last."""
+        for place in range(len(self._sums) - 1, len(self._ends) - 1):
+            self._sums.append(self._sums[-1] + self._weights.estimate(self._steps[place]))
+        return self._sums[-1]
 
 
 class Weighing:
-    """What steps weigh: from one call of the model to the next as it reports them, else estimated.
-
-    By how much the prompt grew from one action's call to the next is shared out by the estimates. Where it did not grow
-    by these steps alone (others were left out for them), and after the last call, the estimate is corrected by what the
-    model has told of others.
-    """
+    """What steps weigh, each one alone, and what they are copies of."""
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
         self._looked = Looked(agent, at_contents=True)
-        self._calls = [_Call()]
-        self._told: list[tuple[int, int]] = []
-        """Places of turns' first calls, and what stands before the steps by their count."""
-        self.tokens: list[int] = []
-        """Of each step; not to be changed."""
+        self.estimates: list[int] = []
+        """Tokens; these lists are not to be changed."""
         self.characters: list[int] = []
+        self.origins: list[int] = []
+        """The `id` of the step that each one was made of; of those that are none's copy, their own."""
 
     def of(self, steps: Sequence[MemoryStep]) -> Weighing:
-        """Weigh these steps, and give what was found."""
+        """Weigh these."""
         known = self._looked.again(steps, len(steps))
-        while self._calls and self._calls[-1].place >= known:  # a call's own step must be known, too
-            self._calls.pop()
-        self._calls = self._calls or [_Call()]
-        while self._told and self._told[-1][0] >= known:
-            self._told.pop()
-        call = self._calls[-1]
-        del self.tokens[call.place :], self.characters[call.place :]
-        for place in range(call.place, len(steps)):
-            step = steps[place]
-            count = _input_of(step)
-            if count and place > call.place:
-                call = self._reported(call, steps, place, count)
-                self._calls.append(call)
-            elif count and not place:
-                call = self._calls[0] = _Call(count=count)
-            self.tokens.append(round(self._weights.estimate(step) * call.factor))
+        del self.estimates[known:], self.characters[known:], self.origins[known:]
+        for step in islice(steps, known, None):
+            self.estimates.append(self._weights.estimate(step))
             self.characters.append(self._weights.characters(step))
+            self.origins.append(id(self._weights.origin(step)))
         return self
-
-    @property
-    def base(self) -> int:
-        """The tokens of what stands before the steps: as reported with a turn's first call, else estimated.
-
-        That is the system prompt and the descriptions of tools, which only the model's provider counts. What a call was
-        shown that is not among these steps makes it seem more, so the least counts.
-        """
-        return min((count for _, count in self._told), default=self._weights.system)
-
-    @property
-    def is_reported(self) -> bool:
-        """Most of the tokens are as the model reports them."""
-        return self._calls[-1].reported > sum(self.tokens) / 2
-
-    def _reported(self, before: _Call, steps: Sequence[MemoryStep], place: int, count: int) -> _Call:
-        tokens = self.tokens[before.place : place]
-        between, grown = sum(tokens), count - before.count
-        reported, estimated = before.reported, before.estimated
-        near = NEARER if before.estimated else NEAR
-        if before.count and between / near <= grown <= between * near:
-            shares = [each * grown // between for each in tokens]
-            shares[0] += grown - sum(shares)
-            self.tokens[before.place : place] = shares
-            between, reported = grown, reported + grown
-            estimated += sum(map(self._weights.estimate, steps[before.place : place]))
-        weight = before.weight + between
-        if isinstance(steps[place - 1], TaskStep) and count - weight > self._weights.system * LEAST_SYSTEM:
-            self._told.append((place, count - weight))
-        return _Call(place, count, weight, reported, estimated)
-
-
-def _input_of(step: MemoryStep) -> int:
-    """Give the tokens of the prompt of an action's model call, as reported; 0 where they were not.
-
-    An answer that was forced at the end of the steps came of a prompt of another kind.
-    """
-    if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
-        return 0
-    return int(step.token_usage.input_tokens)
 
 
 def _may_change_steps(agent: MultiStepAgent) -> bool:

@@ -18,6 +18,7 @@ from app.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservation
 
 if TYPE_CHECKING:
     from app.agents.grown import Older
+    from app.agents.prompts import Prompts
     from app.agents.weights import Weights
     from app.policies import Policy, Rule
 
@@ -45,6 +46,7 @@ class Toolbox:
     own: dict[str, Function]
     """By import string."""
     older: Older
+    prompts: Prompts
 
 
 def bounded(steps: Steps, policy: Policy, tools: Toolbox) -> Steps:
@@ -118,21 +120,21 @@ def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps
     """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first."""
     if not steps:
         return steps
-    weighed = tools.older.weighed(place, steps)
-    tokens, turn = weighed.tokens, begins_turn(steps)
+    weight, turn = tools.weights.estimate, begins_turn(steps)
     notes = tools.older.notes(place, steps, turn)
     kept = {at for at in range(turn, len(steps)) if isinstance(steps[at], NoteStep)} | {turn, len(steps) - 1}
-    left = rule.max_tokens - weighed.base - sum(tokens[at] for at in kept) - sum(map(tools.weights.estimate, notes))
+    left = rule.max_tokens / tools.prompts.scale().factor - tools.prompts.before
+    left -= sum(weight(steps[at]) for at in kept) + sum(map(weight, notes))
     for at in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
         if at not in kept:
-            left -= tokens[at]
+            left -= weight(steps[at])
             if left < 0:
                 break
             kept.add(at)
     start = at = turn
     while left >= 0 and at > 0:  # whole turns: a step without its task makes no sense to a model
         at -= 1
-        left -= 0 if isinstance(steps[at], NoteStep) else tokens[at]
+        left -= 0 if isinstance(steps[at], NoteStep) else weight(steps[at])
         if left >= 0 and (isinstance(steps[at], TaskStep) or at == 0):
             start = at
     if not start and len(kept) == len(steps) - turn:

@@ -86,6 +86,7 @@ class AgentSession:
         if isinstance(agent, CodeAgent):
             agent.step_callbacks.register(ActionStep, self._name_calls_apart)
         if self._shown:
+            agent.step_callbacks.register(ActionStep, self._shown.note_shown)
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
         self._family = equip(agent, nursery, self._carries)
         self._belongings = Belongings(self._family, variables)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from operator import ne
 from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
@@ -11,12 +12,13 @@ from smolagents.memory import TaskStep
 from app.agents.grown import CallIds, Messages, Older, Weighing
 from app.agents.memory import Function, Toolbox, bounded
 from app.agents.own_steps import replaced_notes
+from app.agents.prompts import Prompts, note_shown
 from app.agents.weights import Weights, text_in
 from app.policies import Summarize
 from app.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -28,15 +30,29 @@ if TYPE_CHECKING:
     SumUp = Callable[[Steps, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Without:
+    """What a policy leaves out."""
+
+    places: tuple[int, ...]
+    """Of the steps that are not shown."""
+    shortened: int
+    """How many are shown, but not as they are."""
+    characters: int
+    estimate: int
+
+
 class ShownMemory:
     """Stands for an agent's `write_memory_to_messages`."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
-        self._weights = Weights(self._system)
-        self._tools = Toolbox(self._weights, {}, Older(agent, self._weights))
+        self._weights = Weights()
+        self._prompts = Prompts(agent, self._weights)
+        self._tools = Toolbox(self._weights, {}, Older(agent), self._prompts)
         self._calls = CallIds(agent)
         self._messages = Messages(agent, self._weights)
+        self._shown = Weighing(agent, self._weights)
         self.policy: Policy = ()
         self.sum_up: SumUp | None = None
         """Takes what is shown before a summary, and the tokens after which one is made; may add one to the memory."""
@@ -86,9 +102,14 @@ class ShownMemory:
         """The ids of all calls in the memory, where a policy bounds it."""
         return self._calls.ids() if self.policy else ()
 
+    def note_shown(self, step: MemoryStep) -> None:
+        """Have a step that is over say what its prompt showed: what the model counted is of that."""
+        if self.policy:
+            note_shown(step, self._messages.estimate())
+
     def tokens(self, steps: Steps) -> int:
         """Give what steps weigh."""
-        return sum(Weighing(self._agent, self._weights).of(steps).tokens)
+        return self._prompts.scale().tokens(sum(map(self._weights.estimate, steps)))
 
     def text_of(self, step: MemoryStep) -> str:
         """Give a step as the model is shown it, without images."""
@@ -99,42 +120,44 @@ class ShownMemory:
         if not self.policy:
             return None
         shown, steps, count = self._last
-        memory = steps[:count]
-        left, cut = self._difference(memory, shown)
-        weighed, weights = self._tools.older.weighed("memory", memory), self._weights
-        short = [(weights.origin(step), step) for step in cut]
-        return LeftOut(
-            len(left),
-            len(cut),
-            sum(map(weighed.characters.__getitem__, left))
-            + sum(weights.characters(whole) - weights.characters(step) for whole, step in short),
-            sum(map(weighed.tokens.__getitem__, left))
-            + sum(weights.estimate(whole) - weights.estimate(step) for whole, step in short),
-        )
+        without = self._difference(steps[:count], shown)
+        tokens = self._prompts.scale().tokens(without.estimate)
+        return LeftOut(len(without.places), without.shortened, without.characters, tokens)
 
     def weigh(self, policy: Policy) -> Weighed:
         """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
         memory = self._agent.memory.steps
-        left, cut = self._difference(memory, self._bounded(policy))
-        weighed = self._tools.older.weighed("memory", memory)
-        replaced, out = self._replaced(memory), set(left)
+        without = self._difference(memory, self._bounded(policy))
+        weighed, scale = self._prompts.weighed(memory), self._prompts.scale()
+        replaced, out = self._replaced(memory), set(without.places)
         before = [place for place, step in enumerate(memory) if id(step) not in replaced]
         system = sum(len(text_in(message)) for message in self._system())
 
         def weight(places: Sequence[int]) -> Weight:
             characters = system + sum(map(weighed.characters.__getitem__, places))
-            tokens = weighed.base + sum(map(weighed.tokens.__getitem__, places))
-            return Weight(len(places), characters, tokens, is_estimate=not weighed.is_reported)
+            tokens = scale.tokens(self._prompts.before + sum(map(weighed.estimates.__getitem__, places)))
+            return Weight(len(places), characters, tokens, is_estimate=not scale.is_reported)
 
         after = [place for place in before if place not in out]
-        return Weighed(weight(before), weight(after), tuple(left), len(cut))
+        return Weighed(weight(before), weight(after), without.places, without.shortened)
 
-    def _difference(self, memory: Steps, shown: Steps) -> tuple[list[int], list[MemoryStep]]:
-        """Give the places of the steps that a policy does not show, and what it shows of others that it changes."""
-        known = set(map(id, memory))
-        cut = [step for step in shown if id(step) not in known and self._weights.origin(step) is not step]
-        known = {*map(id, shown), *(id(self._weights.origin(step)) for step in cut), *self._replaced(memory)}
-        return [place for place, step in enumerate(memory) if id(step) not in known], cut
+    def _difference(self, memory: Steps, shown: Steps) -> _Without:
+        """Compare what is shown with the memory; notes that another one replaced are left out of it anyway."""
+        whole, part = self._prompts.weighed(memory), self._shown.of(shown)
+        there, known, replaced = set(map(id, memory)), set(part.origins), set(self._replaced(memory))
+        gone = _places(replaced, map(id, memory))
+        added = _places(known - there, part.origins)  # by a policy of one's own
+
+        def missing(of_whole: Sequence[int], of_part: Sequence[int]) -> int:
+            less = sum(map(of_whole.__getitem__, gone)) - sum(map(of_part.__getitem__, added))
+            return sum(of_whole) - sum(of_part) - less
+
+        return _Without(
+            _places(there - known - replaced, map(id, memory)),
+            sum(map(ne, map(id, shown), part.origins)),
+            missing(whole.characters, part.characters),
+            missing(whole.estimates, part.estimates),
+        )
 
     def _replaced(self, steps: Steps) -> Collection[int]:
         return replaced_notes(self._tools.older.notes("all", steps, len(steps)))
@@ -149,3 +172,7 @@ class ShownMemory:
     def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
         return messages
+
+
+def _places(wanted: Collection[int], ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(place for place, one in enumerate(ids) if one in wanted) if wanted else ()

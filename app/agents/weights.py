@@ -39,14 +39,11 @@ class Weights:
     The messages are shared between model calls: a model must not change those that it is given (smolagents' own copy).
     """
 
-    def __init__(self, system: Callable[[], list[ChatMessage]]) -> None:
-        """`system` gives the system prompt's messages."""
-        self._system = system
+    def __init__(self) -> None:
         self._built: dict[int, _Built] = {}
         self._origins: dict[int, tuple[MemoryStep, MemoryStep]] = {}
         """Copies, and what they are copies of, by the copy's id."""
         self._kept = 0
-        self._known_system: tuple[str, int] = ("", 0)
 
     def messages(self, step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMessage]:
         """Give a step's messages."""
@@ -108,15 +105,6 @@ class Weights:
         while found := self._origins.get(id(step)):
             step = found[1]
         return step
-
-    @property
-    def system(self) -> int:
-        """The tokens of the system prompt, estimated."""
-        messages = self._system()
-        text = str(messages[0].content) if messages else ""
-        if text != self._known_system[0]:
-            self._known_system = (text, estimate_messages(messages))
-        return self._known_system[1]
 
     def forget_but(self, *kept_steps: Sequence[MemoryStep]) -> None:
         """Let go of what no memory holds any more, now and then."""

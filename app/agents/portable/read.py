@@ -12,6 +12,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, Text, checked
 from app.agents.portable.written import LABELS
+from app.agents.prompts import note_shown
 from app.agents.steps import ERROR_NAMES, agent_error
 from app.errors import InvalidRequestError
 
@@ -112,6 +113,7 @@ class ActionIn(StepIn):
     action_output_image: ImageName | None = None
     error: ErrorIn | None = None
     is_final_answer: bool = False
+    shown_estimate: Count | None = None
     token_usage: UsageIn | None = None
 
     def made(self, pointer: str, images: Images) -> ActionStep:
@@ -120,7 +122,7 @@ class ActionIn(StepIn):
             raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image")
         names = _places("observations_images", shown) | ({"/action_output_image": output} if output else {})
         found = images.of_step(pointer, names)
-        return ActionStep(
+        step = ActionStep(
             self.step_number,
             self.timing.made(),
             tool_calls=calls_of(self.tool_calls),
@@ -134,6 +136,9 @@ class ActionIn(StepIn):
             token_usage=self.token_usage.made() if self.token_usage else None,
             is_final_answer=self.is_final_answer,
         )
+        if self.shown_estimate is not None:
+            note_shown(step, self.shown_estimate)
+        return step
 
 
 class NoteIn(StepIn):

@@ -14,6 +14,7 @@ from app.agents.own_steps import NoteStep
 from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
 from app.agents.portable.values import MOST_COUNT, flaw_of
+from app.agents.prompts import shown_estimate
 from app.agents.steps import step_type
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _Writing:
             "action_output_image": image,
             "error": {"type": type(step.error).__name__, "message": text_of(str(step.error))} if step.error else None,
             "is_final_answer": bool(step.is_final_answer),
+            "shown_estimate": shown_estimate(step),
             **_cost(step.timing, step.token_usage),
         }
 
