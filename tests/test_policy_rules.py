@@ -186,6 +186,26 @@ def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played
     assert not tasks or any(step is tasks[-1] for step in shown)
 
 
+@settings(max_examples=100, deadline=None)
+@given(MEMORIES, MEMORIES, st.integers(1, 9), st.integers(1, 3000))
+def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_without_it(
+    before: list[MemoryStep], after: list[MemoryStep], n: int, most: int
+) -> None:
+    summary = SummaryStep("short", 0)
+    memory = [*before, summary, *after]
+    summarize = {"name": "summarize", "after_tokens": 1}
+    rest = bounded(memory, policy_of(summarize), tools())[1:]
+    room = most - tokens_of([summary], tools())
+    for rule, bare in (
+        ({"name": "keep_last_n_steps", "n": n}, {"name": "keep_last_n_steps", "n": n}),
+        ({"name": "token_budget", "max_tokens": most}, {"name": "token_budget", "max_tokens": max(1, room)}),
+    ):
+        shown = bounded(memory, policy_of([summarize, rule]), tools())
+        assert shown[0] is summary
+        if any(isinstance(step, TaskStep) for step in rest):
+            assert list(shown[1:]) == list(bounded(rest, policy_of(bare), tools()))
+
+
 # What is reported
 
 

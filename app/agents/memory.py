@@ -80,12 +80,13 @@ def _all(steps: Steps, _rule: Rule, _tools: Toolbox, _place: int) -> Steps:
 
 
 def _last_steps(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+    summary = _summary_of(steps)
     left, start = rule.n, len(steps)
-    while start and left:
+    while start > len(summary) and left:
         start -= 1
         left -= not isinstance(steps[start], _ALWAYS)
     kept = tools.older.made(place, steps, start, lambda step: step if isinstance(step, _ALWAYS) else None)
-    return [*kept, *steps[start:]] if len(kept) < start else steps
+    return [*summary, *kept, *steps[start:]] if len(summary) + len(kept) < start else steps
 
 
 def _cut_observations(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
@@ -117,14 +118,14 @@ def _cut(step: ActionStep, max_length: int) -> ActionStep:
 
 
 def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
-    """Keep notes, the newest turn's task and its last step, whatever they weigh; then turns, the newest first."""
+    """Keep a summary, notes, the newest turn's task and its last step, whatever they weigh; then the newest turns."""
     if not steps:
         return steps
     weight, turn = tools.weights.estimate, begins_turn(steps)
-    notes = tools.older.notes(place, steps, turn)
+    notes, summary = tools.older.notes(place, steps, turn), _summary_of(steps) if turn else ()
     kept = {at for at in range(turn, len(steps)) if isinstance(steps[at], NoteStep)} | {turn, len(steps) - 1}
     left = rule.max_tokens / tools.prompts.scale().factor - tools.prompts.before
-    left -= sum(weight(steps[at]) for at in kept) + sum(map(weight, notes))
+    left -= sum(weight(steps[at]) for at in kept) + sum(map(weight, [*summary, *notes]))
     for at in reversed(range(turn, len(steps))):  # of the turn that is played: the newest steps that fit
         if at not in kept:
             left -= weight(steps[at])
@@ -132,15 +133,21 @@ def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps
                 break
             kept.add(at)
     start = at = turn
-    while left >= 0 and at > 0:  # whole turns: a step without its task makes no sense to a model
+    first = len(summary)
+    while left >= 0 and at > first:  # whole turns: a step without its task makes no sense to a model
         at -= 1
         left -= 0 if isinstance(steps[at], NoteStep) else weight(steps[at])
-        if left >= 0 and (isinstance(steps[at], TaskStep) or at == 0):
+        if left >= 0 and (isinstance(steps[at], TaskStep) or at == first):
             start = at
-    if not start and len(kept) == len(steps) - turn:
+    if start == first and len(kept) == len(steps) - turn:
         return steps
     older = len(notes) - sum(isinstance(step, NoteStep) for step in steps[start:turn])
-    return [*notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
+    return [*summary, *notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
+
+
+def _summary_of(steps: Steps) -> Steps:
+    """Give the summary that a rule before put in the place of what was first."""
+    return steps[:1] if steps and isinstance(steps[0], SummaryStep) else ()
 
 
 def _summed_up(steps: Steps, _rule: Rule, tools: Toolbox, place: int) -> Steps:
