@@ -92,6 +92,7 @@ async def _until_ended(settings: Settings, service: Service, listening: socket.s
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=STREAMS_S,
+            timeout_keep_alive=settings.keep_alive_s,
             lifespan="off",
             proxy_headers=False,
         )

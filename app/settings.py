@@ -88,6 +88,12 @@ class Settings(BaseSettings):
         gt=0,
         description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
     )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="How long a connection that nothing is asked on is kept: longer than a proxy in front keeps it, "
+        "which else now and then sends a request into one that was just closed (502).",
+    )
     send_timeout_s: float = Field(
         30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."
     )
