@@ -193,6 +193,7 @@ def _told_to_go(sentinels: Sentinels) -> Node:
 REFUSED = (
     "a service that nobody watches",
     "sentinels that nobody runs",
+    "certificates that nobody trusts",
     "a wrong password",
     "no service",
     "a word for a database",
@@ -211,6 +212,10 @@ def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]
         "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
         "sentinels that nobody runs": at(
             f"rediss+sentinel://worker:{SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0", "SMOLSESSIONS_REDIS_URL"
+        ),
+        "certificates that nobody trusts": Refused(
+            {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
+            ("SMOLSESSIONS_REDIS_CA_FILE",),
         ),
         "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
         "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
