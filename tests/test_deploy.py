@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -270,6 +271,15 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert (
         modes == [0o700] + [0o644] * 4
     )  # closed to others here; whoever a container runs as can read what it is given
+
+
+def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
+    command = [str(DEPLOY / "make-secrets"), str(tmp_path / "secrets"), "no-such-program"]
+    for arguments, told in ((command[:1], "make-secrets FOLDER"), (command, "docker run --rm IMAGE")):
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=10)
+        assert (ended.returncode != 0, ended.stdout) == (True, "")
+        assert told in ended.stderr
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: Path) -> None:
