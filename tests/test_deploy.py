@@ -120,11 +120,21 @@ def test_only_what_a_policy_names_is_let_in_and_out(overlay: Overlay) -> None:
     assert {"http", 8000} & ports_of(policies, "ingress", web)
     for pod in (web, work):
         out = ports_of(policies, "egress", pod)
-        assert {53} <= out
-        assert {"store", 6379} & out
+        assert {53, 5353, 6379} <= out
         assert (443 in out) is (pod is work)
     store = [pod for pod in overlay.pods() if pod.name == "smolsessions-store"]
-    assert [ports_of(policies, "egress", pod) for pod in store] == [{53}] * len(store)
+    assert [ports_of(policies, "egress", pod) for pod in store] == [{53, 5353}] * len(store)
+    (models,) = (
+        rule
+        for policy in policies
+        if matches(policy["podSelector"], work)
+        for rule in policy.get("egress", [])
+        if 443 in {port["port"] for port in rule["ports"]}
+    )
+    open_to = {place["ipBlock"]["cidr"]: set(place["ipBlock"]["except"]) for place in models["to"]}
+    assert open_to.keys() == {"0.0.0.0/0", "::/0"}
+    assert {"10.0.0.0/8", "169.254.0.0/16"} < open_to["0.0.0.0/0"]
+    assert {"fc00::/7", "fe80::/10"} == open_to["::/0"]
 
 
 def ports_of(policies: list[Manifest], way: str, pod: Pod) -> set[int | str]:
