@@ -234,7 +234,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     additions = re.findall(
         r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
     )
-    assert len(additions) == 3
+    assert len(additions) == 6
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
     site = deploy / "site"
@@ -251,8 +251,14 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
         (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     overlay = Overlay.read(kustomize(site))
     assert [each["kind"] for each in overlay.all("HTTPRoute", "Ingress")] == ["Ingress"]
+    let_in = overlay.one("NetworkPolicy", "smolsessions-web")["spec"]["ingress"][0]["from"]
+    assert [list(place) for place in let_in] == [["namespaceSelector"], ["ipBlock"]]
+    store = overlay.one("NetworkPolicy", "smolsessions-to-store")["spec"]["egress"][0]["ports"]
+    assert [port["port"] for port in store] == [6379, 26379, 6380]
+    assert overlay.one("PodMonitor", "smolsessions")["metadata"]["labels"]["release"]
     for role in ROLES:
         pod = overlay.pod(f"smolsessions-{role}")
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
         assert pod.environment["OPENAI_API_KEY"] == "the-models"
         assert pod.environment[pod.environment[f"{PREFIX}MODEL_API_KEY_ENV"]] == "the-models"
