@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +151,23 @@ def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: Server, tmp_p
         assert idle.sock.recv(1) == b"", "closed by the service"
         assert time.monotonic() - since > 0.9
         idle.close()
+
+
+def test_connections_are_not_bound_by_what_a_shell_begins_with(server: Server, tmp_path: Path) -> None:
+    ours = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 256
+    assert ours[1] > 2 * few
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, ours)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, ours[1]))
+        (web,) = stack.enter_context(started(server, tmp_path, "web"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(ours[0], 2 * few), ours[1]))
+        where = (web.client.base_url.host, web.client.base_url.port)
+        for _ in range(few):
+            stack.enter_context(socket.create_connection(where, timeout=SOON_S))
+        one_more = stack.enter_context(closing(HTTPConnection(*where, timeout=SOON_S)))
+        one_more.request("GET", "/livez")
+        assert one_more.getresponse().status == 200
 
 
 def test_what_web_takes_in_waits_until_there_is_a_work(server: Server, tmp_path: Path) -> None:
