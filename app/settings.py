@@ -57,7 +57,9 @@ class Settings(BaseSettings):
         description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
         "`smolsessions new-key` prints one.",
     )
-    seal_keys_file: Path | None = Field(None, description="The same in a file, one key a line.")
+    seal_keys_file: Path | None = Field(
+        None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
+    )
     api_keys_file: Path | None = Field(
         None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions new-api-key OWNER` prints one."
     )
