@@ -148,9 +148,12 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
             patient = Patient([service], [ECHO, DONE])
             with playing([patient]):
                 until(lambda: patient.refusals)
+                problem(service.client.get("/conversations"), 503, "store_unavailable")
                 replica.start()
             patient.check(service)
             assert patient.result["reply"] == "done"
+            until(lambda: "is back" in service.log())
+            assert service.log().count("is away") == 1, "an outage is said once, and its end when it is over"
     finally:
         primary.kill()
         replica.kill()

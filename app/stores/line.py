@@ -136,9 +136,7 @@ class Line:
                 await _ask(news, [("SSUBSCRIBE", channel) for channel in self._heard])
                 witness = await self._open(opened) if self._witness else None
             self._is_open = True
-            if self._said_at:
-                self._said_at = 0.0
-                log.info("partition %s is back", self._partition, extra={"action": "store.back"})
+            self._certain().add_done_callback(self._say_back)
             if self._was_open:
                 for command in self._on_return:
                     self.send(*command).add_done_callback(_hear)
@@ -186,8 +184,7 @@ class Line:
         while True:
             await asyncio.sleep(BEAT_S)
             self._is_heard.clear()
-            if self._witness:
-                self._witness.hold(asyncio.get_running_loop().create_future(), None)
+            self._certain()
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await write(news, [("SSUBSCRIBE", next(iter(self._heard)))])
                 await self._is_heard.wait()
@@ -199,14 +196,27 @@ class Line:
             self._said_at = now
             log.warning("partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"})
 
+    def _say_back(self, certain: Answer) -> None:
+        """Say it when all is as it should be: a server alone is not, where a replica must have what it says."""
+        if self._said_at and not certain.exception():
+            self._said_at = 0.0
+            log.info("partition %s is back", self._partition, extra={"action": "store.back"})
+
     def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:
         if not self._witness:
             hear(channel, payload)
             return
-        certain: Answer = asyncio.get_running_loop().create_future()
         # One that is refused is lost, as messages may be: whoever waits for it looks for himself.
-        certain.add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
-        self._witness.hold(certain, None)
+        self._certain().add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
+
+    def _certain(self) -> Answer:
+        """Give what is done when a replica has all that there is now; at once where none is asked."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        if self._witness:
+            self._witness.hold(answer, None)
+        else:
+            answer.set_result(None)
+        return answer
 
     async def _write(self, connection: AbstractConnection) -> NoReturn:
         clock = asyncio.get_running_loop().time
