@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("app")
 
 SWITCH_INTERVAL_S = 0.001  # how long a computing agent may keep the interpreter from the event loop
+OPEN_FILES = 65_536
 STREAMS_S = 5
 HURRY_S = 5  # for a thread that heeds no stop, and for giving its lease back
 CLOSE_S = HURRY_S + STREAMS_S + 8  # from the end of the drain to the process's, at most
@@ -40,8 +42,18 @@ def run_process(settings: Settings, role: Role, listening: socket.socket, place:
     """Do what the role asks for until told to end; give the exit status."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the format: not looked up
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _open_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings, role, listening, place))
+
+
+def _open_many_files() -> None:
+    """Take what the system allows: each stream is an open file, and most engines and shells begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # a system with a bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def log_to_stderr(settings: Settings, place: Place | None) -> None:
@@ -92,6 +104,7 @@ async def _until_ended(settings: Settings, service: Service, listening: socket.s
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=STREAMS_S,
+            timeout_keep_alive=settings.keep_alive_s,
             lifespan="off",
             proxy_headers=False,
         )

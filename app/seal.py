@@ -119,7 +119,11 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
     except StartError as error:
         raise StartError(f"the seal key file {path}: {error.message}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"the seal key file {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise StartError(
+            f"the seal key file {path} cannot be read ({why}): put the keys there that the store was written with, or, "
+            "if it is new, what `smolsessions new-key` prints, and let the service's user read it"
+        ) from error
 
 
 def _bind(place: tuple[str | int, ...]) -> bytes:

@@ -57,7 +57,9 @@ class Settings(BaseSettings):
         description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
         "`smolsessions new-key` prints one.",
     )
-    seal_keys_file: Path | None = Field(None, description="The same in a file, one key a line.")
+    seal_keys_file: Path | None = Field(
+        None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
+    )
     api_keys_file: Path | None = Field(
         None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions new-api-key OWNER` prints one."
     )
@@ -87,6 +89,12 @@ class Settings(BaseSettings):
         55,
         gt=0,
         description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="How long a connection that nothing is asked on is kept: longer than a proxy in front keeps it, "
+        "which else now and then sends a request into one that was just closed (502).",
     )
     send_timeout_s: float = Field(
         30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."

@@ -130,6 +130,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         memories = Memories(store.memories, catalog, conversations, settings.max_image_pixels)
         if role.answers:
             app = create_app(turns, conversations, memories, callers=callers, figures=figures, limits=_limits(settings))
+            metrics.streams = lambda: app.state.frames.readers
         else:
             app = create_health_app(figures)
         agents = [info.version.name for info in conversations.agents()]

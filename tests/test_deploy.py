@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -119,11 +120,21 @@ def test_only_what_a_policy_names_is_let_in_and_out(overlay: Overlay) -> None:
     assert {"http", 8000} & ports_of(policies, "ingress", web)
     for pod in (web, work):
         out = ports_of(policies, "egress", pod)
-        assert {53} <= out
-        assert {"store", 6379} & out
+        assert {53, 5353, 6379} <= out
         assert (443 in out) is (pod is work)
     store = [pod for pod in overlay.pods() if pod.name == "smolsessions-store"]
-    assert [ports_of(policies, "egress", pod) for pod in store] == [{53}] * len(store)
+    assert [ports_of(policies, "egress", pod) for pod in store] == [{53, 5353}] * len(store)
+    (models,) = (
+        rule
+        for policy in policies
+        if matches(policy["podSelector"], work)
+        for rule in policy.get("egress", [])
+        if 443 in {port["port"] for port in rule["ports"]}
+    )
+    open_to = {place["ipBlock"]["cidr"]: set(place["ipBlock"]["except"]) for place in models["to"]}
+    assert open_to.keys() == {"0.0.0.0/0", "::/0"}
+    assert {"10.0.0.0/8", "169.254.0.0/16"} < open_to["0.0.0.0/0"]
+    assert {"fc00::/7", "fe80::/10"} == open_to["::/0"]
 
 
 def ports_of(policies: list[Manifest], way: str, pod: Pod) -> set[int | str]:
@@ -223,7 +234,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     additions = re.findall(
         r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
     )
-    assert len(additions) == 3
+    assert len(additions) == 6
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
     site = deploy / "site"
@@ -240,8 +251,14 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
         (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     overlay = Overlay.read(kustomize(site))
     assert [each["kind"] for each in overlay.all("HTTPRoute", "Ingress")] == ["Ingress"]
+    let_in = overlay.one("NetworkPolicy", "smolsessions-web")["spec"]["ingress"][0]["from"]
+    assert [list(place) for place in let_in] == [["namespaceSelector"], ["ipBlock"]]
+    store = overlay.one("NetworkPolicy", "smolsessions-to-store")["spec"]["egress"][0]["ports"]
+    assert [port["port"] for port in store] == [6379, 26379, 6380]
+    assert overlay.one("PodMonitor", "smolsessions")["metadata"]["labels"]["release"]
     for role in ROLES:
         pod = overlay.pod(f"smolsessions-{role}")
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
         assert pod.environment["OPENAI_API_KEY"] == "the-models"
         assert pod.environment[pod.environment[f"{PREFIX}MODEL_API_KEY_ENV"]] == "the-models"
@@ -270,6 +287,15 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert (
         modes == [0o700] + [0o644] * 4
     )  # closed to others here; whoever a container runs as can read what it is given
+
+
+def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
+    command = [str(DEPLOY / "make-secrets"), str(tmp_path / "secrets"), "no-such-program"]
+    for arguments, told in ((command[:1], "make-secrets FOLDER"), (command, "docker run --rm IMAGE")):
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=10)
+        assert (ended.returncode != 0, ended.stdout) == (True, "")
+        assert told in ended.stderr
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -126,14 +129,45 @@ def test_web_and_work_play_a_turn_that_is_seen_live(server: Server, tmp_path: Pa
             turn = stream.seen[0].data
             assert web.get(place(turn))["status"] == "running"
             assert (figures(work)["threads_busy", ""], figures(web)["threads_busy", ""]) == (1, 0)
+            assert (figures(work)["streams_open", ""], figures(web)["streams_open", ""]) == (0, 1)
             gate.open()
             assert stream.rest()[-1].data["result"]["reply"] == "done"
         until(lambda: figures(work).get(("turns_total", "")) == 1)
+        until(lambda: figures(web)["streams_open", ""] == 0)
         assert ("turns_total", "") not in figures(web)
         assert (figures(web)["threads_free", ""], figures(work)["threads_free", ""]) == (0, 64)
         assert psutil.Process(web.process.pid).children() == []
         assert len(psutil.Process(work.process.pid).children()) == 1, "the server of processes for code"
         assert (web.stop(), work.stop()) == (0, 0)
+
+
+def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: Server, tmp_path: Path) -> None:
+    with started(server, tmp_path, "web", KEEP_ALIVE_S="1") as (web,):
+        idle = HTTPConnection(web.client.base_url.host, web.client.base_url.port, timeout=10)
+        idle.request("GET", "/livez")
+        answer = idle.getresponse()
+        assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
+        since = time.monotonic()
+        assert idle.sock.recv(1) == b"", "closed by the service"
+        assert time.monotonic() - since > 0.9
+        idle.close()
+
+
+def test_connections_are_not_bound_by_what_a_shell_begins_with(server: Server, tmp_path: Path) -> None:
+    ours = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 256
+    assert ours[1] > 2 * few
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, ours)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, ours[1]))
+        (web,) = stack.enter_context(started(server, tmp_path, "web"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(ours[0], 2 * few), ours[1]))
+        where = (web.client.base_url.host, web.client.base_url.port)
+        for _ in range(few):
+            stack.enter_context(socket.create_connection(where, timeout=SOON_S))
+        one_more = stack.enter_context(closing(HTTPConnection(*where, timeout=SOON_S)))
+        one_more.request("GET", "/livez")
+        assert one_more.getresponse().status == 200
 
 
 def test_what_web_takes_in_waits_until_there_is_a_work(server: Server, tmp_path: Path) -> None:

@@ -148,9 +148,12 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
             patient = Patient([service], [ECHO, DONE])
             with playing([patient]):
                 until(lambda: patient.refusals)
+                problem(service.client.get("/conversations"), 503, "store_unavailable")
                 replica.start()
             patient.check(service)
             assert patient.result["reply"] == "done"
+            until(lambda: "is back" in service.log())
+            assert service.log().count("is away") == 1, "an outage is said once, and its end when it is over"
     finally:
         primary.kill()
         replica.kill()
@@ -193,6 +196,7 @@ def _told_to_go(sentinels: Sentinels) -> Node:
 REFUSED = (
     "a service that nobody watches",
     "sentinels that nobody runs",
+    "certificates that nobody trusts",
     "a wrong password",
     "no service",
     "a word for a database",
@@ -211,6 +215,10 @@ def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]
         "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
         "sentinels that nobody runs": at(
             f"rediss+sentinel://worker:{SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0", "SMOLSESSIONS_REDIS_URL"
+        ),
+        "certificates that nobody trusts": Refused(
+            {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
+            ("SMOLSESSIONS_REDIS_CA_FILE",),
         ),
         "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
         "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),

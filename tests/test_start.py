@@ -81,7 +81,7 @@ REFUSED = {
     "a list without a seal key": Refused({"SEAL_KEYS": ", ,"}, ("no seal key", "`smolsessions new-key`")),
     "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
     "a seal key file that is not there": Refused(
-        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file")
+        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file", "`smolsessions new-key`")
     ),
     "a data folder that is a file": Refused({"DATA_DIR": __file__}, (__file__, "set SMOLSESSIONS_DATA_DIR")),
     "an API key file of another form": Refused(

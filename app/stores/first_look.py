@@ -163,8 +163,8 @@ async def _data(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster
         pepper = sealer.open(secret, "", "pepper")
     except SealBrokenError as error:
         raise StartError(
-            "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS (or put the seal.key file back) "
-            "to the key that it was written with, or use another store or data folder"
+            "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS or its file (or put the seal.key "
+            "file back) to the key that it was written with, or use another store or data folder"
         ) from error
     # Sealed anew, so that an old key, once nothing else needs it, can be taken away.
     await client.hset(key, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})

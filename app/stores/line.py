@@ -81,7 +81,7 @@ class Line:
         self._waiting: deque[tuple[Command, Answer, bool]] = deque()
         self._sent: deque[tuple[float, Answer, bool]] = deque()
         self._news = asyncio.Event()
-        self._pong = asyncio.Event()
+        self._is_heard = asyncio.Event()
         self._heard_at = self._said_at = 0.0
 
     def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
@@ -136,9 +136,7 @@ class Line:
                 await _ask(news, [("SSUBSCRIBE", channel) for channel in self._heard])
                 witness = await self._open(opened) if self._witness else None
             self._is_open = True
-            if self._said_at:
-                self._said_at = 0.0
-                log.info("partition %s is back", self._partition, extra={"action": "store.back"})
+            self._certain().add_done_callback(self._say_back)
             if self._was_open:
                 for command in self._on_return:
                     self.send(*command).add_done_callback(_hear)
@@ -173,21 +171,23 @@ class Line:
             if kind == b"smessage":
                 channel, payload = rest
                 self._pass_on(self._heard[channel], channel, payload)
-            elif kind == b"pong":
-                self._pong.set()
+            elif kind == b"ssubscribe":
+                self._is_heard.set()
             elif kind == b"sunsubscribe":
                 raise ConnectionError("the partition is moving to another server")
 
     async def _beat(self, news: AbstractConnection) -> NoReturn:
-        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows."""
+        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows.
+
+        What is subscribed to is subscribed to again, which changes nothing: a PING would be one right more.
+        """
         while True:
             await asyncio.sleep(BEAT_S)
-            self._pong.clear()
-            if self._witness:
-                self._witness.hold(asyncio.get_running_loop().create_future(), None)
+            self._is_heard.clear()
+            self._certain()
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await write(news, [("PING",)])
-                await self._pong.wait()
+                await write(news, [("SSUBSCRIBE", next(iter(self._heard)))])
+                await self._is_heard.wait()
 
     def _say_lost(self, error: Exception) -> None:
         """Say it at once, and now and then while it lasts."""
@@ -196,14 +196,27 @@ class Line:
             self._said_at = now
             log.warning("partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"})
 
+    def _say_back(self, certain: Answer) -> None:
+        """Say it when all is as it should be: a server alone is not, where a replica must have what it says."""
+        if self._said_at and not certain.exception():
+            self._said_at = 0.0
+            log.info("partition %s is back", self._partition, extra={"action": "store.back"})
+
     def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:
         if not self._witness:
             hear(channel, payload)
             return
-        certain: Answer = asyncio.get_running_loop().create_future()
         # One that is refused is lost, as messages may be: whoever waits for it looks for himself.
-        certain.add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
-        self._witness.hold(certain, None)
+        self._certain().add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
+
+    def _certain(self) -> Answer:
+        """Give what is done when a replica has all that there is now; at once where none is asked."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        if self._witness:
+            self._witness.hold(answer, None)
+        else:
+            answer.set_result(None)
+        return answer
 
     async def _write(self, connection: AbstractConnection) -> NoReturn:
         clock = asyncio.get_running_loop().time

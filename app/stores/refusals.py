@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
+_TLS_SENTENCE = (
+    "; they are asked over TLS: SMOLSESSIONS_REDIS_CA_FILE must name the authority that signed their certificates, if "
+    "the system does not know it, and the addresses must be names that these were made for"
+)
 MORE_RIGHTS = "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait"
 
 
@@ -53,6 +57,7 @@ def _sentence(error: BaseException, address: Address) -> str:
             f"no sentinel in SMOLSESSIONS_REDIS_URL names a primary ({said(found)}): see that they answer at these "
             "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
             "own, put ?sentinel_username=…&sentinel_password=… behind it"
+            + (_TLS_SENTENCE if address.url.startswith("rediss") else "")
         )
     if found := of(NoPermissionError):
         return (

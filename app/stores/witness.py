@@ -21,7 +21,7 @@ _WRITE = "#!lua flags=allow-oom\nredis.call('SET', KEYS[1], 1)"  # a full store 
 _SHA = hashlib.sha1(_WRITE.encode(), usedforsecurity=False).hexdigest()
 NO_WITNESS = (
     "No replica of the store has confirmed it in time (SMOLSESSIONS_DURABILITY=replicated), so it may or may not last: "
-    "look before you send it again."
+    "look before you send it again, unless it has an Idempotency-Key."
 )
 
 

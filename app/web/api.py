@@ -67,7 +67,7 @@ def create_app(
     )
     app.state.draining = False
     app.state.callers = callers
-    frames = Frames()
+    app.state.frames = frames = Frames()
     app.include_router(turn_routes(turns, limits, frames))
     app.include_router(watch_routes(turns, limits, frames))
     app.include_router(conversation_routes(conversations))

@@ -55,6 +55,12 @@ class Metrics:
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
         self._gauge("threads_stuck", "Threads given up on: foreign code in them heeds no stop.", lambda: threads.stuck)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
+        self.streams: Callable[[], int] | None = None
+        self._gauge(
+            "streams_open",
+            "Streams of events that somebody reads here.",
+            lambda: self.streams() if self.streams else 0,
+        )
         self._lengths, self._ages = (
             Gauge(f"smolsessions_queue_{name}", text, ("agent",), registry=self._registry)
             for name, text in {

@@ -56,14 +56,17 @@ class TurnStream(EventSourceResponse):
         )
         self._turns = turns
         self._watch = watch
+        self._frames = frames
         self._cancels = on_disconnect == "cancel"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._frames.readers += 1
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
             log.info("a reader of events takes nothing and is dropped", extra={"action": "reader.dropped"})
         finally:
+            self._frames.readers -= 1
             watch = self._watch
             watch.close()
             if self._cancels and not watch.complete and not watch.stopped:
@@ -84,6 +87,7 @@ class Frames:
     """Writes each event once, however many readers of this process it has."""
 
     def __init__(self) -> None:
+        self.readers = 0
         self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
     async def of(self, watch: Watch, after: int, *, internal: bool) -> AsyncIterator[bytes]:
