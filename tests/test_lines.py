@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.seal import Sealer, parse_keys
 from app.stores.line import ANSWER_TIMEOUT_S, BEAT_S
+from app.stores.refusals import RIGHTS
 from app.stores.script import script
+from app.stores.servers import Address
+from app.stores.space import Options, open_store
 from tests.problems import problem
 from tests.service import Service
 from tests.streaming import FINAL, log_of
@@ -221,6 +226,30 @@ def _most_at_once(log: str) -> int:
             playing += 1 if line.endswith(" starts") else -1
             most = max(most, playing)
     return most
+
+
+async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.stores.line.BEAT_S", 0.02)
+    primary, _ = lines.servers
+    primary.ask("ACL", "SETUSER", "least", "reset", "on", ">pass", *RIGHTS.split(), "+wait")
+    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, partitions=None, replicated=True)
+    lost: list[int] = []
+    address = Address(f"redis://least:pass@{HOST}:{primary.port}")
+    async with open_store(address, Sealer(parse_keys(KEY)), options, lambda: lost.append(1)):
+        enough = _subscriptions(primary) + 20 * PARTITIONS
+        await asyncio.to_thread(until, lambda: _subscriptions(primary) > enough)
+    assert lost == []
+    # redis-py gives its name to every server, and does not mind who refuses it.
+    with primary.client(decode_responses=True) as client:
+        assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
+
+
+def _subscriptions(node: Node) -> int:
+    with node.client() as client:
+        calls: int = client.info("commandstats")["cmdstat_ssubscribe"]["calls"]
+        return calls
 
 
 def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:
