@@ -256,6 +256,22 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
         assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
 
 
+async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.stores.line.BEAT_S", 0.2)
+    monkeypatch.setattr("app.stores.line.ANSWER_TIMEOUT_S", 2.0)
+    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
+    with Exchange(lines.servers[0].port) as exchange:
+        async with open_store(Address(exchange.url), Sealer(parse_keys(KEY)), options, lambda: None) as store:
+
+            def is_open() -> bool:
+                return exchange.answered("commands") == PARTITIONS
+
+            await store.scheduler.sweep()
+            await asyncio.to_thread(until, is_open)
+            exchange.silence("commands")
+            await asyncio.to_thread(until, is_open)
+
+
 def _subscriptions(node: Node) -> int:
     with node.client() as client:
         calls: int = client.info("commandstats")["cmdstat_ssubscribe"]["calls"]

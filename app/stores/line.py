@@ -185,6 +185,7 @@ class Line:
         """
         while True:
             await asyncio.sleep(BEAT_S)
+            self.send("TIME", told=False)
             self._is_heard.clear()
             if self._witness:
                 self._witness.hold(asyncio.get_running_loop().create_future(), None)
