@@ -15,6 +15,7 @@ from app import __version__
 from app.errors import StartError
 from app.leash import inherited
 from app.process import listen, log_to_stderr, run_process
+from app.reaper import stand_before
 from app.roles import Place, Role
 from app.seal import new_key
 from app.settings import read_settings, strangers, table
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    stand_before()
     settings, place = read_settings(), options.place
     log_to_stderr(settings, place)
     if place:

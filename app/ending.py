@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from app.reaper import SIGNALS
 
 
 class Ending:

@@ -341,8 +341,17 @@ class Scheduler(Protocol):
         """Take up to `most` ready conversations of these agents (with their fingerprints), the longest waiting first.
 
         A turn with a counted attempt is given, alone, to an idle worker: one whose turns have all got on. One that
-        another kind of agent began is left for a while to a worker that has that one.
+        another kind of agent began is left for a while to a worker that has that one. Where the store is away, or slow
+        to answer, there is nothing now; what it gives late is given by a later call.
         """
+        ...
+
+    def stop_claiming(self) -> None:
+        """Take nothing more: what was claimed late, or is still to come, goes back."""
+        ...
+
+    async def all_given_back(self) -> None:
+        """Wait, once claiming was stopped, until what came late is back; a store that is away is waited for."""
         ...
 
     async def renew(self, leases: Sequence[Lease]) -> None:

@@ -31,6 +31,7 @@ GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 SWEEP_S = 0.4  # at most, between two looks for leases that are over
 HAND_BACK_S = 2.0
+LATE_S = 1.0  # how long a process that ends waits for claims that are not answered yet, to give back what they bring
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
@@ -74,8 +75,12 @@ class Worker:
             keeper = tasks.create_task(self._keep_leases())
             sweeper = tasks.create_task(self._sweep())
             await self._claim_until_drained(tasks)
+            self._scheduler.stop_claiming()
             while self._tasks:
                 await asyncio.wait(self._tasks)
+            with suppress(TimeoutError):  # then leases expire, which comes to the same
+                async with asyncio.timeout(LATE_S):
+                    await self._scheduler.all_given_back()
             keeper.cancel()
             sweeper.cancel()
         self._registry.clear()
@@ -123,11 +128,8 @@ class Worker:
 
     async def _claim(self, most: int) -> Sequence[Lease]:
         agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
-        try:
-            # What has written an effect here would not be held guilty of a suspect's crash.
-            return await self._scheduler.claim(agents, most, idle=all(lease.grew for lease in self._playing))
-        except StoreUnavailableError:
-            return []
+        # What has written an effect here would not be held guilty of a suspect's crash.
+        return await self._scheduler.claim(agents, most, idle=all(lease.grew for lease in self._playing))
 
     async def _hand_back(self, lease: Lease) -> None:
         """Let another worker go on; where the store is away the lease expires, which comes to the same."""

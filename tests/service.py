@@ -55,7 +55,7 @@ AGENTS = ",".join(
 class Service:
     """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
 
-    `command` is a role, and its options.
+    `command` is a role, and its options; `wrapper` a program that becomes, or starts, what it is given.
     """
 
     folder: Path
@@ -63,6 +63,7 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     cwd: Path = ROOT
     command: tuple[str, ...] = ("serve",)
+    wrapper: tuple[str, ...] = ()
     process: subprocess.Popen[str] = field(init=False)
     client: httpx2.Client = field(init=False)
 
@@ -77,7 +78,9 @@ class Service:
 
     def start(self) -> None:
         """Start and wait until it says where it listens."""
-        self.process = spawn(self.folder, self.settings, self.environment, *self.command, cwd=self.cwd)
+        self.process = spawn(
+            self.folder, self.settings, self.environment, *self.command, cwd=self.cwd, wrapper=self.wrapper
+        )
         first = self._line()
         assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
         lines = SAID[self.command[0]] + ("--processes" in self.command)
@@ -150,6 +153,7 @@ def spawn(
     environment: dict[str, str] | None = None,
     *command: str,
     cwd: Path = ROOT,
+    wrapper: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
     """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log.
 
@@ -161,7 +165,7 @@ def spawn(
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     with (folder / "service.log").open("a") as log:
         return subprocess.Popen(
-            [*(PROGRAM if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            [*wrapper, *(PROGRAM if cwd == ROOT else COMMAND), *(command or ("serve",))],
             cwd=cwd,
             env=inherited | named | (environment or {}),
             stdout=subprocess.PIPE,

@@ -115,6 +115,16 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
     assert whole.service.play(*SAY)["reply"] == "hi"
 
 
+def test_processes_of_different_durability_say_so_until_they_are_the_same(whole: Lines, tmp_path: Path) -> None:
+    said = len(whole.service.log())
+    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": KEY}
+    with Service(tmp_path, settings, command=("web",)) as weaker:
+        until(lambda: "has SMOLSESSIONS_DURABILITY=replicated, this one primary: a failover may" in weaker.log())
+        until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:], SOON_S)
+    until(lambda: "all processes on this store have SMOLSESSIONS_DURABILITY=replicated" in whole.service.log()[said:])
+    assert whole.service.log()[said:].count("DURABILITY") == 2
+
+
 def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
     service = whole.service
     turns = [service.play(*SAY) for _ in range(6)]
@@ -244,6 +254,22 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
     # redis-py gives its name to every server, and does not mind who refuses it.
     with primary.client(decode_responses=True) as client:
         assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
+
+
+async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.stores.line.BEAT_S", 0.2)
+    monkeypatch.setattr("app.stores.line.ANSWER_TIMEOUT_S", 2.0)
+    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
+    with Exchange(lines.servers[0].port) as exchange:
+        async with open_store(Address(exchange.url), Sealer(parse_keys(KEY)), options, lambda: None) as store:
+
+            def is_open() -> bool:
+                return exchange.answered("commands") == PARTITIONS
+
+            await store.scheduler.sweep()
+            await asyncio.to_thread(until, is_open)
+            exchange.silence("commands")
+            await asyncio.to_thread(until, is_open)
 
 
 def _subscriptions(node: Node) -> int:

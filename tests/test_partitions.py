@@ -141,6 +141,30 @@ async def test_what_comes_late_is_no_more_than_there_is_room_for(server: Server,
         assert len(taken) == len(names)
 
 
+@pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
+async def test_what_comes_late_to_one_that_stops_goes_back_at_once(server: Server, raw: Raw, *, it_came: bool) -> None:
+    assert raw.ping()
+    async with opened(server) as ending, opened(server) as other:
+        for number in range(12):
+            await submit(other, str(number))
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            assert await claim(ending, most=2) == []
+            if not it_came:
+                ending.scheduler.stop_claiming()
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(10):
+            if it_came:
+                await ending.scheduler.all_given_back()  # but for what there was room for
+            ending.scheduler.stop_claiming()
+            await ending.scheduler.all_given_back()
+        assert await claim(ending) == []
+        async with asyncio.timeout(10):
+            taken = {lease.turn.ref.id for lease in await claim(other, most=100)}
+        assert taken == {str(number) for number in range(12)}
+
+
 async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: Server, raw: Raw) -> None:
     async with opened(server) as store:
         for number in range(12):

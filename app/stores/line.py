@@ -183,6 +183,7 @@ class Line:
         """
         while True:
             await asyncio.sleep(BEAT_S)
+            self.send("TIME", told=False)
             self._is_heard.clear()
             self._certain()
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

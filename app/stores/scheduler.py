@@ -52,9 +52,10 @@ class Scheduler:
         self._work = asyncio.Event()
         self._waiting = False
         self._rounds = Rounds(desks)
-        self._late: set[Desk] = set()
+        self._late: dict[Desk, Answer] = {}  # claims that are not answered yet
         self._pause_s = math.inf  # after which something that was due can be asked for again
         self._room = 0  # how many more leases the worker could play
+        self._stopped = False
         self._taken: list[HeldLease] = []
         self._given_back: set[asyncio.Task[None]] = set()
         self._running: dict[tuple[str, Desk], asyncio.Task[int]] = {}
@@ -97,7 +98,7 @@ class Scheduler:
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
         """Visit the partitions that are due until there is no more room."""
-        self._room = most - len(self._taken)
+        self._room = 0 if self._stopped else most - len(self._taken)
         for desk in self._rounds.next():
             if self._room <= 0:
                 break
@@ -132,7 +133,7 @@ class Scheduler:
         if len(self._desks) > 1:  # the others must not wait for this one
             await asyncio.wait((answer,), timeout=LATE_S)
             if not answer.done():
-                self._late.add(desk)
+                self._late[desk] = answer
                 answer.add_done_callback(lambda answer: self._claimed_late(desk, answer, at))
                 return
         self._claimed(desk, await answered("claim", answer), at)
@@ -150,7 +151,7 @@ class Scheduler:
             self._room = 0
 
     def _claimed_late(self, desk: Desk, answer: Answer, at: float) -> None:
-        self._late.discard(desk)
+        del self._late[desk]
         if not answer.exception():
             self._claimed(desk, answer.result(), at)
         self.nudge(desk)
@@ -160,14 +161,26 @@ class Scheduler:
         room = max(0, self._room)
         self._taken += leases[:room]
         self._room -= len(leases[:room])
-        for lease in leases[room:]:
-            task = asyncio.create_task(self._give_back(lease))
+        self._give_back(leases[room:])
+
+    def _give_back(self, leases: list[HeldLease]) -> None:
+        for lease in leases:
+            task = asyncio.create_task(self._give_one_back(lease))
             self._given_back.add(task)
             task.add_done_callback(self._given_back.discard)
 
-    async def _give_back(self, lease: HeldLease) -> None:
+    async def _give_one_back(self, lease: HeldLease) -> None:
         with suppress(StoreUnavailableError):  # its lease expires, which comes to the same
             await self.hand_back(lease)
+
+    def stop_claiming(self) -> None:
+        self._stopped, self._room = True, 0
+        self._give_back(self._taken)
+        self._taken = []
+
+    async def all_given_back(self) -> None:
+        while waiting := {*self._late.values(), *self._given_back}:
+            await asyncio.wait(waiting)
 
     def _opened(self, desk: Desk, fields: Sequence[bytes], at: float) -> HeldLease:
         lease = open_lease(desk, *fields)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.stores.conversations import Conversations
 from app.stores.desk import Desk, Desks
+from app.stores.durability import Durability
 from app.stores.first_look import Watch, look_at
 from app.stores.idempotency import Pepper
 from app.stores.line import Line
@@ -95,7 +96,8 @@ async def open_store(
         watch = Watch(lines[0], about, sealer)
         for line, name, desk in zip(lines, names, desks, strict=True):
             _listen(line, desk, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
-        running = tuple(asyncio.create_task(line.run()) for line in lines)
+        durability = Durability(lines[0], names[0], replicated=options.replicated)
+        running = (*(asyncio.create_task(line.run()) for line in lines), asyncio.create_task(durability.run()))
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
