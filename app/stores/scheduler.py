@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import StoreUnavailableError
-from app.records import MOST_COUNTED, Queue
+from app.records import MOST_COUNTED, Queue, Queues
 from app.stores.lease import HeldLease, open_lease
 from app.stores.rounds import FIRST, Rounds
 from app.stores.script import answered
@@ -35,6 +35,7 @@ MOST_UNHEARD = 1000
 _STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
 LATE_S = 0.5  # how long a partition may hold up the others
+QUEUES_S = 1.0  # how long one may take to say how long its queues are
 
 
 class Scheduler:
@@ -225,13 +226,23 @@ class Scheduler:
         desk = self._desks.of(turn.ref)
         await desk.scripts.call("hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=desk.wake)
 
-    async def queues(self, agents: Iterable[AgentName]) -> dict[AgentName, Queue]:
+    async def queues(self, agents: Iterable[AgentName]) -> Queues:
+        """Ask all partitions; one that is away or late is left out, and counted."""
         names = list(agents)
-        found = await asyncio.gather(*(desk.scripts.call("queue", *names) for desk in self._desks))
-        return {
+        asked = [asyncio.ensure_future(desk.scripts.call("queue", *names)) for desk in self._desks]
+        try:
+            await asyncio.wait(asked, timeout=QUEUES_S)
+        finally:
+            answers = [one for one in asked if one.done() and not one.cancelled()]
+            for one in asked:
+                one.cancel()
+        found = [one.result() for one in answers if not isinstance(one.exception(), StoreUnavailableError)]
+        queues = {
             name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
-            for name, *here in zip(names, *found, strict=True)
+            for name, *here in zip(names, *found, strict=False)
+            if here
         }
+        return Queues(queues, silent=len(asked) - len(found))
 
     async def _everywhere(
         self, what: str, desks: Iterable[Desk], job: Callable[[Desk], Coroutine[None, None, int]]
