@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.stores import line
 from app.stores.line import ANSWER_TIMEOUT_S, BEAT_S
+from app.stores.refusals import RIGHTS
 from app.stores.script import script
+from app.stores.servers import Address
+from app.stores.space import Options, open_store
 from tests.problems import problem
 from tests.service import Service
 from tests.streaming import FINAL, log_of
 from tests.test_cluster import REPLICATED
+from tests.test_scripts import AGENT, KIND, SEALER
+from tests.test_scripts import until as soon
 from tests.test_store import KEY, begin, over, until
 from tests.topology.exchange import Exchange
-from tests.topology.node import DURABLE, HOST, Node
+from tests.topology.node import DURABLE, HOST, Node, Raw
 from tests.topology.sentinels import Sentinels
 
 if TYPE_CHECKING:
@@ -221,6 +227,28 @@ def _most_at_once(log: str) -> int:
             playing += 1 if line.endswith(" starts") else -1
             most = max(most, playing)
     return most
+
+
+async def test_a_user_with_the_least_rights_keeps_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when these are used for nothing but to see that they live."""
+    monkeypatch.setattr(line, "BEAT_S", 0.1)
+    node, losses = Node(tmp_path / "server", dict(DURABLE)), []
+    try:
+        node.start()
+        node.ask("ACL", "SETUSER", "worker", "reset", "on", ">sesame", *RIGHTS.split())
+        address = Address(f"redis://worker:sesame@{HOST}:{node.port}")
+        options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
+        async with open_store(address, SEALER, options, lambda: losses.append("lost")) as store:
+            assert await store.scheduler.claim({AGENT: KIND}, 1) == []
+            with node.client() as client:
+                await soon(lambda: bool(losses) or _calls(client, "ssubscribe") > 10)
+        assert losses == []
+    finally:
+        node.kill()
+
+
+def _calls(client: Raw, command: str) -> int:
+    return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:

@@ -81,7 +81,7 @@ class Line:
         self._waiting: deque[tuple[Command, Answer, bool]] = deque()
         self._sent: deque[tuple[float, Answer, bool]] = deque()
         self._news = asyncio.Event()
-        self._pong = asyncio.Event()
+        self._answered = asyncio.Event()
         self._heard_at = self._said_at = 0.0
 
     def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
@@ -173,21 +173,24 @@ class Line:
             if kind == b"smessage":
                 channel, payload = rest
                 self._pass_on(self._heard[channel], channel, payload)
-            elif kind == b"pong":
-                self._pong.set()
+            elif kind == b"ssubscribe":
+                self._answered.set()
             elif kind == b"sunsubscribe":
                 raise ConnectionError("the partition is moving to another server")
 
     async def _beat(self, news: AbstractConnection) -> NoReturn:
-        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows."""
+        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows.
+
+        Channels are asked for again: a user that may do no more than we need may not `PING`.
+        """
         while True:
             await asyncio.sleep(BEAT_S)
-            self._pong.clear()
+            self._answered.clear()
             if self._witness:
                 self._witness.hold(asyncio.get_running_loop().create_future(), None)
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await write(news, [("PING",)])
-                await self._pong.wait()
+                await write(news, [("SSUBSCRIBE", next(iter(self._heard)))])
+                await self._answered.wait()
 
     def _say_lost(self, error: Exception) -> None:
         """Say it at once, and now and then while it lasts."""
