@@ -18,8 +18,9 @@ from tests.test_cluster import ANOTHER, PLACES, REPLICATED, RIGHTS, SECRET, begu
 from tests.test_stop import DONE, ECHO
 from tests.test_store import KEY, Gate, begin, over, until
 from tests.topology.certificates import new_authority
+from tests.topology.liar import Liar
 from tests.topology.node import DURABLE, HOST, Node, free_port
-from tests.topology.sentinels import Sentinels
+from tests.topology.sentinels import SERVICE, Sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +131,28 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
         kinds = [frame.event for frame in log_of(service, turn)]
         assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
         goes_on((service, service), [turn])
+
+
+def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentinels: Sentinels, tmp_path: Path) -> None:
+    """It is the first in the address, and answers first."""
+    sentinels.until_whole()
+    old = sentinels.primary()
+    with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
+        url = sentinels.url(db=7).replace("://", f"://{liar.place},")
+        with Service(tmp_path / "service", sentinels.settings | {"REDIS_URL": url}) as service:
+            (turn,) = some(service, 1)
+            assert liar.asked
+            old.kill()
+            try:
+                sentinels.until_failover(old)
+                start, asked = time.monotonic(), liar.asked
+                goes_on((service, service), [turn])
+                assert time.monotonic() - start < 5
+            finally:
+                old.start()
+            sentinels.until_whole()  # what it names is a replica by now
+            goes_on((service, service), [turn])
+            assert liar.asked > asked
 
 
 def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import StartError
+from app.stores.sentinels import Sentinels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +61,10 @@ def servers_at(address: Address) -> Servers:
     match = _SCHEME.match(address.url)
     for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
         try:
-            if path and not path.read_bytes().strip():
+            if path and not path.read_text().strip():
                 raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which is empty")
+        except UnicodeError:
+            raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which holds no text in UTF-8") from None
         except OSError as error:
             raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
     try:
@@ -94,7 +96,7 @@ class _One:
 
 
 class _Sentinels:
-    """The server that Sentinel calls the primary, asked at every connect."""
+    """The server that sentinels call the primary, asked at every connect."""
 
     is_cluster = False
 
@@ -104,11 +106,11 @@ class _Sentinels:
         if not service:
             raise ValueError(path)
         own = {name: given.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-        # Asked one after the other: one that is silent must not use up the time of those that know.
         asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
         options, secure = _options(address, given)
         tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
-        self._sentinel = Sentinel(seeds, sentinel_kwargs={"protocol": 2} | asked | own | tls)
+        kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
+        self._sentinel = Sentinels(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
         self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
         self._client.connection_pool.make_connection()
 
