@@ -31,6 +31,7 @@ from app.settings import Settings
 from app.stores.embedded import RESTARTS, embedded_server
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn
+from tests.topology.node import DURABLE, HOST, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,6 +106,10 @@ REFUSED = {
         {"REDIS_URL": f"redis+sentinel://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("/service/db",)
     ),
     "a number of partitions that cannot be": Refused({"PARTITIONS": "0"}, ("SMOLSESSIONS_PARTITIONS",)),
+    "a password file that is no text": Refused(
+        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
+        ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
+    ),
     "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
     "values of two settings": Refused(
         {"THREADS": "0", "LOG_LEVEL": "x"}, ("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'")
@@ -210,15 +215,45 @@ def test_a_store_that_refuses_the_password_is_named_with_the_mend(
     assert "wrong-sesame" not in sentence
 
 
-@pytest.mark.parametrize("rights", ["~* +@all", "&* +@all"], ids=["channels", "keys"])
+@pytest.mark.parametrize(
+    ("rights", "named"),
+    [("~* +@all", "channel"), ("&* +@all", "key"), ("~* &* +@all -zadd -time", "it may not run TIME, ZADD")],
+    ids=["channels", "keys", "what scripts call"],
+)
 def test_a_store_whose_user_lacks_rights_is_refused_and_says_so(
-    rights: str, outside_store: str, tmp_path: Path
+    rights: str, named: str, outside_store: str, tmp_path: Path
 ) -> None:
     with Redis(unix_socket_path=outside_store, password=SECRET) as client:
         client.execute_command("ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", *rights.split())
     sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://poor:{SECRET}@{outside_store}", "SEAL_KEYS": KEY_A}))
     assert "SMOLSESSIONS_REDIS_URL" in sentence
     assert "permission" in sentence
+    assert named in sentence
+
+
+def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(tmp_path: Path) -> None:
+    server = Node(tmp_path / "server", dict(DURABLE))
+    replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {server.port}"})
+    addresses = {
+        f"redis://{HOST}:{replica.port}": "is a replica, which takes no writes; write the address of its primary",
+        f"redis://{HOST}:{server.port}/99": "no such database",
+        f"redis://:{SECRET}@{HOST}:{server.port}": "asks for no password",
+        f"redis+sentinel://{HOST}:{server.port}/main": "is no sentinel",
+        f"redis+cluster://{HOST}:{server.port}": "is no cluster",
+    }
+    table = {url: Refused({"REDIS_URL": url, "SEAL_KEYS": KEY_A}, (told,)) for url, told in addresses.items()}
+    try:
+        for node in (server, replica):
+            node.start()
+        _until(lambda: replica.ask("ROLE")[3] == b"connected")
+        with started(table, tmp_path / "refused") as endings:
+            for url, ending in endings.items():
+                sentence = sentence_of(ending.result())
+                assert addresses[url] in sentence
+                assert SECRET not in sentence
+    finally:
+        for node in (server, replica):
+            node.kill()
 
 
 def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Path) -> None:

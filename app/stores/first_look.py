@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 from app.errors import SealBrokenError, StartError, StoreUnavailableError
 from app.stores.line import ANSWER_TIMEOUT_S
 from app.stores.refusals import NODE_SENTENCE, refusals
+from app.stores.rights import look_at_rights
 from app.stores.witness import REPLICAS, WAIT_MS
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ async def look_at(
             async with (await servers.client(FIRST)).client() as client:
                 name = await _server(client, is_cluster=servers.is_cluster)
                 await _may_listen(await servers.client(FIRST))
+                await look_at_rights(client, FIRST)
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
                     log.warning(
