@@ -393,9 +393,8 @@ def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
     goes_on(pair, alone)
 
 
-def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(
-    cluster: ValkeyCluster, pair: Pair, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("pair")
+def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: ValkeyCluster, tmp_path: Path) -> None:
     settings = cluster.settings | REPLICATED | {"AGENTS": "unplayed=tests.agents:make_scripted"}
     with Service(tmp_path / "web", settings, command=("web",)) as web:
         with ThreadPoolExecutor(8) as pool:
