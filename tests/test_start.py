@@ -29,6 +29,7 @@ from redis.retry import Retry
 from app import __version__
 from app.settings import Settings
 from app.stores.embedded import RESTARTS, embedded_server
+from app.stores.refusals import RIGHTS
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn
 from tests.topology.node import DURABLE, HOST, Node
@@ -254,6 +255,30 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     finally:
         for node in (server, replica):
             node.kill()
+
+
+def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:
+    server, file = Node(tmp_path / "server", dict(DURABLE)), tmp_path / "password"
+    try:
+        server.start()
+        server.ask("ACL", "SETUSER", "turner", "reset", "on", ">one", *RIGHTS.split())
+        file.write_text("one")
+        url = f"redis://turner@{HOST}:{server.port}"
+        settings = {"REDIS_URL": url, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": str(file)}
+        with Service(tmp_path / "service", settings) as service:
+            server.ask("ACL", "SETUSER", "turner", ">two", "<one")
+            file.write_text("two\n")
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            file.unlink()
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: "SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read" in service.log())
+            file.write_text("two")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            assert service.play({"say": "hello"})["reply"] == "hello"
+            assert service.log().count("cannot be read") == 1
+    finally:
+        server.kill()
 
 
 def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ async def look_at(
     """Look at the store, make it ours if it is new, or raise `StartError` with the mend."""
     with refusals(address):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            async with (await servers.client(FIRST)).client() as client:
+            found = await servers.client(FIRST)
+            async with found.client() as client:
                 name = await _server(client, is_cluster=servers.is_cluster)
-                await _may_listen(await servers.client(FIRST))
+                await _may_listen(found)
                 await look_at_rights(client, FIRST)
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
@@ -58,6 +59,7 @@ async def look_at(
                         "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
                         "every request that needs the store is a 503"
                     )
+            await found.connection_pool.disconnect()  # lines make connections of their own
     return About(f"{name}, a cluster" if servers.is_cluster else name, count, pepper)
 
 
