@@ -117,9 +117,9 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
                 metrics.store_lost,
             )
         )
-        metrics.queues = lambda: store.scheduler.queues(catalog.infos)
+        queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
-        worker: Worker | Idler = Idler()
+        worker: Worker | Idler = Idler(queues)
         if role.plays:
             catalog.start()
             worker = Worker(

@@ -15,11 +15,11 @@ from app.records import MOST_COUNTED, Failure, Outcome
 from app.stage import LoopStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from app.past import Past
     from app.ports import Agents, Lease, Scheduler, Session, StopReason
-    from app.records import Turn, Usage
+    from app.records import AgentName, Queues, Turn, Usage
     from app.registry import Registry
     from app.threads import Threads
 
@@ -31,6 +31,7 @@ GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 SWEEP_S = 0.4  # at most, between two looks for leases that are over
 HAND_BACK_S = 2.0
+QUEUES_S, LATE_S = 5.0, 30.0  # how often who plays nothing looks at the queues, and from when it warns
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
@@ -279,13 +280,32 @@ class Worker:
 
 
 class Idler:
-    """Stands where the worker would in a process that plays nothing."""
+    """Stands where the worker would in a process that plays nothing, and says where nobody else seems to either."""
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Callable[[], Awaitable[Queues]]) -> None:
+        self._queues = queues
+        self._told: set[AgentName] = set()
         self._draining = asyncio.Event()
 
     async def run(self) -> None:
-        await self._draining.wait()
+        while not self._draining.is_set():
+            await self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUEUES_S):
+                    await self._draining.wait()
+
+    async def _look(self) -> None:
+        """Warn once of each agent whose turns wait for long, until they do not."""
+        queues = await self._queues()
+        late = {agent: queue for agent, queue in queues.of.items() if queue.oldest_s > LATE_S}
+        for agent in late.keys() - self._told:
+            log.warning(
+                "%d conversations wait for agent %s, the first for %d s, and this process plays no turns: see that a "
+                "`work` or `serve` runs on this store, that it knows the agent, and has threads free",
+                *(late[agent].length, agent, late[agent].oldest_s),
+                extra={"action": "queue.late"},
+            )
+        self._told = set(late) if not queues.silent else self._told | set(late)
 
     def drain(self) -> None:
         self._draining.set()
