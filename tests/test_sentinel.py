@@ -219,12 +219,14 @@ REFUSED = (
     "a wrong password",
     "no service",
     "a word for a database",
+    "certificates of another authority",
 )
 
 
 @pytest.fixture(scope="module")
 def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]:
-    sentinels, settings, _ = guarded
+    sentinels, settings, folder = guarded
+    theirs = settings | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)}
 
     def at(url: str, *told: str) -> Refused:
         return Refused(settings | {"REDIS_URL": url}, told)
@@ -237,6 +239,7 @@ def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]
         ),
         "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
         "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
+        "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
         "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),
     }
 

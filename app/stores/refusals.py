@@ -49,7 +49,7 @@ def said(error: BaseException) -> str:
 
 def _sentence(error: BaseException, address: Address) -> str:
     causes = list(_chain(error))
-    for kind in (_of_sentinels, _of_rights, _of_passwords, _of_certificates, _of_kinds):
+    for kind in (_of_certificates, _of_sentinels, _of_rights, _of_passwords, _of_kinds):
         if sentence := kind(causes, address):
             return sentence
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
@@ -67,6 +67,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _first(causes: list[BaseException], *kinds: type[BaseException], words: str = "") -> BaseException | None:
     return next((cause for cause in causes if isinstance(cause, kinds) and words in str(cause)), None)
+
+
+def _of_certificates(causes: list[BaseException], _address: Address) -> str | None:
+    if found := _first(causes, ssl.SSLCertVerificationError):
+        return (
+            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
+            "signed it, and use a host name that it was made for"
+        )
+    return None
 
 
 def _of_sentinels(causes: list[BaseException], _address: Address) -> str | None:
@@ -111,15 +120,6 @@ def _of_passwords(causes: list[BaseException], address: Address) -> str | None:
 def _about_authentication(causes: list[BaseException]) -> BaseException | None:
     words = ("auth", "username-password")
     return next((cause for cause in causes if any(word in str(cause).lower() for word in words)), None)
-
-
-def _of_certificates(causes: list[BaseException], _address: Address) -> str | None:
-    if found := _first(causes, ssl.SSLCertVerificationError):
-        return (
-            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
-            "signed it, and use a host name that it was made for"
-        )
-    return None
 
 
 def _of_kinds(causes: list[BaseException], _address: Address) -> str | None:
