@@ -32,6 +32,7 @@ from app.stores.embedded import RESTARTS, embedded_server
 from app.stores.refusals import RIGHTS
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn
+from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
 if TYPE_CHECKING:
@@ -110,6 +111,10 @@ REFUSED = {
     "a password file that is no text": Refused(
         {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
         ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
+    ),
+    "a file of authorities that holds none": Refused(
+        {"REDIS_URL": "rediss://127.0.0.1:1", "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": f"{ROOT}/README.md"},
+        ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
     ),
     "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
     "values of two settings": Refused(
@@ -255,6 +260,13 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     finally:
         for node in (server, replica):
             node.kill()
+
+
+def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> None:
+    file = new_authority(tmp_path / "ours").ca_file
+    status, _, said = run(tmp_path, {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": str(file)})
+    assert status == 2
+    assert "SMOLSESSIONS_REDIS_URL is without TLS: write rediss://" in said
 
 
 def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:
