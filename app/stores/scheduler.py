@@ -229,20 +229,14 @@ class Scheduler:
     async def queues(self, agents: Iterable[AgentName]) -> Queues:
         """Ask all partitions; one that is away or late is left out, and counted."""
         names = list(agents)
-        asked = [asyncio.ensure_future(desk.scripts.call("queue", *names)) for desk in self._desks]
-        try:
-            await asyncio.wait(asked, timeout=QUEUES_S)
-        finally:
-            answers = [one for one in asked if one.done() and not one.cancelled()]
-            for one in asked:
-                one.cancel()
-        found = [one.result() for one in answers if not isinstance(one.exception(), StoreUnavailableError)]
+        found = await asyncio.gather(*(_queue_at(desk, names) for desk in self._desks))
+        told = [queue for queue in found if queue is not None]
         queues = {
             name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
-            for name, *here in zip(names, *found, strict=False)
+            for name, *here in zip(names, *told, strict=False)
             if here
         }
-        return Queues(queues, silent=len(asked) - len(found))
+        return Queues(queues, silent=len(found) - len(told))
 
     async def _everywhere(
         self, what: str, desks: Iterable[Desk], job: Callable[[Desk], Coroutine[None, None, int]]
@@ -270,3 +264,11 @@ class Scheduler:
     @property
     def _lease_us(self) -> int:
         return int(self.lease_s * 1_000_000)
+
+
+async def _queue_at(desk: Desk, agents: Sequence[AgentName]) -> Any:
+    """Give length and age of each agent's queue; nothing where the partition is away or late."""
+    with suppress(StoreUnavailableError, TimeoutError):
+        async with asyncio.timeout(QUEUES_S):
+            return await desk.scripts.call("queue", *agents)
+    return None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 State = dict[str, Any]
+Answer = dict[str, State] | Exception
 
 
 class Sentinels(Sentinel):
@@ -43,19 +44,20 @@ class Sentinels(Sentinel):
         return _place(last)
 
 
-async def _masters(sentinel: Redis) -> dict[str, State]:
-    found: Any = await sentinel.sentinel_masters()  # redis-py annotates the answers of both its protocols at once
-    return dict(found)
+async def _masters(sentinel: Redis) -> Answer:
+    """Give what it knows, or why it does not say: one that nobody waits for any more may still fail."""
+    try:
+        found: Any = await sentinel.sentinel_masters()  # redis-py annotates the answers of both its protocols at once
+        return dict(found)
+    except (RedisError, OSError, TimeoutError) as error:
+        return error
 
 
-async def _most(asked: Sequence[asyncio.Task[dict[str, State]]]) -> list[dict[str, State] | Exception]:
+async def _most(asked: Sequence[asyncio.Task[Answer]]) -> list[Answer]:
     """Wait until a majority has answered, or all have or could not; each takes a bounded time."""
-    answers: list[dict[str, State] | Exception] = []
+    answers: list[Answer] = []
     for answer in asyncio.as_completed(asked):
-        try:
-            answers.append(await answer)
-        except (RedisError, OSError, TimeoutError) as error:
-            answers.append(error)
+        answers.append(await answer)
         if sum(isinstance(one, dict) for one in answers) > len(asked) // 2:
             break
     return answers
