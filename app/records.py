@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from dataclasses import dataclass
 
     from app.policies import Policy
@@ -351,6 +352,14 @@ class Queue:
 
     length: int
     oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What waits, agent by agent, at the partitions that said so; `silent` is how many did not."""
+
+    of: Mapping[AgentName, Queue]
+    silent: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from app.agents.code.confinement import keep_memory_private
 from app.agents.demo import make_demo, make_demo_code
 from app.conversations import Conversations
 from app.errors import StartError
+from app.idler import Idler
 from app.memories import Memories
 from app.records import AgentName
 from app.registry import Registry
@@ -29,7 +30,7 @@ from app.web.auth import Callers
 from app.web.common import Limits
 from app.web.figures import shared_figures
 from app.web.metrics import Figures, Metrics
-from app.worker import Idler, Worker
+from app.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -117,9 +118,9 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
                 metrics.store_lost,
             )
         )
-        metrics.queues = lambda: store.scheduler.queues(catalog.infos)
+        queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
-        worker: Worker | Idler = Idler()
+        worker: Worker | Idler = Idler(queues)
         if role.plays:
             catalog.start()
             worker = Worker(

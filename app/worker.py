@@ -280,22 +280,6 @@ class Worker:
                 await self._scheduler.sweep()
 
 
-class Idler:
-    """Stands where the worker would in a process that plays nothing."""
-
-    def __init__(self) -> None:
-        self._draining = asyncio.Event()
-
-    async def run(self) -> None:
-        await self._draining.wait()
-
-    def drain(self) -> None:
-        self._draining.set()
-
-    def hurry(self) -> None:
-        """Nothing runs."""
-
-
 def _close(session: Session | None) -> None:
     if session:
         session.close()

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -390,6 +391,40 @@ def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
     assert made(ask(pair[0], key, {"say": "once"}, **body))["turn"] == 2
     assert shown(pair[0], alone[0]) == (2, None, 0)
     goes_on(pair, alone)
+
+
+@pytest.mark.usefixtures("pair")
+def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: ValkeyCluster, tmp_path: Path) -> None:
+    settings = cluster.settings | REPLICATED | {"AGENTS": "unplayed=tests.agents:make_scripted"}
+    with Service(tmp_path / "web", settings, command=("web",)) as web:
+        with ThreadPoolExecutor(8) as pool:
+            waiting = list(pool.map(lambda _: begin(web, DONE, agent="unplayed"), range(24)))
+        owners = spread(cluster, waiting)
+        old = max(owners, key=lambda node: len(owners[node]))
+        held = [tag for tag in (f"{{p{place:03}}}" for place in range(16)) if cluster.primary_of(tag) is old]
+        queues = partial(figures_of, web, "unplayed")
+        assert queues()[:2] == (24, 0)
+        old.freeze()
+        try:
+            length, silent, oldest_s = queues()
+            assert (length, silent) == (24 - len(owners[old]), len(held))
+            assert oldest_s > 0
+        finally:
+            old.thaw()
+        until(lambda: queues()[:2] == (24, 0))
+        for turn in waiting:
+            assert stop(web, turn).status_code == 200
+        assert queues() == (0, 0, 0)
+    assert "Traceback" not in web.log()
+
+
+def figures_of(service: Service, agent: str) -> tuple[float, float, float]:
+    """Give how many wait for an agent, how many partitions gave no figures, and for how long the oldest has waited."""
+    lines = service.client.get("/metrics").text.splitlines()
+    found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    names = (f'queue_length{{agent="{agent}"}}', "partitions_silent", f'queue_oldest_seconds{{agent="{agent}"}}')
+    length, silent, oldest_s = (found[f"smolsessions_{name}"] for name in names)
+    return length, silent, oldest_s
 
 
 SECRET, ANOTHER = "hunter2", "sword/fi:sh"

@@ -231,9 +231,9 @@ def _figure(service: Service, name: str) -> float:
 def _most_at_once(log: str) -> int:
     """Give how many turns a process played at the same time, as its log has it."""
     playing = most = 0
-    for line in log.splitlines():
-        if " app.worker turn " in line:
-            playing += 1 if line.endswith(" starts") else -1
+    for said in log.splitlines():
+        if " app.worker turn " in said:
+            playing += 1 if said.endswith(" starts") else -1
             most = max(most, playing)
     return most
 

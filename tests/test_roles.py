@@ -17,6 +17,7 @@ import httpx2
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
 
 from tests.doomed import DONE, SETTINGS, Doomed, check_log, noting
 from tests.ledgers import Ledger
@@ -168,6 +169,21 @@ def test_connections_are_not_bound_by_what_a_shell_begins_with(server: Server, t
         one_more = stack.enter_context(closing(HTTPConnection(*where, timeout=SOON_S)))
         one_more.request("GET", "/livez")
         assert one_more.getresponse().status == 200
+
+
+def test_a_web_whose_turns_nobody_plays_says_so_in_its_log(server: Server, tmp_path: Path) -> None:
+    settings = SETTINGS | server.settings | {"AGENTS": "unplayed=tests.agents:make_scripted"}
+    with (
+        Service(tmp_path / "web", settings, command=("web",)) as web,
+        Redis(unix_socket_path=str(server.socket_path)) as raw,
+    ):
+        turn = begin(web, DONE, agent="unplayed")
+        assert raw.zincrby("{p000}:ready:unplayed", -60_000_000, f"local/{turn['conversation_id']}")
+        until(lambda: "conversations wait" in web.log())
+        (said,) = [line for line in web.log().splitlines() if "conversations wait" in line]
+        assert "1 conversations wait for agent unplayed, the first for 6" in said
+        assert "see that a `work` or `serve` runs on this store, that it knows the agent" in said
+        assert web.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
 
 
 def test_what_web_takes_in_waits_until_there_is_a_work(server: Server, tmp_path: Path) -> None:

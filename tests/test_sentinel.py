@@ -18,8 +18,9 @@ from tests.test_cluster import ANOTHER, PLACES, REPLICATED, RIGHTS, SECRET, begu
 from tests.test_stop import DONE, ECHO
 from tests.test_store import KEY, Gate, begin, over, until
 from tests.topology.certificates import new_authority
+from tests.topology.liar import Liar
 from tests.topology.node import DURABLE, HOST, Node, free_port
-from tests.topology.sentinels import Sentinels
+from tests.topology.sentinels import SERVICE, Sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +133,28 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
         goes_on((service, service), [turn])
 
 
+def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentinels: Sentinels, tmp_path: Path) -> None:
+    """It is the first in the address, and answers first."""
+    sentinels.until_whole()
+    old = sentinels.primary()
+    with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
+        url = sentinels.url(db=7).replace("://", f"://{liar.place},")
+        with Service(tmp_path / "service", sentinels.settings | {"REDIS_URL": url}) as service:
+            (turn,) = some(service, 1)
+            assert liar.asked
+            old.kill()
+            try:
+                sentinels.until_failover(old)
+                start, asked = time.monotonic(), liar.asked
+                goes_on((service, service), [turn])
+                assert time.monotonic() - start < 5
+            finally:
+                old.start()
+            sentinels.until_whole()  # what it names is a replica by now
+            goes_on((service, service), [turn])
+            assert liar.asked > asked
+
+
 def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:
     primary = Node(tmp_path / "primary", dict(DURABLE))
     replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
@@ -200,12 +223,14 @@ REFUSED = (
     "a wrong password",
     "no service",
     "a word for a database",
+    "certificates of another authority",
 )
 
 
 @pytest.fixture(scope="module")
 def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]:
-    sentinels, settings, _ = guarded
+    sentinels, settings, folder = guarded
+    theirs = settings | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)}
 
     def at(url: str, *told: str) -> Refused:
         return Refused(settings | {"REDIS_URL": url}, told)
@@ -222,6 +247,7 @@ def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]
         ),
         "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
         "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
+        "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
         "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),
     }
 

@@ -29,8 +29,11 @@ from redis.retry import Retry
 from app import __version__
 from app.settings import Settings
 from app.stores.embedded import RESTARTS, embedded_server
+from app.stores.refusals import RIGHTS
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn
+from tests.topology.certificates import new_authority
+from tests.topology.node import DURABLE, HOST, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,6 +108,14 @@ REFUSED = {
         {"REDIS_URL": f"redis+sentinel://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("/service/db",)
     ),
     "a number of partitions that cannot be": Refused({"PARTITIONS": "0"}, ("SMOLSESSIONS_PARTITIONS",)),
+    "a password file that is no text": Refused(
+        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
+        ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
+    ),
+    "a file of authorities that holds none": Refused(
+        {"REDIS_URL": "rediss://127.0.0.1:1", "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": f"{ROOT}/README.md"},
+        ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
+    ),
     "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
     "values of two settings": Refused(
         {"THREADS": "0", "LOG_LEVEL": "x"}, ("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'")
@@ -210,15 +221,76 @@ def test_a_store_that_refuses_the_password_is_named_with_the_mend(
     assert "wrong-sesame" not in sentence
 
 
-@pytest.mark.parametrize("rights", ["~* +@all", "&* +@all"], ids=["channels", "keys"])
+@pytest.mark.parametrize(
+    ("rights", "named"),
+    [("~* +@all", "channel"), ("&* +@all", "key"), ("~* &* +@all -zadd -time", "it may not run TIME, ZADD")],
+    ids=["channels", "keys", "what scripts call"],
+)
 def test_a_store_whose_user_lacks_rights_is_refused_and_says_so(
-    rights: str, outside_store: str, tmp_path: Path
+    rights: str, named: str, outside_store: str, tmp_path: Path
 ) -> None:
     with Redis(unix_socket_path=outside_store, password=SECRET) as client:
         client.execute_command("ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", *rights.split())
     sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://poor:{SECRET}@{outside_store}", "SEAL_KEYS": KEY_A}))
     assert "SMOLSESSIONS_REDIS_URL" in sentence
     assert "permission" in sentence
+    assert named in sentence
+
+
+def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(tmp_path: Path) -> None:
+    server = Node(tmp_path / "server", dict(DURABLE))
+    replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {server.port}"})
+    addresses = {
+        f"redis://{HOST}:{replica.port}": "is a replica, which takes no writes; write the address of its primary",
+        f"redis://{HOST}:{server.port}/99": "no such database",
+        f"redis://:{SECRET}@{HOST}:{server.port}": "asks for no password",
+        f"redis+sentinel://{HOST}:{server.port}/main": "is no sentinel",
+        f"redis+cluster://{HOST}:{server.port}": "is no cluster",
+    }
+    table = {url: Refused({"REDIS_URL": url, "SEAL_KEYS": KEY_A}, (told,)) for url, told in addresses.items()}
+    try:
+        for node in (server, replica):
+            node.start()
+        _until(lambda: replica.ask("ROLE")[3] == b"connected")
+        with started(table, tmp_path / "refused") as endings:
+            for url, ending in endings.items():
+                sentence = sentence_of(ending.result())
+                assert addresses[url] in sentence
+                assert SECRET not in sentence
+    finally:
+        for node in (server, replica):
+            node.kill()
+
+
+def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> None:
+    file = new_authority(tmp_path / "ours").ca_file
+    status, _, said = run(tmp_path, {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": str(file)})
+    assert status == 2
+    assert "SMOLSESSIONS_REDIS_URL is without TLS: write rediss://" in said
+
+
+def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:
+    server, file = Node(tmp_path / "server", dict(DURABLE)), tmp_path / "password"
+    try:
+        server.start()
+        server.ask("ACL", "SETUSER", "turner", "reset", "on", ">one", *RIGHTS.split())
+        file.write_text("one")
+        url = f"redis://turner@{HOST}:{server.port}"
+        settings = {"REDIS_URL": url, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": str(file)}
+        with Service(tmp_path / "service", settings) as service:
+            server.ask("ACL", "SETUSER", "turner", ">two", "<one")
+            file.write_text("two\n")
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            file.unlink()
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: "SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read" in service.log())
+            file.write_text("two")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            assert service.play({"say": "hello"})["reply"] == "hello"
+            assert service.log().count("cannot be read") == 1
+    finally:
+        server.kill()
 
 
 def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Path) -> None:

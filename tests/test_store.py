@@ -507,6 +507,7 @@ def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
         ended = over(service, turn)
         assert (ended["status"], ended["reply"], ended["steps"], ended["attempts"]) == ("finished", "end", 3, 1)
         assert [step["type"] for step in service.steps(turn)] == ["task", "action", "action", "action"]
+        assert service.log().count(" waits: ") == 1
         assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
     with Service(tmp_path / "service", server.settings) as fresh:
         assert fresh.follow_up(turn, {"say": "and on"})["reply"] == "and on"

@@ -65,6 +65,7 @@ class Backlog:
         self._entries: deque[Entry] = deque()
         self._made = self._unsent = 0
         self._awaited: deque[tuple[int, Callable[[], object]]] = deque()
+        self._is_said = False  # that they wait
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,7 +126,9 @@ class Backlog:
         elif state == b"gap":
             self._owner.found_gap()
         elif state != b"ok":
-            log.warning("a write of turn %s waits: %s", self._name, error or state)
+            if not self._is_said:  # each is tried some times a second, for as long as an outage lasts
+                log.warning("a write of turn %s waits: %s", self._name, error or state)
+            self._is_said = True
             self.send_again()
             # Also where all were counted as unsent meanwhile: nobody else may be about to send them.
             self._loop.call_later(RETRY_S, self.send)
@@ -139,6 +142,7 @@ class Backlog:
         while self._entries and self._entries[0].serial <= batch[-1].serial:
             self._entries.popleft()
         self._unsent = min(self._unsent, len(self._entries))
+        self._is_said = False
         self._owner.written(batch, seqs, sent_at)
         self._tell_awaiting()
 

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 from app.errors import SealBrokenError, StartError, StoreUnavailableError
 from app.stores.line import ANSWER_TIMEOUT_S
 from app.stores.refusals import NODE_SENTENCE, refusals
+from app.stores.rights import look_at_rights
 from app.stores.witness import REPLICAS, WAIT_MS
 
 if TYPE_CHECKING:
@@ -47,15 +48,18 @@ async def look_at(
     """Look at the store, make it ours if it is new, or raise `StartError` with the mend."""
     with refusals(address):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            async with (await servers.client(FIRST)).client() as client:
+            found = await servers.client(FIRST)
+            async with found.client() as client:
                 name = await _server(client, is_cluster=servers.is_cluster)
-                await _may_listen(await servers.client(FIRST))
+                await _may_listen(found)
+                await look_at_rights(client, FIRST)
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
                     log.warning(
                         "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
                         "every request that needs the store is a 503"
                     )
+            await found.connection_pool.disconnect()  # lines make connections of their own
     return About(f"{name}, a cluster" if servers.is_cluster else name, count, pepper)
 
 

@@ -83,6 +83,7 @@ class Line:
         self._news = asyncio.Event()
         self._is_heard = asyncio.Event()
         self._heard_at = self._said_at = 0.0
+        self._said: set[str] = set()
 
     def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
         """Say who hears which channel, before `run`; `on_gap` hears that messages may have been lost."""
@@ -191,16 +192,18 @@ class Line:
                 await self._is_heard.wait()
 
     def _say_lost(self, error: Exception) -> None:
-        """Say it at once, and now and then while it lasts."""
-        now = asyncio.get_running_loop().time()
-        if not self._said_at or now - self._said_at > SAY_S:
+        """Say each reason at once, and now and then while it lasts: what keeps a line away is seldom what broke it."""
+        now, why = asyncio.get_running_loop().time(), said(error)
+        if why not in self._said or now - self._said_at > SAY_S:
             self._said_at = now
-            log.warning("partition %s is away: %s", self._partition, said(error), extra={"action": "store.lost"})
+            self._said.add(why)
+            log.warning("partition %s is away: %s", self._partition, why, extra={"action": "store.lost"})
 
     def _say_back(self, certain: Answer) -> None:
         """Say it when all is as it should be: a server alone is not, where a replica must have what it says."""
         if self._said_at and not certain.exception():
             self._said_at = 0.0
+            self._said.clear()
             log.info("partition %s is back", self._partition, extra={"action": "store.back"})
 
     def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:

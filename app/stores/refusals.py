@@ -12,6 +12,7 @@ from redis.exceptions import (
     AuthenticationWrongNumberOfArgsError,
     MovedError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
-_TLS_SENTENCE = (
-    "; they are asked over TLS: SMOLSESSIONS_REDIS_CA_FILE must name the authority that signed their certificates, if "
-    "the system does not know it, and the addresses must be names that these were made for"
+MORE_RIGHTS = (
+    "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait, "
+    "for a database other than 0 +select"
 )
-MORE_RIGHTS = "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait"
+URL, PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
 
 
 @contextmanager
@@ -48,43 +49,12 @@ def said(error: BaseException) -> str:
 
 def _sentence(error: BaseException, address: Address) -> str:
     causes = list(_chain(error))
-
-    def of(*kinds: type[BaseException]) -> BaseException | None:
-        return next((cause for cause in causes if isinstance(cause, kinds)), None)
-
-    if found := of(MasterNotFoundError):
-        return (
-            f"no sentinel in SMOLSESSIONS_REDIS_URL names a primary ({said(found)}): see that they answer at these "
-            "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
-            "own, put ?sentinel_username=…&sentinel_password=… behind it"
-            + (_TLS_SENTENCE if address.url.startswith("rediss") else "")
-        )
-    if found := of(NoPermissionError):
-        return (
-            f"the store gives the user of SMOLSESSIONS_REDIS_URL no permission: {found}; the rights that it "
-            f"needs are {RIGHTS}, {MORE_RIGHTS}"
-        )
-    if found := of(AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes):
-        mend = (
-            "put its user into SMOLSESSIONS_REDIS_URL, and the password too or, better, into a file that "
-            "SMOLSESSIONS_REDIS_PASSWORD_FILE names"
-        )
-        if address.password_file:
-            mend = (
-                f"put the password into {address.password_file} (SMOLSESSIONS_REDIS_PASSWORD_FILE) and its user into "
-                "SMOLSESSIONS_REDIS_URL"
-            )
-        return f"the store refuses us ({found}); {mend}"
-    if found := of(ssl.SSLCertVerificationError):
-        return (
-            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
-            "signed it, and use a host name that it was made for"
-        )
-    if wrong_kind := _kind_sentence(causes):
-        return wrong_kind
+    for kind in (_of_certificates, _of_sentinels, _of_rights, _of_passwords, _of_kinds):
+        if sentence := kind(causes, address):
+            return sentence
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
     return (
-        f"the store at SMOLSESSIONS_REDIS_URL does not answer ({said(error)}){hint}; start it, or unset the "
+        f"the store at {URL} does not answer ({said(error)}){hint}; start it, or unset the "
         "variable to use the embedded store of `serve`"
     )
 
@@ -95,15 +65,73 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def _first(causes: list[BaseException], *kinds: type[BaseException], words: str = "") -> BaseException | None:
+    return next((cause for cause in causes if isinstance(cause, kinds) and words in str(cause)), None)
+
+
+def _of_certificates(causes: list[BaseException], _address: Address) -> str | None:
+    if found := _first(causes, ssl.SSLCertVerificationError):
+        return (
+            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
+            "signed it, and use a host name that it was made for"
+        )
+    return None
+
+
+def _of_sentinels(causes: list[BaseException], _address: Address) -> str | None:
+    if found := _first(causes, ResponseError, words="unknown command 'SENTINEL'"):
+        return (
+            f"what answers at {URL} is no sentinel ({found}): name the sentinels' own ports, mostly 26379, or write "
+            "the address of a server without them as redis://host:port"
+        )
+    if found := _first(causes, MasterNotFoundError):
+        return (
+            f"no sentinel in {URL} names a primary ({said(found)}): see that they answer at these "
+            "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
+            "own, put ?sentinel_username=…&sentinel_password=… behind it"
+        )
+    return None
+
+
+def _of_rights(causes: list[BaseException], _address: Address) -> str | None:
+    if found := _first(causes, NoPermissionError):
+        return (
+            f"the store gives the user of {URL} no permission: {found}; the rights that it "
+            f"needs are {RIGHTS}, {MORE_RIGHTS}"
+        )
+    return None
+
+
+def _of_passwords(causes: list[BaseException], address: Address) -> str | None:
+    if _first(causes, RedisError, words="without any password configured"):
+        return (
+            f"the store asks for no password, and one is given: take it out of {URL} (and unset {PASSWORD_FILE}), or "
+            "set one in the store"
+        )
+    found = _first(causes, AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes)
+    if found is None:
+        return None
+    mend = f"put its user into {URL}, and the password too or, better, into a file that {PASSWORD_FILE} names"
+    if address.password_file:
+        mend = f"put the password into {address.password_file} ({PASSWORD_FILE}) and its user into {URL}"
+    return f"the store refuses us ({found}); {mend}"
+
+
 def _about_authentication(causes: list[BaseException]) -> BaseException | None:
     words = ("auth", "username-password")
     return next((cause for cause in causes if any(word in str(cause).lower() for word in words)), None)
 
 
-def _kind_sentence(causes: list[BaseException]) -> str | None:
-    for cause in causes:
-        if isinstance(cause, MovedError):
-            return NODE_SENTENCE
-        if isinstance(cause, ResponseError) and "cluster support disabled" in str(cause):
-            return f"the store is no cluster ({cause}); write its address as redis://host:port, or rediss:// with TLS"
+def _of_kinds(causes: list[BaseException], _address: Address) -> str | None:
+    if _first(causes, MovedError):
+        return NODE_SENTENCE
+    if found := _first(causes, ResponseError, words="cluster support disabled"):
+        return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
+    if _first(causes, ReadOnlyError):
+        return (
+            f"the store at {URL} is a replica, which takes no writes; write the address of its primary, or "
+            "redis+sentinel:// or redis+cluster:// with those that know which one it is"
+        )
+    if found := _first(causes, ResponseError, words="DB index is out of range"):
+        return f"the store has no such database ({found}); end {URL} with another number, or none"
     return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import StoreUnavailableError
-from app.records import MOST_COUNTED, Queue
+from app.records import MOST_COUNTED, Queue, Queues
 from app.stores.lease import HeldLease, open_lease
 from app.stores.rounds import FIRST, Rounds
 from app.stores.script import answered
@@ -35,6 +35,7 @@ MOST_UNHEARD = 1000
 _STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
 LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
 LATE_S = 0.5  # how long a partition may hold up the others
+QUEUES_S = 1.0  # how long one may take to say how long its queues are
 
 
 class Scheduler:
@@ -238,13 +239,17 @@ class Scheduler:
         desk = self._desks.of(turn.ref)
         await desk.scripts.call("hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=desk.wake)
 
-    async def queues(self, agents: Iterable[AgentName]) -> dict[AgentName, Queue]:
+    async def queues(self, agents: Iterable[AgentName]) -> Queues:
+        """Ask all partitions; one that is away or late is left out, and counted."""
         names = list(agents)
-        found = await asyncio.gather(*(desk.scripts.call("queue", *names) for desk in self._desks))
-        return {
+        found = await asyncio.gather(*(_queue_at(desk, names) for desk in self._desks))
+        told = [queue for queue in found if queue is not None]
+        queues = {
             name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
-            for name, *here in zip(names, *found, strict=True)
+            for name, *here in zip(names, *told, strict=False)
+            if here
         }
+        return Queues(queues, silent=len(found) - len(told))
 
     async def _everywhere(
         self, what: str, desks: Iterable[Desk], job: Callable[[Desk], Coroutine[None, None, int]]
@@ -272,3 +277,11 @@ class Scheduler:
     @property
     def _lease_us(self) -> int:
         return int(self.lease_s * 1_000_000)
+
+
+async def _queue_at(desk: Desk, agents: Sequence[AgentName]) -> Any:
+    """Give length and age of each agent's queue; nothing where the partition is away or late."""
+    with suppress(StoreUnavailableError, TimeoutError):
+        async with asyncio.timeout(QUEUES_S):
+            return await desk.scripts.call("queue", *agents)
+    return None

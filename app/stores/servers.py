@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,16 +15,18 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import StartError
+from app.stores.sentinels import Sentinels
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 SENTINEL_S = 0.5
@@ -59,12 +63,7 @@ class Address:
 def servers_at(address: Address) -> Servers:
     """Read an address. Raises `StartError` with the mend; a password is never part of it."""
     match = _SCHEME.match(address.url)
-    for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
-        try:
-            if path and not path.read_bytes().strip():
-                raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which is empty")
-        except OSError as error:
-            raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
+    _look_at_files(address)
     try:
         if match is None:
             return _One(address)
@@ -73,6 +72,31 @@ def servers_at(address: Address) -> Servers:
         raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
     except (ValueError, RedisClusterException):
         raise StartError(_WRONG_ADDRESS) from None
+
+
+def _look_at_files(address: Address) -> None:
+    """Raise `StartError` where one of them is of no use."""
+    for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
+        try:
+            if path and not path.read_bytes().strip():
+                raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which is empty")
+        except OSError as error:
+            raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
+    try:
+        if address.password_file:
+            address.password_file.read_text()
+        if address.ca_file:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(address.ca_file)
+    except UnicodeError:
+        raise StartError(f"SMOLSESSIONS_REDIS_PASSWORD_FILE is {address.password_file}, which holds no text") from None
+    except ssl.SSLError as error:
+        raise StartError(
+            f"SMOLSESSIONS_REDIS_CA_FILE is {address.ca_file}, which holds no certificate in PEM form ({error.reason})"
+        ) from error
+    if address.ca_file and not address.url.startswith("rediss"):
+        log.warning(
+            "SMOLSESSIONS_REDIS_CA_FILE is set, and SMOLSESSIONS_REDIS_URL is without TLS: write rediss:// to use it"
+        )
 
 
 class _One:
@@ -94,7 +118,7 @@ class _One:
 
 
 class _Sentinels:
-    """The server that Sentinel calls the primary, asked at every connect."""
+    """The server that sentinels call the primary, asked at every connect."""
 
     is_cluster = False
 
@@ -104,11 +128,11 @@ class _Sentinels:
         if not service:
             raise ValueError(path)
         own = {name: given.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-        # Asked one after the other: one that is silent must not use up the time of those that know.
         asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
         options, secure = _options(address, given)
         tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
-        self._sentinel = Sentinel(seeds, sentinel_kwargs={"protocol": 2} | asked | own | tls)
+        kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
+        self._sentinel = Sentinels(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
         self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
         self._client.connection_pool.make_connection()
 

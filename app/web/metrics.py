@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from app.errors import StoreUnavailableError
-
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from app.records import AgentName, Queue, Turn
+    from app.records import Queues, Turn
     from app.threads import Threads
 
-QUEUES_S = 1.0  # how long the store may take to say how long its queues are
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 
 
@@ -68,7 +63,12 @@ class Metrics:
                 "oldest_seconds": "How long the first of them has waited: the same from every process.",
             }.items()
         )
-        self.queues: Callable[[], Awaitable[Mapping[AgentName, Queue]]] | None = None
+        self._silent = Gauge(
+            "smolsessions_partitions_silent",
+            "Partitions of the store that are away: what waits there is missing in the figures of the queues.",
+            registry=self._registry,
+        )
+        self.queues: Callable[[], Awaitable[Queues]] | None = None
         self._store_errors = Counter(
             "smolsessions_store_errors",
             "Lost connections and refused operations.",
@@ -93,20 +93,15 @@ class Metrics:
 
     async def text(self) -> bytes:
         """Give them in Prometheus' text format."""
-        found = await self._look_at_queues()
-        self._lengths.clear()
-        self._ages.clear()
-        for agent, queue in found.items():
-            self._lengths.labels(agent).set(queue.length)
-            self._ages.labels(agent).set(queue.oldest_s)
+        if self.queues:
+            found = await self.queues()
+            self._lengths.clear()  # where nobody answers there is no figure, rather than an old one
+            self._ages.clear()
+            for agent, queue in found.of.items():
+                self._lengths.labels(agent).set(queue.length)
+                self._ages.labels(agent).set(queue.oldest_s)
+            self._silent.set(found.silent)
         return generate_latest(self._registry)
-
-    async def _look_at_queues(self) -> Mapping[AgentName, Queue]:
-        """Ask the store; where it does not answer there is no figure, rather than an old one."""
-        with suppress(StoreUnavailableError, TimeoutError):
-            async with asyncio.timeout(QUEUES_S):
-                return await self.queues() if self.queues else {}
-        return {}
 
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
         Gauge(f"smolsessions_{name}", text, registry=self._registry).set_function(value)
