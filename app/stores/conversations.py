@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.records import Draft, Owner, Ref, StepType, StoredStep, Turn
-    from app.stores.desk import Desk, Desks
+    from app.stores.partition import Partition, Partitions
     from app.stores.script import Argument
     from app.stores.turns import Turns
 
@@ -44,21 +44,21 @@ MOST_LOOKED_AT = 2000  # for one page, which may then hold fewer than its limit
 class Conversations:
     """The store's side of conversations."""
 
-    def __init__(self, desks: Desks, turns: Turns) -> None:
-        self._desks = desks
+    def __init__(self, partitions: Partitions, turns: Turns) -> None:
+        self._partitions = partitions
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
         """Make an empty conversation."""
-        desk = self._desks.of(ref)
-        state, *rest = await desk.scripts.call(
+        partition = self._partitions.of(ref)
+        state, *rest = await partition.scripts.call(
             "create",
             owner=ref.owner,
             ref=str(ref),
             agent=agent,
             record=self._record(ref, agent, draft.metadata),
-            terms=sealed_terms(desk, str(ref), Terms(draft.policy)),
+            terms=sealed_terms(partition, str(ref), Terms(draft.policy)),
             ttl=ttl_us(draft.ttl_s),
         )
         if state == b"exists":
@@ -71,26 +71,28 @@ class Conversations:
 
     async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
         """Read a page, merged of all partitions; the cursor is the age of the last one shown, and its partition."""
-        pages = [self._rows(desk, place, owner, cursor, limit + 1) for place, desk in enumerate(self._desks)]
+        pages = [
+            self._rows(partition, place, owner, cursor, limit + 1) for place, partition in enumerate(self._partitions)
+        ]
         rows = list(islice(heapq.merge(*await asyncio.gather(*pages), key=itemgetter(0)), limit + 1))
         shown = rows[:limit]
         found = [conversation for _, row in shown if (conversation := self._readable(row))]
         if len(rows) <= limit:
             return Page(tuple(found), None)
         age, place = shown[-1][0]
-        return Page(tuple(found), str(-age * MOST_PARTITIONS + place if len(self._desks) > 1 else -age))
+        return Page(tuple(found), str(-age * MOST_PARTITIONS + place if len(self._partitions) > 1 else -age))
 
     async def _rows(
-        self, desk: Desk, place: int, owner: Owner, cursor: str | None, most: int
+        self, partition: Partition, place: int, owner: Owner, cursor: str | None, most: int
     ) -> list[tuple[tuple[int, int], Any]]:
         """Read what a partition has behind the cursor, newest first; each with what it is to be sorted by."""
         before = "+inf"
-        if cursor and len(self._desks) > 1:
+        if cursor and len(self._partitions) > 1:
             age, last = divmod(int(cursor), MOST_PARTITIONS)
             before = str(age) if place > last else f"({age}"
         elif cursor:
             before = f"({cursor}"
-        rows = await desk.scripts.call("list", owner=owner, before=before, limit=most)
+        rows = await partition.scripts.call("list", owner=owner, before=before, limit=most)
         return [((-int(row[1][4]), place), row) for row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
@@ -100,19 +102,19 @@ class Conversations:
             return await self._patch(ref, change)
 
     async def _patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
-        desk = self._desks.of(ref)
+        partition = self._partitions.of(ref)
         for _ in range(MOST_TRIES):
             row = await self._row(ref)
             conversation = self.of_row(*row)
             draft = change(conversation)
-            terms = replace(desk.sealer.terms(str(ref), row[1][7]), policy=draft.policy)
-            state, *rest = await desk.scripts.call(
+            terms = replace(partition.sealer.terms(str(ref), row[1][7]), policy=draft.policy)
+            state, *rest = await partition.scripts.call(
                 "patch",
                 ref=str(ref),
                 read=row[1][1],
                 written=self._record(ref, conversation.agent, draft.metadata),
                 read_terms=row[1][7] or b"",
-                terms=sealed_terms(desk, str(ref), terms),
+                terms=sealed_terms(partition, str(ref), terms),
                 ttl=ttl_us(draft.ttl_s),
             )
             if state == b"ok":
@@ -121,25 +123,25 @@ class Conversations:
 
     async def delete(self, ref: Ref) -> list[Turn]:
         """End what runs and what waits, then take everything away."""
-        desk = self._desks.of(ref)
+        partition = self._partitions.of(ref)
         for _ in range(MOST_TRIES):
             ended = [_cancelled(turn) for turn in await self._turns.open_turns(ref)]
             given: list[Argument] = []
             for turn in ended:
                 given += [turn.number, self._seal(codec.turn_to_bytes(turn), ref, "turn", turn.number)]
-            state, *rest = await desk.scripts.call(
+            state, *rest = await partition.scripts.call(
                 "delete",
                 *given,
                 owner=ref.owner,
                 ref=str(ref),
-                me=desk.channel,
-                log_ttl_s=desk.log_ttl_s,
+                me=partition.channel,
+                log_ttl_s=partition.log_ttl_s,
             )
             if state == b"unknown":
                 raise ConversationNotFoundError
             if state == b"ok":
                 for turn, seq in zip(ended, rest[0], strict=True):
-                    desk.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
+                    partition.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
                 return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
@@ -147,17 +149,17 @@ class Conversations:
         self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
         """Read steps, each checked against its place, until there are enough of those that are wanted."""
-        scope, desk = str(ref), self._desks.of(ref)
+        scope, partition = str(ref), self._partitions.of(ref)
         items: list[StoredStep] = []
         place, end = first, first + MOST_LOOKED_AT
         while True:
             most = max(limit - len(items), LOOKED_AT_ONCE if kind or place > first else 0)
-            found = await desk.scripts.call("steps", ref=scope, first=place, last=place + most)
+            found = await partition.scripts.call("steps", ref=scope, first=place, last=place + most)
             if not found:
                 raise ConversationNotFoundError
             agent, generation, head_blob, blobs, terms = found
-            desk.sealer.terms(scope, terms)
-            head = open_head(desk.sealer, scope, generation, head_blob)
+            partition.sealer.terms(scope, terms)
+            head = open_head(partition.sealer, scope, generation, head_blob)
             left, last = head.destroyed if archived else head.out, place + len(blobs)
             for index, blob in enumerate(blobs[:most], place):
                 if len(items) == limit:
@@ -165,7 +167,9 @@ class Conversations:
                 place = index + 1
                 if left >> index & 1:
                     continue
-                step = codec.step_from_bytes(desk.sealer.open(blob, scope, "step", head.generation, index), index, head)
+                step = codec.step_from_bytes(
+                    partition.sealer.open(blob, scope, "step", head.generation, index), index, head
+                )
                 if kind in {None, step.type}:
                     items.append(step)
             more = place < last
@@ -173,7 +177,7 @@ class Conversations:
                 break
         page = Page(tuple(items), str(place) if more else None)
         try:
-            return AgentName(agent.decode()), page, await load_images(desk, scope, items)
+            return AgentName(agent.decode()), page, await load_images(partition, scope, items)
         except SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == head_blob:
                 raise
@@ -181,11 +185,11 @@ class Conversations:
 
     async def image(self, ref: Ref, name: str) -> bytes:
         """Read an attachment."""
-        desk = self._desks.of(ref)
-        (blob,) = await image_blobs(desk, str(ref), [name])
+        partition = self._partitions.of(ref)
+        (blob,) = await image_blobs(partition, str(ref), [name])
         if blob is None:
             raise NotFoundError
-        return await asyncio.to_thread(desk.sealer.open, blob, str(ref), "image", name)
+        return await asyncio.to_thread(partition.sealer.open, blob, str(ref), "image", name)
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
@@ -196,7 +200,7 @@ class Conversations:
             return None
 
     async def _row(self, ref: Ref) -> Any:
-        row = await self._desks.of(ref).scripts.call("show", ref=str(ref))
+        row = await self._partitions.of(ref).scripts.call("show", ref=str(ref))
         if not row:
             raise ConversationNotFoundError
         return row
@@ -205,7 +209,7 @@ class Conversations:
         """Open what scripts show of a conversation."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
         ref = codec.ref_of(scope.decode())
-        sealer = self._desks.of(ref).sealer
+        sealer = self._partitions.of(ref).sealer
         opened = sealer.open(record, str(ref), "conversation")
         terms = sealer.terms(str(ref), sealed)
         head = open_head(sealer, str(ref), generation, sealed_head)
@@ -231,12 +235,12 @@ class Conversations:
         return self._seal(codec.conversation_to_bytes(agent, metadata), ref, "conversation")
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
-        return self._desks.of(ref).sealer.seal(data, str(ref), *place)
+        return self._partitions.of(ref).sealer.seal(data, str(ref), *place)
 
 
-def sealed_terms(desk: Desk, scope: str, terms: Terms) -> bytes:
+def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:
     """Seal a conversation's terms; most have none."""
-    return desk.sealer.seal(codec.terms_to_bytes(terms), scope, "terms") if terms != NO_TERMS else b""
+    return partition.sealer.seal(codec.terms_to_bytes(terms), scope, "terms") if terms != NO_TERMS else b""
 
 
 def ttl_us(ttl_s: float | None) -> int | str:

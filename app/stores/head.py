@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from app.records import StepType, StoredStep
-    from app.stores.desk import Desk
+    from app.stores.partition import Partition
     from app.stores.seals import Seals
 
 HASH_BYTES = 16
@@ -38,21 +38,21 @@ def open_pieces(sealer: Seals, scope: str, head: Head, sealed: bytes) -> dict[st
     return codec.pieces_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
 
 
-async def load_images(desk: Desk, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
+async def load_images(partition: Partition, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
     """Load and open the attachments of these steps, a few at a time: they may be large."""
     wanted = sorted({name for step in steps for name in step.attachments})
     opened = {}
     for start in range(0, len(wanted), IMAGES_AT_ONCE):
         names = wanted[start : start + IMAGES_AT_ONCE]
-        for name, blob in zip(names, await image_blobs(desk, scope, names), strict=True):
-            opened[name] = await asyncio.to_thread(desk.sealer.open, blob or b"", scope, "image", name)
+        for name, blob in zip(names, await image_blobs(partition, scope, names), strict=True):
+            opened[name] = await asyncio.to_thread(partition.sealer.open, blob or b"", scope, "image", name)
     return opened
 
 
-async def image_blobs(desk: Desk, scope: str, names: Sequence[str]) -> list[bytes | None]:
+async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) -> list[bytes | None]:
     """Load attachments as they are sealed; None for one that is not there."""
-    terms, blobs = await desk.scripts.call("images", *names, ref=scope)
-    desk.sealer.terms(scope, terms)
+    terms, blobs = await partition.scripts.call("images", *names, ref=scope)
+    partition.sealer.terms(scope, terms)
     found: list[bytes | None] = blobs
     return found
 

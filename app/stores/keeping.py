@@ -16,7 +16,7 @@ from app.stores.head import VARIABLES_SENTENCE, extend_hash, extended, hidden_so
 if TYPE_CHECKING:
     from app.events import Event
     from app.records import Head, PackedStep, StepType, StoredStep, Turn
-    from app.stores.desk import Desk
+    from app.stores.partition import Partition
     from app.stores.script import Argument
 
 MOST_AT_ONCE = 200  # events of a log that are opened in one go
@@ -26,9 +26,9 @@ COUNT_SENTENCE = "The stored steps of this conversation are not those that its h
 class Keeping:
     """A conversation's memory while one turn plays: as it was at the turn's start, and as it is now."""
 
-    def __init__(self, desk: Desk, turn: Turn, head: Head, pieces: dict[str, bytes]) -> None:
+    def __init__(self, partition: Partition, turn: Turn, head: Head, pieces: dict[str, bytes]) -> None:
         """`pieces` are the tags of the variables' pieces by name, as the head was sealed over them."""
-        self._desk = desk
+        self._partition = partition
         self._turn = turn
         self._scope = str(turn.ref)
         self._before = head
@@ -68,7 +68,7 @@ class Keeping:
                 steps.append(self._open_step(blob, index))
         if running != head.hash or len(blobs) != head.count - head.shown_from:
             raise SealBrokenError(COUNT_SENTENCE)
-        images = await load_images(self._desk, self._scope, steps)
+        images = await load_images(self._partition, self._scope, steps)
         return [step.data for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
@@ -103,7 +103,7 @@ class Keeping:
             begun=frozenset(name for name, blob in written.items() if not blob),
             events=await self._open_events(log),
             steps=tuple(step.data for step in steps),
-            attachments=await load_images(self._desk, self._scope, steps),
+            attachments=await load_images(self._partition, self._scope, steps),
         )
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
@@ -142,30 +142,32 @@ class Keeping:
             self._pieces[name] = tag_of(blob)
 
     def _seal(self, data: bytes, *place: str | int) -> bytes:
-        return self._desk.sealer.seal(data, self._scope, *place)
+        return self._partition.sealer.seal(data, self._scope, *place)
 
     def _open_step(self, blob: bytes, index: int) -> StoredStep:
-        opened = self._desk.sealer.open(blob, self._scope, "step", self.generation, index)
+        opened = self._partition.sealer.open(blob, self._scope, "step", self.generation, index)
         return codec.step_from_bytes(opened, index)
 
     def _open_piece(self, name: str, blob: bytes) -> bytes:
-        return self._desk.sealer.open(blob, self._scope, "variable", self.generation, name)
+        return self._partition.sealer.open(blob, self._scope, "variable", self.generation, name)
 
     def _open_effect(self, key: str, blob: bytes) -> bytes:
-        return self._desk.sealer.open(blob, self._scope, "effect", self._turn.number, key)
+        return self._partition.sealer.open(blob, self._scope, "effect", self._turn.number, key)
 
     async def _open_events(self, log: list[bytes]) -> tuple[Event, ...]:
         events = []
         for entry in log:
             name, _, blob = entry.partition(b"\n")
             with suppress(ValueError):  # of a newer release: nothing that this one would tell again
-                events.append(self._desk.log.decode(self._turn.ref, self._turn.number, 0, name.decode(), blob).event)
+                events.append(
+                    self._partition.log.decode(self._turn.ref, self._turn.number, 0, name.decode(), blob).event
+                )
             if len(events) % MOST_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others want the loop, too
         return tuple(events)
 
     async def _load_past(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        state, *found = await self._desk.scripts.call(
+        state, *found = await self._partition.scripts.call(
             "past",
             ref=self._scope,
             turn=self._turn.number,
@@ -179,14 +181,14 @@ class Keeping:
         return journal, log, tail
 
     async def _load_variables(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        kept, fresh = await self._desk.scripts.call("variables", ref=self._scope, generation=self.generation)
+        kept, fresh = await self._partition.scripts.call("variables", ref=self._scope, generation=self.generation)
         found = {name.decode(): blob for name, blob in zip(kept[::2], kept[1::2], strict=True) if name}
         return found, {name.decode(): blob for name, blob in zip(fresh[::2], fresh[1::2], strict=True)}
 
     async def _load(self, first: int, end: int) -> list[bytes]:
         if end <= first:
             return []
-        found = await self._desk.scripts.call("steps", ref=self._scope, first=first, last=end - 1)
+        found = await self._partition.scripts.call("steps", ref=self._scope, first=first, last=end - 1)
         if not found:
             raise LeaseLostError
         blobs: list[bytes] = found[3]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from app.ports import StopReason
     from app.records import Outcome, PackedStep
     from app.stores.backlog import Entry
-    from app.stores.desk import Desk
     from app.stores.line import Answer
+    from app.stores.partition import Partition
     from app.stores.script import Argument
     from app.stores.stops import Stop
 
@@ -47,7 +47,7 @@ class HeldLease:
 
     def __init__(
         self,
-        desk: Desk,
+        partition: Partition,
         *,
         scope: str,
         fence: str,
@@ -73,8 +73,8 @@ class HeldLease:
         self.policy = policy
         self.grew = False
         self.stopped: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        self._desk = desk
-        self._keeping = Keeping(desk, turn, head, pieces)
+        self._partition = partition
+        self._keeping = Keeping(partition, turn, head, pieces)
         self._backlog = Backlog(self, f"{scope}#{turn.number}")
         self._told = Told(logged)
         self._last_seen = logged
@@ -90,7 +90,7 @@ class HeldLease:
 
     @property
     def watched(self) -> bool:
-        return self._others_watch or self._desk.log.is_watched(self.turn.ref)
+        return self._others_watch or self._partition.log.is_watched(self.turn.ref)
 
     @property
     def backlog(self) -> int:
@@ -119,7 +119,7 @@ class HeldLease:
 
     def confirm(self, at: float) -> None:
         """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
-        self._held_until = max(self._held_until, at + HELD_SHARE * self._desk.lease_s)
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._partition.lease_s)
 
     def lose(self) -> None:
         """Another one holds the conversation now."""
@@ -195,15 +195,15 @@ class HeldLease:
 
     def send(self, serial: int, arguments: list[Argument]) -> Answer:
         """Send entries of the backlog."""
-        return self._desk.scripts.send(
+        return self._partition.scripts.send(
             "emit",
             *arguments,
             ref=self.scope,
             turn=self.turn.number,
             fence=self.fence,
             generation=self._keeping.generation,
-            me=self._desk.channel,
-            lease_us=int(self._desk.lease_s * 1_000_000),
+            me=self._partition.channel,
+            lease_us=int(self._partition.lease_s * 1_000_000),
             serial=serial,
         )
 
@@ -214,7 +214,7 @@ class HeldLease:
         for seq, event in zip(seqs, (event for entry in entries for event in entry.events), strict=True):
             if seq:
                 self._last_seen = seq
-                self._desk.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
+                self._partition.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
 
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn, as whoever wanted it stopped wants it."""
@@ -244,7 +244,7 @@ class HeldLease:
         assert turn.outcome
         self._backlog.send()
         kept = self._keeping.count_before if by else self._keeping.count
-        state, *rest = await self._desk.scripts.call(
+        state, *rest = await self._partition.scripts.call(
             "commit",
             ref=self.scope,
             turn=turn.number,
@@ -260,9 +260,9 @@ class HeldLease:
             last_seq=turn.last_seq or 0,
             written=0 if self._defect else self._backlog.made,
             rollback=by or "",
-            me=self._desk.channel,
-            wake=self._desk.wake,
-            log_ttl_s=self._desk.log_ttl_s,
+            me=self._partition.channel,
+            wake=self._partition.wake,
+            log_ttl_s=self._partition.log_ttl_s,
         )
         if state in {b"behind", b"gap"} and self._backlog:  # not written yet, for the store refused it
             raise StoreUnavailableError
@@ -278,7 +278,7 @@ class HeldLease:
             self.check()
         self.version = tag_of(head) if head else self.version
         if state == b"ok":
-            self._desk.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
+            self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
 
     async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Ask again until the store has answered, for a bounded time: an outage is no fault of a turn."""
@@ -297,11 +297,11 @@ class HeldLease:
             self.stopped.set_result(reason)
 
     def _seal(self, data: bytes, *place: str | int) -> bytes:
-        return self._desk.sealer.seal(data, self.scope, *place)
+        return self._partition.sealer.seal(data, self.scope, *place)
 
 
 def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
-    desk: Desk,
+    partition: Partition,
     name: bytes,
     number: bytes,
     fence: bytes,
@@ -322,7 +322,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
     scope, turn = name.decode(), int(number)
-    ref, seal = codec.ref_of(scope), desk.sealer
+    ref, seal = codec.ref_of(scope), partition.sealer
     played = Turn(ref, turn, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
     opened_input, opened_head, defect = TurnInput(), Head(int(generation)), None
     pieces: dict[str, bytes] = {}
@@ -341,7 +341,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     if not defect and (stored < opened_head.count or (attempt == 1 and stored > opened_head.count)):
         defect = SealBrokenError(COUNT_SENTENCE)
     lease = HeldLease(
-        desk,
+        partition,
         scope=scope,
         fence=fence.decode(),
         turn=codec.started(played, time.time() - passed_us / 1_000_000, attempt),
@@ -349,7 +349,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         head=opened_head,
         version=tag_of(head) if head else b"",
         logged=logged,
-        others_watch=any(channel.decode() != desk.channel for channel in watchers),
+        others_watch=any(channel.decode() != partition.channel for channel in watchers),
         pieces=pieces,
         defect=defect,
         counted=counted,

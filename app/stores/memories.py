@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from app.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
     from app.stores.conversations import Conversations
-    from app.stores.desk import Desk, Desks
+    from app.stores.partition import Partition, Partitions
     from app.stores.script import Argument
     from app.stores.turns import Turns
 
@@ -44,8 +44,8 @@ MOST_NAMES = 10_000
 class Memories:
     """The store's side of what is done to conversations between their turns; while one runs all raise `BusyError`."""
 
-    def __init__(self, desks: Desks, conversations: Conversations, turns: Turns) -> None:
-        self._desks = desks
+    def __init__(self, partitions: Partitions, conversations: Conversations, turns: Turns) -> None:
+        self._partitions = partitions
         self._conversations = conversations
         self._turns = turns
 
@@ -55,7 +55,7 @@ class Memories:
         async def read(moment: _Moment) -> Memory:
             head, found = moment.head, await self._steps(ref, moment.head)
             steps = [step for step in found if not step.hidden and not head.out >> step.index & 1]
-            images = await load_images(self._desks.of(ref), str(ref), steps)
+            images = await load_images(self._partitions.of(ref), str(ref), steps)
             return Memory(moment.agent, moment.terms, moment.version, tuple(steps), images)
 
         return await self._until_still(ref, read, may_run=may_run)
@@ -98,7 +98,7 @@ class Memories:
                 ref,
                 moment.version,
                 await self._as_destroyed(ref, back, head),
-                terms=sealed_terms(self._desks.of(ref), str(ref), terms),
+                terms=sealed_terms(self._partitions.of(ref), str(ref), terms),
                 restore=await self._pieces_of(ref, then),
                 turns=moment.turns,
             )
@@ -127,12 +127,12 @@ class Memories:
         self, ref: Ref, moment: _Moment, *, turn: int, head: Head, terms: Terms, metadata: dict[str, Any]
     ) -> Conversation | None:
         """Copy turns and steps up to these; nothing where it is not as it was read, or the new name is taken."""
-        desk, new = self._desks.of(ref), self._neighbour(ref)
-        seal, scope = desk.sealer.seal, str(new)
+        partition, new = self._partitions.of(ref), self._neighbour(ref)
+        seal, scope = partition.sealer.seal, str(new)
         given: list[Argument] = []
         for name, tag in (await self._pieces_of(ref, head)).items():
             given += [name, tag]
-        state, *rest = await desk.scripts.call(
+        state, *rest = await partition.scripts.call(
             "fork",
             *given,
             owner=ref.owner,
@@ -141,7 +141,7 @@ class Memories:
             to=scope,
             agent=moment.agent,
             record=seal(codec.conversation_to_bytes(moment.agent, metadata), scope, "conversation"),
-            terms=sealed_terms(desk, scope, terms),
+            terms=sealed_terms(partition, scope, terms),
             head=seal(codec.head_to_bytes(head), scope, "head") if head.count or head.variables else b"",
             count=head.count,
             turn=turn,
@@ -167,7 +167,7 @@ class Memories:
             steps = await self._steps(ref, head)
             wanted = await self._pieces_of(ref, head)
             pieces = await self._open_pieces(ref, head, {name: tag for name, tag in wanted.items() if name})
-            images = await load_images(self._desks.of(ref), str(ref), steps)
+            images = await load_images(self._partitions.of(ref), str(ref), steps)
             if not await self._is_still(ref, moment.version):
                 return None
             return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
@@ -182,16 +182,16 @@ class Memories:
         brought: Brought,
     ) -> Conversation:
         """Make a conversation of what is brought in."""
-        desk, scope = self._desks.of(ref), str(ref)
-        given, head = await asyncio.to_thread(_sealed_for, desk, scope, brought)
-        state, *rest = await desk.scripts.call(
+        partition, scope = self._partitions.of(ref), str(ref)
+        given, head = await asyncio.to_thread(_sealed_for, partition, scope, brought)
+        state, *rest = await partition.scripts.call(
             "adopt",
             *given,
             owner=ref.owner,
             ref=scope,
             agent=agent,
-            record=desk.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
-            terms=sealed_terms(desk, scope, Terms(draft.policy, jumps=brought.jumps)),
+            record=partition.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
+            terms=sealed_terms(partition, scope, Terms(draft.policy, jumps=brought.jumps)),
             ttl=ttl_us(draft.ttl_s),
             head=head,
         )
@@ -229,8 +229,8 @@ class Memories:
         return (await self._moment(ref, 0, may_run=True)).version == version
 
     async def _moment(self, ref: Ref, turn: int, *, may_run: bool = False, any_turn: bool = False) -> _Moment:
-        desk, scope = self._desks.of(ref), str(ref)
-        state, *rest = await desk.scripts.call("moment", ref=scope, turn=turn)
+        partition, scope = self._partitions.of(ref), str(ref)
+        state, *rest = await partition.scripts.call("moment", ref=scope, turn=turn)
         if state != b"ok":
             raise _refusal(state, rest)
         (agent, record, terms, generation, head, turns, ttl), first, then, of_turn = rest
@@ -238,16 +238,16 @@ class Memories:
             raise _refusal(b"busy", [first])
         if turn > int(turns) and not any_turn:
             raise TurnNotFoundError
-        opened_terms = desk.sealer.terms(scope, terms)
-        opened = desk.sealer.open(record, scope, "conversation")
+        opened_terms = partition.sealer.terms(scope, terms)
+        opened = partition.sealer.open(record, scope, "conversation")
         return _Moment(
             agent=codec.agent_of(opened, agent),
             metadata=codec.metadata_from_bytes(opened),
             terms=opened_terms,
             version=Version(head or b"", terms or b""),
-            head=open_head(desk.sealer, scope, generation, head or b""),
+            head=open_head(partition.sealer, scope, generation, head or b""),
             turns=int(turns),
-            then=_head_then(desk, scope, int(generation), then) if of_turn else None,
+            then=_head_then(partition, scope, int(generation), then) if of_turn else None,
             ttl_us=int(ttl) if ttl else "",
         )
 
@@ -264,18 +264,20 @@ class Memories:
 
     async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
         """Read steps, but those that are destroyed; from the first to the last all are checked against the head."""
-        desk, scope = self._desks.of(ref), str(ref)
+        partition, scope = self._partitions.of(ref), str(ref)
         steps: list[StoredStep] = []
         end, running = head.count if end is None else min(end, head.count), b""
         whole = (first, end) == (0, head.count)
         while first < end:
-            found = await desk.scripts.call("steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1)
+            found = await partition.scripts.call(
+                "steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1
+            )
             if not found or not found[3]:
                 raise SealBrokenError(COUNT_SENTENCE)
             for index, blob in enumerate(found[3], first):
                 running = extend_hash(running, blob)
                 if not head.destroyed >> index & 1:
-                    opened = desk.sealer.open(blob, scope, "step", head.generation, index)
+                    opened = partition.sealer.open(blob, scope, "step", head.generation, index)
                     steps.append(codec.step_from_bytes(opened, index, head))
             first += len(found[3])
             await asyncio.sleep(0)  # others want the loop, too
@@ -287,21 +289,21 @@ class Memories:
         """Give the tags of the variables' pieces by name, with the sealed list of them under the empty name."""
         if not head.variables:
             return {}
-        desk = self._desks.of(ref)
-        (listed,) = await desk.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
+        partition = self._partitions.of(ref)
+        (listed,) = await partition.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
         if not listed:
             raise HistoryGoneError
-        return {"": head.variables, **open_pieces(desk.sealer, str(ref), head, listed)}
+        return {"": head.variables, **open_pieces(partition.sealer, str(ref), head, listed)}
 
     async def _open_pieces(self, ref: Ref, head: Head, wanted: dict[str, bytes]) -> dict[str, bytes]:
-        desk, scope, opened = self._desks.of(ref), str(ref), dict[str, bytes]()
+        partition, scope, opened = self._partitions.of(ref), str(ref), dict[str, bytes]()
         for name, tag in wanted.items():
-            (blob,) = await desk.scripts.call("pieces", name, tag, ref=scope, generation=head.generation)
-            opened[name] = desk.sealer.open(blob or b"", scope, "variable", head.generation, name)
+            (blob,) = await partition.scripts.call("pieces", name, tag, ref=scope, generation=head.generation)
+            opened[name] = partition.sealer.open(blob or b"", scope, "variable", head.generation, name)
         return opened
 
     def _open(self, ref: Ref, version: Version) -> Head:
-        return open_head(self._desks.of(ref).sealer, str(ref), b"0", version.head)
+        return open_head(self._partitions.of(ref).sealer, str(ref), b"0", version.head)
 
     async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> Head | None:
         """Take the steps at these places out of the counts; None where the memory is of another version by now."""
@@ -337,19 +339,19 @@ class Memories:
         gone: Sequence[int] = (),
         images: Sequence[str] = (),
     ) -> Conversation | None:
-        desk, scope = self._desks.of(ref), str(ref)
+        partition, scope = self._partitions.of(ref), str(ref)
         given: list[Argument] = [len(restore or {})]
         for name, tag in (restore or {}).items():
             given += [name, tag]
         given += [len(gone), *gone, len(images), *images]
-        state, *rest = await desk.scripts.call(
+        state, *rest = await partition.scripts.call(
             "amend",
             *given,
             ref=scope,
             read_head=version.head,
             read_terms=version.terms,
             turns="" if turns is None else turns,
-            head=desk.sealer.seal(codec.head_to_bytes(head), scope, "head"),
+            head=partition.sealer.seal(codec.head_to_bytes(head), scope, "head"),
             terms=terms,
             restores=int(restore is not None),
         )
@@ -363,7 +365,7 @@ class Memories:
         """Find an id whose conversation lies at the same partition, so that one script can copy."""
         for _ in range(MOST_NAMES):
             new = Ref(ref.owner, secrets.token_hex(12))
-            if self._desks.of(new) is self._desks.of(ref):
+            if self._partitions.of(new) is self._partitions.of(ref):
                 return new
         raise AssertionError("of so many names one lies at any partition")
 
@@ -383,8 +385,8 @@ class _Moment:
     ttl_us: int | str
 
 
-def _head_then(desk: Desk, scope: str, generation: int, head: bytes) -> Head:
-    return codec.head_from_bytes(desk.sealer.open_past_head(head, scope)) if head else Head(generation)
+def _head_then(partition: Partition, scope: str, generation: int, head: bytes) -> Head:
+    return codec.head_from_bytes(partition.sealer.open_past_head(head, scope)) if head else Head(generation)
 
 
 def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
@@ -395,9 +397,9 @@ def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
     return counts
 
 
-def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument], bytes]:
+def _sealed_for(partition: Partition, scope: str, brought: Brought) -> tuple[list[Argument], bytes]:
     """Seal what is brought in, as `adopt` takes it, and the head over it."""
-    seal = desk.sealer.seal
+    seal = partition.sealer.seal
     given: list[Argument] = [len(brought.turns)]
     given += [seal(codec.turn_to_bytes(turn), scope, "turn", turn.number) for turn in brought.turns]
     steps, archived = brought.memory.steps, brought.memory.archived
@@ -409,7 +411,7 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
     moments: list[Argument] = []
     for index, step in enumerate(steps):
         if index and step.turn > steps[index - 1].turn:
-            moments += [steps[index - 1].turn, _sealed_moment(desk, scope, head, archived)]
+            moments += [steps[index - 1].turn, _sealed_moment(partition, scope, head, archived)]
         blob = seal(codec.step_to_bytes(step), scope, "step", 0, index)
         given.append(blob)
         head = extended(head, step.type, blob)
@@ -433,12 +435,12 @@ def _sealed_for(desk: Desk, scope: str, brought: Brought) -> tuple[list[Argument
         given += [name, blob]
     known = [] if sealed else moments  # which variables there were after an earlier turn is not told
     given += [len(known) // 2, *known]
-    return given, _sealed_moment(desk, scope, head, archived) if steps or sealed else b""
+    return given, _sealed_moment(partition, scope, head, archived) if steps or sealed else b""
 
 
-def _sealed_moment(desk: Desk, scope: str, head: Head, archived: Iterable[int]) -> bytes:
+def _sealed_moment(partition: Partition, scope: str, head: Head, archived: Iterable[int]) -> bytes:
     out = sum(1 << place for place in archived if place < head.count)
-    return desk.sealer.seal(codec.head_to_bytes(replace(head, archived=out)), scope, "head")
+    return partition.sealer.seal(codec.head_to_bytes(replace(head, archived=out)), scope, "head")
 
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from app.ports import Lease
     from app.records import AgentName
-    from app.stores.desk import Desk, Desks
     from app.stores.line import Answer
+    from app.stores.partition import Partition, Partitions
     from app.stores.script import Argument
 
 
@@ -42,24 +42,24 @@ class Scheduler:
     """Claims conversations for this process's worker and keeps its leases."""
 
     def __init__(
-        self, desks: Desks, *, worker: str, lease_s: float, patience_s: float = 0.0, affinity_s: float = 0.0
+        self, partitions: Partitions, *, worker: str, lease_s: float, patience_s: float = 0.0, affinity_s: float = 0.0
     ) -> None:
         """`patience_s` is how long a turn that another kind of agent began is left to those that have it.
 
         `affinity_s` is how long a conversation is left to the worker that played it last.
         """
-        self._desks = desks
+        self._partitions = partitions
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
-        self._rounds = Rounds(desks)
-        self._late: dict[Desk, Answer] = {}  # claims that are not answered yet
+        self._rounds = Rounds(partitions)
+        self._late: dict[Partition, Answer] = {}  # claims that are not answered yet
         self._pause_s = math.inf  # after which something that was due can be asked for again
         self._room = 0  # how many more leases the worker could play
         self._stopped = False
         self._taken: list[HeldLease] = []
         self._given_back: set[asyncio.Task[None]] = set()
-        self._running: dict[tuple[str, Desk], asyncio.Task[int]] = {}
+        self._running: dict[tuple[str, Partition], asyncio.Task[int]] = {}
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._unheard: dict[tuple[str, int], bytes] = {}
         self.lease_s = lease_s
@@ -71,17 +71,17 @@ class Scheduler:
         """This process's own worker has nothing to do, so a nudge is enough and no other worker need be woken."""
         return self._waiting
 
-    def nudge(self, desk: Desk | None = None) -> None:
+    def nudge(self, partition: Partition | None = None) -> None:
         """A conversation has become ready at this partition, or may be at any."""
-        if desk:
-            self._rounds.woken(desk)
+        if partition:
+            self._rounds.woken(partition)
         else:
             self._rounds.all_due()
         self._work.set()
 
-    def look(self, desk: Desk) -> None:
+    def look(self, partition: Partition) -> None:
         """Nobody knows what is ready at this partition: messages of it may have been lost."""
-        self._rounds.due(desk)
+        self._rounds.due(partition)
         self._work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
@@ -100,26 +100,26 @@ class Scheduler:
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
         """Visit the partitions that are due until there is no more room."""
         self._room = 0 if self._stopped else most - len(self._taken)
-        for desk in self._rounds.next():
+        for partition in self._rounds.next():
             if self._room <= 0:
                 break
-            if desk in self._late or (len(self._desks) > 1 and not desk.scripts.is_up):
+            if partition in self._late or (len(self._partitions) > 1 and not partition.scripts.is_up):
                 self._pause_s = min(self._pause_s, LATE_S)  # it stays due
                 continue
-            self._rounds.asked(desk)
+            self._rounds.asked(partition)
             try:
-                await self._claim_at(desk, agents, idle=idle and not self._taken)
+                await self._claim_at(partition, agents, idle=idle and not self._taken)
             except StoreUnavailableError:
-                self._rounds.due(desk)
+                self._rounds.due(partition)
                 self._pause_s = min(self._pause_s, LATE_S)
         self._unheard.clear()
         leases, self._taken = self._taken, []
         return leases
 
-    async def _claim_at(self, desk: Desk, agents: Mapping[AgentName, str], *, idle: bool) -> None:
+    async def _claim_at(self, partition: Partition, agents: Mapping[AgentName, str], *, idle: bool) -> None:
         """Claim what there is room for."""
         at = time.monotonic()
-        answer = desk.scripts.send(
+        answer = partition.scripts.send(
             "claim",
             *(part for agent in agents.items() for part in agent),
             worker=self._worker,
@@ -131,31 +131,31 @@ class Scheduler:
             most_counted=MOST_COUNTED,
             affinity_us=int(self._affinity_s * 1_000_000),
         )
-        if len(self._desks) > 1:  # the others must not wait for this one
+        if len(self._partitions) > 1:  # the others must not wait for this one
             await asyncio.wait((answer,), timeout=LATE_S)
             if not answer.done():
-                self._late[desk] = answer
-                answer.add_done_callback(lambda answer: self._claimed_late(desk, answer, at))
+                self._late[partition] = answer
+                answer.add_done_callback(lambda answer: self._claimed_late(partition, answer, at))
                 return
-        self._claimed(desk, await answered("claim", answer), at)
+        self._claimed(partition, await answered("claim", answer), at)
 
-    def _claimed(self, desk: Desk, answer: Any, at: float) -> None:
+    def _claimed(self, partition: Partition, answer: Any, at: float) -> None:
         is_enough, left_since, is_soon, found = answer
         if is_soon:
-            self._rounds.due(desk)
+            self._rounds.due(partition)
             self._pause_s = self._affinity_s
         if left_since:
-            self._rounds.due(desk, int(left_since) / 1_000_000)
-        self._take([self._opened(desk, fields, at) for fields in found])
+            self._rounds.due(partition, int(left_since) / 1_000_000)
+        self._take([self._opened(partition, fields, at) for fields in found])
         if is_enough:  # nothing beside a suspect, anywhere; and it comes first when there is room for it
-            self._rounds.due(desk, FIRST)
+            self._rounds.due(partition, FIRST)
             self._room = 0
 
-    def _claimed_late(self, desk: Desk, answer: Answer, at: float) -> None:
-        del self._late[desk]
+    def _claimed_late(self, partition: Partition, answer: Answer, at: float) -> None:
+        del self._late[partition]
         if not answer.exception():
-            self._claimed(desk, answer.result(), at)
-        self.nudge(desk)
+            self._claimed(partition, answer.result(), at)
+        self.nudge(partition)
 
     def _take(self, leases: list[HeldLease]) -> None:
         """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""
@@ -183,8 +183,8 @@ class Scheduler:
         while waiting := {*self._late.values(), *self._given_back}:
             await asyncio.wait(waiting)
 
-    def _opened(self, desk: Desk, fields: Sequence[bytes], at: float) -> HeldLease:
-        lease = open_lease(desk, *fields)  # type: ignore[arg-type]
+    def _opened(self, partition: Partition, fields: Sequence[bytes], at: float) -> HeldLease:
+        lease = open_lease(partition, *fields)  # type: ignore[arg-type]
         lease.confirm(at)
         name = (lease.scope, lease.turn.number)
         self._held[name] = lease
@@ -205,17 +205,19 @@ class Scheduler:
             self._unheard[name] = why  # a claim of ours may be on its way back
 
     async def renew(self, leases: Sequence[Lease]) -> None:
-        at_desk: defaultdict[Desk, list[Lease]] = defaultdict(list)
+        at_partition: defaultdict[Partition, list[Lease]] = defaultdict(list)
         for lease in leases:
-            at_desk[self._desks.of(lease.turn.ref)].append(lease)
-        await self._everywhere("renew", at_desk, lambda desk: self._renew_at(desk, at_desk[desk]))
+            at_partition[self._partitions.of(lease.turn.ref)].append(lease)
+        await self._everywhere(
+            "renew", at_partition, lambda partition: self._renew_at(partition, at_partition[partition])
+        )
 
-    async def _renew_at(self, desk: Desk, leases: Sequence[Lease]) -> int:
+    async def _renew_at(self, partition: Partition, leases: Sequence[Lease]) -> int:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence, lease.turn.number]
         at = time.monotonic()
-        lost, stopped = await desk.scripts.call("renew", *held, lease_us=self._lease_us)
+        lost, stopped = await partition.scripts.call("renew", *held, lease_us=self._lease_us)
         for lease in leases:
             lease.confirm(at)
         for place in lost:
@@ -226,23 +228,31 @@ class Scheduler:
 
     async def sweep(self, *, all_are_over: bool = False) -> int:
         """Also give up all leases, where no other process can hold one."""
-        return await self._everywhere("sweep", self._desks, lambda desk: self._sweep_at(desk, all_are_over))
+        return await self._everywhere(
+            "sweep", self._partitions, lambda partition: self._sweep_at(partition, all_are_over)
+        )
 
-    async def _sweep_at(self, desk: Desk, all_are_over: bool) -> int:
-        taken = await desk.scripts.call(
-            "sweep", lease_us=self._lease_us, all=int(all_are_over), wake=desk.wake, tombstone_s=desk.log_ttl_s
+    async def _sweep_at(self, partition: Partition, all_are_over: bool) -> int:
+        taken = await partition.scripts.call(
+            "sweep",
+            lease_us=self._lease_us,
+            all=int(all_are_over),
+            wake=partition.wake,
+            tombstone_s=partition.log_ttl_s,
         )
         return len(taken)
 
     async def hand_back(self, lease: Lease) -> None:
         turn = lease.turn
-        desk = self._desks.of(turn.ref)
-        await desk.scripts.call("hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=desk.wake)
+        partition = self._partitions.of(turn.ref)
+        await partition.scripts.call(
+            "hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=partition.wake
+        )
 
     async def queues(self, agents: Iterable[AgentName]) -> Queues:
         """Ask all partitions; one that is away or late is left out, and counted."""
         names = list(agents)
-        found = await asyncio.gather(*(_queue_at(desk, names) for desk in self._desks))
+        found = await asyncio.gather(*(_queue_at(partition, names) for partition in self._partitions))
         told = [queue for queue in found if queue is not None]
         queues = {
             name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
@@ -252,15 +262,15 @@ class Scheduler:
         return Queues(queues, silent=len(found) - len(told))
 
     async def _everywhere(
-        self, what: str, desks: Iterable[Desk], job: Callable[[Desk], Coroutine[None, None, int]]
+        self, what: str, partitions: Iterable[Partition], job: Callable[[Partition], Coroutine[None, None, int]]
     ) -> int:
         """Do something at each partition, and wait for those that are not late; where it still runs it is not begun."""
-        if len(self._desks) == 1:
-            return sum([await job(desk) for desk in desks])
-        for desk in desks:
-            name = (what, desk)
+        if len(self._partitions) == 1:
+            return sum([await job(partition) for partition in partitions])
+        for partition in partitions:
+            name = (what, partition)
             if name not in self._running:
-                task = self._running[name] = asyncio.create_task(job(desk))
+                task = self._running[name] = asyncio.create_task(job(partition))
                 task.add_done_callback(partial(self._forget, name))
         running = [task for (which, _), task in self._running.items() if which == what]
         if not running:
@@ -268,7 +278,7 @@ class Scheduler:
         done, _ = await asyncio.wait(running, timeout=LATE_S)
         return sum(task.result() for task in done if not task.exception())
 
-    def _forget(self, name: tuple[str, Desk], task: asyncio.Task[int]) -> None:
+    def _forget(self, name: tuple[str, Partition], task: asyncio.Task[int]) -> None:
         del self._running[name]
         error = None if task.cancelled() else task.exception()
         if error and not isinstance(error, StoreUnavailableError):  # an outage is over some time: the next round comes
@@ -279,9 +289,9 @@ class Scheduler:
         return int(self.lease_s * 1_000_000)
 
 
-async def _queue_at(desk: Desk, agents: Sequence[AgentName]) -> Any:
+async def _queue_at(partition: Partition, agents: Sequence[AgentName]) -> Any:
     """Give length and age of each agent's queue; nothing where the partition is away or late."""
     with suppress(StoreUnavailableError, TimeoutError):
         async with asyncio.timeout(QUEUES_S):
-            return await desk.scripts.call("queue", *agents)
+            return await partition.scripts.call("queue", *agents)
     return None

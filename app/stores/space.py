@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.stores.conversations import Conversations
-from app.stores.desk import Desk, Desks
 from app.stores.durability import Durability
 from app.stores.first_look import Watch, look_at
 from app.stores.idempotency import Pepper
 from app.stores.line import Line
 from app.stores.log import Log
 from app.stores.memories import Memories
+from app.stores.partition import Partition, Partitions
 from app.stores.scheduler import Scheduler
 from app.stores.script import Scripts, load_commands, script
 from app.stores.seals import Seals
@@ -82,27 +82,29 @@ async def open_store(
             )
             for name in names
         ]
-        desks = Desks([_desk(line, name, sealer, me, options) for line, name in zip(lines, names, strict=True)])
+        partitions = Partitions(
+            [_partition(line, name, sealer, me, options) for line, name in zip(lines, names, strict=True)]
+        )
         scheduler = Scheduler(
-            desks,
+            partitions,
             worker=me,
             lease_s=options.lease_s,
             patience_s=options.patience_s,
             affinity_s=options.affinity_s,
         )
         turns = Turns(
-            desks, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
+            partitions, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
         )
         watch = Watch(lines[0], about, sealer)
-        for line, name, desk in zip(lines, names, desks, strict=True):
-            _listen(line, desk, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
+        for line, name, partition in zip(lines, names, partitions, strict=True):
+            _listen(line, partition, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
         durability = Durability(lines[0], names[0], replicated=options.replicated)
         running = (*(asyncio.create_task(line.run()) for line in lines), asyncio.create_task(durability.run()))
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            conversations = Conversations(desks, turns)
-            memories = Memories(desks, conversations, turns)
+            conversations = Conversations(partitions, turns)
+            memories = Memories(partitions, conversations, turns)
             yield Store(about.server, turns, conversations, memories, scheduler, (*running, watch.changed))
         finally:
             watch.close()
@@ -111,26 +113,26 @@ async def open_store(
         await servers.aclose()
 
 
-def _desk(line: Line, partition: str, sealer: Sealer, me: str, options: Options) -> Desk:
-    scripts, seals, channel = Scripts(line, partition), Seals(sealer), f"{partition}:replica:{me}"
+def _partition(line: Line, name: str, sealer: Sealer, me: str, options: Options) -> Partition:
+    scripts, seals, channel = Scripts(line, name), Seals(sealer), f"{name}:replica:{me}"
     turn_log = Log(scripts, seals, channel)
-    return Desk(scripts, seals, turn_log, channel, f"{partition}:wake", options.log_ttl_s, options.lease_s)
+    return Partition(scripts, seals, turn_log, channel, f"{name}:wake", options.log_ttl_s, options.lease_s)
 
 
 def _listen(
-    line: Line, desk: Desk, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
+    line: Line, partition: Partition, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
 ) -> None:
     """Say who hears what; where messages may have been lost, all look."""
 
     def on_gap() -> None:
-        desk.log.on_gap()
-        scheduler.look(desk)
+        partition.log.on_gap()
+        scheduler.look(partition)
         if also_on_gap:
             also_on_gap()
 
     heard = {
-        desk.wake: lambda *_: scheduler.nudge(desk),
-        desk.channel: desk.log.hear,
+        partition.wake: lambda *_: scheduler.nudge(partition),
+        partition.channel: partition.log.hear,
         stop: scheduler.hear_stop,
     }
     line.listen(heard, on_gap)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from app.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
-    from app.stores.desk import Desk, Desks
     from app.stores.idempotency import Pepper
     from app.stores.log import Reader
+    from app.stores.partition import Partition, Partitions
     from app.stores.scheduler import Scheduler
     from app.stores.script import Argument
 
@@ -51,14 +51,14 @@ class Turns:
     """The store's side of turns that are submitted and looked at."""
 
     def __init__(
-        self, desks: Desks, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int, max_queued: int
+        self, partitions: Partitions, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int, max_queued: int
     ) -> None:
         """`scheduler` is asked whether this process's own worker waits, and told at once that there is work.
 
         `max_waiting` is how many turns may wait behind a conversation's first, `max_queued` how many conversations of
         an agent may wait for a thread; each partition has its share of these.
         """
-        self._desks = desks
+        self._partitions = partitions
         self._scheduler = scheduler
         self._pepper = pepper
         self._max_waiting = max_waiting
@@ -103,14 +103,14 @@ class Turns:
                 return await self._submit_to(replace(turn, ref=ref), wanted)
             nth += 1
 
-    def _home(self, owner: Owner, once: Once) -> Desk:
+    def _home(self, owner: Owner, once: Once) -> Partition:
         """Give the partition where a key is looked up, whatever conversation it was sent for."""
-        return self._desks.named(self._pepper.name(owner, once))
+        return self._partitions.named(self._pepper.name(owner, once))
 
     async def _note(self, ref: Ref, once: Once) -> None:
         """Leave word of a key whose turn lies elsewhere, so that another request with it is refused."""
         home = self._home(ref.owner, once)
-        if home is self._desks.of(ref):
+        if home is self._partitions.of(ref):
             return
         with suppress(StoreUnavailableError):  # the turn is accepted, and the same request again finds it
             await home.scripts.call(
@@ -118,7 +118,7 @@ class Turns:
             )
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[Reader]:
-        return self._desks.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
+        return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """End a turn that nobody has begun; tell the worker of one that is played."""
@@ -132,18 +132,18 @@ class Turns:
             outcome=Outcome("cancelled"),
             last_seq=LAST_SEQ_UNBEGUN,
         )
-        desk = self._desks.of(ref)
-        record = desk.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
-        state, *rest = await desk.scripts.call(
+        partition = self._partitions.of(ref)
+        record = partition.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
+        state, *rest = await partition.scripts.call(
             "cancel",
             ref=str(ref),
             turn=number,
             record=record,
-            me=desk.channel,
-            log_ttl_s=desk.log_ttl_s,
+            me=partition.channel,
+            log_ttl_s=partition.log_ttl_s,
         )
         if state == b"ended":
-            desk.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+            partition.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
             return ended, True
         return (await self.turn(ref, number) if state == b"over" else turn), False
 
@@ -171,16 +171,16 @@ class Turns:
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _Known]:
         """Give records, and what is known beside them."""
-        found = await self._desks.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
+        found = await self._partitions.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn = found
-        terms = self._desks.of(ref).sealer.terms(str(ref), sealed)
+        terms = self._partitions.of(ref).sealer.terms(str(ref), sealed)
         known = {int(number): (at, attempts) for number, at, attempts in still_open}
         return records, _Known(known, terms, int(last_turn))
 
     def _opened(self, ref: Ref, number: int, record: bytes, known: _Known) -> Turn:
-        sealer = self._desks.of(ref).sealer
+        sealer = self._partitions.of(ref).sealer
         turn = codec.turn_from_bytes(sealer.open(record, str(ref), "turn", number), ref, number)
         at, attempts = known.open.get(number, (b"", b""))
         if known.terms.is_rolled_back(number, known.last):
@@ -213,9 +213,9 @@ class Turns:
         state, *rest = await self._submit(turn, wanted)
         if state == b"ok":
             self._remember(turn.ref, number + 1, agent)
-            desk = self._desks.of(turn.ref)
-            desk.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-            self._scheduler.nudge(desk)
+            partition = self._partitions.of(turn.ref)
+            partition.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
+            self._scheduler.nudge(partition)
             return turn, True
         if state == b"attached":
             return await self._attached(turn.ref.owner, *rest), False
@@ -239,15 +239,15 @@ class Turns:
         return await self._peek(turn.ref)
 
     async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        agent, turns, record = await self._desks.of(ref).scripts.call("peek", ref=str(ref))
+        agent, turns, record = await self._partitions.of(ref).scripts.call("peek", ref=str(ref))
         if not agent:
             raise ConversationNotFoundError
-        opened = self._desks.of(ref).sealer.open(record or b"", str(ref), "conversation")
+        opened = self._partitions.of(ref).sealer.open(record or b"", str(ref), "conversation")
         return int(turns) + 1, codec.agent_of(opened, agent)
 
     async def _submit(self, turn: Turn, wanted: _Wanted) -> Any:
-        desk = self._desks.of(turn.ref)
-        scope, seal = str(turn.ref), desk.sealer.seal
+        partition = self._partitions.of(turn.ref)
+        scope, seal = str(turn.ref), partition.sealer.seal
         conversation, once = b"", wanted.once
         if wanted.create is not None:
             conversation = seal(codec.conversation_to_bytes(turn.agent.name, wanted.create), scope, "conversation")
@@ -262,18 +262,18 @@ class Turns:
             "record": seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
             "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
-            "me": desk.channel,
-            "wake": "" if self._scheduler.waiting else desk.wake,
+            "me": partition.channel,
+            "wake": "" if self._scheduler.waiting else partition.wake,
             "on_busy": wanted.on_busy,
             "most_waiting": self._max_waiting,
-            "most_queued": -(-self._max_queued // len(self._desks)),
+            "most_queued": -(-self._max_queued // len(self._partitions)),
             "idem": self._pepper.name(turn.ref.owner, once) if once else "",
             "digest": self._pepper.digest(turn.ref.owner, once) if once else "",
         }
         give_up_at, lost = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:  # the same sealed record again is the same turn, so asking twice makes one
             try:
-                answer = await desk.scripts.call("submit", **arguments)
+                answer = await partition.scripts.call("submit", **arguments)
                 break
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:

@@ -1,4 +1,4 @@
-"""What the store's parts work with at each partition: scripts, seal, log and the names that this process goes by."""
+"""The partitions of a store, and what its parts work with at each: scripts, seal, log, names of this process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
-    """One partition. `channel` is where this process hears of its turns, `wake` where workers hear of work."""
+class Partition:
+    """One of them. `channel` is where this process hears of its turns, `wake` where workers hear of work."""
 
     scripts: Scripts
     sealer: Seals
@@ -28,22 +28,26 @@ class Desk:
     lease_s: float
 
 
-class Desks:
+class Partitions:
     """All partitions. Which one a name belongs to never changes, for any process on the store."""
 
-    def __init__(self, desks: Sequence[Desk]) -> None:
-        self._desks = tuple(desks)
+    def __init__(self, partitions: Sequence[Partition]) -> None:
+        self._partitions = tuple(partitions)
 
-    def of(self, ref: Ref) -> Desk:
+    def of(self, ref: Ref) -> Partition:
         """Give the partition of a conversation."""
         return self.named(str(ref))
 
-    def named(self, name: str) -> Desk:
+    def named(self, name: str) -> Partition:
         """Give the partition of whatever goes by a name of its own."""
-        return self._desks[zlib.crc32(name.encode()) % len(self._desks)] if len(self._desks) > 1 else self._desks[0]
+        return (
+            self._partitions[zlib.crc32(name.encode()) % len(self._partitions)]
+            if len(self._partitions) > 1
+            else self._partitions[0]
+        )
 
-    def __iter__(self) -> Iterator[Desk]:
-        return iter(self._desks)
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._partitions)
 
     def __len__(self) -> int:
-        return len(self._desks)
+        return len(self._partitions)
