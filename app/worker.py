@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+LATE_CLAIMS_S = 1.0  # how long one that ends waits for claims that are not answered yet, to give back what they bring
 GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 SWEEP_S = 0.4  # at most, between two looks for leases that are over
 HAND_BACK_S = 2.0
-LATE_S = 1.0  # how long a process that ends waits for claims that are not answered yet, to give back what they bring
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
@@ -79,7 +79,7 @@ class Worker:
             while self._tasks:
                 await asyncio.wait(self._tasks)
             with suppress(TimeoutError):  # then leases expire, which comes to the same
-                async with asyncio.timeout(LATE_S):
+                async with asyncio.timeout(LATE_CLAIMS_S):
                     await self._scheduler.all_given_back()
             keeper.cancel()
             sweeper.cancel()
