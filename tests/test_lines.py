@@ -120,9 +120,8 @@ def test_processes_of_different_durability_say_so_until_they_are_the_same(whole:
     settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": KEY}
     with Service(tmp_path, settings, command=("web",)) as weaker:
         until(lambda: "has SMOLSESSIONS_DURABILITY=replicated, this one primary: a failover may" in weaker.log())
-        until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:], SOON_S)
+        until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:])
     until(lambda: "all processes on this store have SMOLSESSIONS_DURABILITY=replicated" in whole.service.log()[said:])
-    assert whole.service.log()[said:].count("DURABILITY") == 2
 
 
 def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:

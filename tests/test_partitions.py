@@ -182,7 +182,7 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
     async with opened(server) as store:
         await submit(store, "3")
         raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MOST_COUNTED - 1)
-        others = [str(number) for number in range(4, 40) if number]
+        others = [str(number) for number in range(4, 40)]
         for name in others:
             await submit(store, name)
         taken: list[str] = []
