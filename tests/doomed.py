@@ -109,7 +109,8 @@ def killed(service: Service, doomed: list[Doomed]) -> None:
     left = list(doomed)
 
     def all_stand() -> bool:
-        left[:] = [each for each in left if not each.stands(service)]
+        """Look at all again, for what runs beside a call that stands goes on for a while."""
+        left[:] = [each for each in doomed if not each.stands(service)]
         return not left
 
     with suppress(AssertionError):
