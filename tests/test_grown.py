@@ -93,7 +93,10 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
             found = bounded(steps, policy, kept)
             assert as_shown(found, weights) == as_shown(expected, afresh.weights)
             weighed, anew = weighing.of(found), Weighing(agent, afresh.weights).of(expected)
-            assert (weighed.characters, weighed.estimates) == (anew.characters, anew.estimates)
+            for sum_of in (Weighing.characters, Weighing.estimate):
+                for places in (None, *([place] for place in range(len(found)))):
+                    assert sum_of(weighed, places) == sum_of(anew, places)
+            assert weighed.copies == anew.copies
             assert (kept.prompts.scale(), kept.prompts.before) == (afresh.prompts.scale(), afresh.prompts.before)
             weights.forget_but(steps)
 
@@ -148,6 +151,24 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
         other.policy = shown.policy
         other()
         assert shown.left_out() == other.left_out()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_left_out_is_what_a_prune_would_archive(name: str) -> None:
+    agent, policy, chance = agent_of(), policy_of(POLICIES[name]), random.Random(name)
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {})
+    assert shown
+    shown.begin(policy)
+    while len(agent.memory.steps) < 120:
+        for _ in range(chance.randint(1, 9)):
+            agent.memory.steps.append(some_step(len(agent.memory.steps), chance))
+        shown()
+        found, pruned = shown.left_out(), shown.weigh(policy)
+        assert found
+        assert (found.steps, found.shortened) == (len(pruned.left_out), pruned.shortened)
+        gone = pruned.before.characters - pruned.after.characters
+        assert found.characters == gone if not found.shortened else found.characters > gone
 
 
 def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:

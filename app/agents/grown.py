@@ -17,7 +17,7 @@ from app.agents.own_steps import NoteStep
 from app.agents.weights import mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -144,26 +144,44 @@ class Messages:
 
 
 class Weighing:
-    """What steps weigh, each one alone, and what they are copies of."""
+    """What steps weigh, and what they are copies of."""
 
     def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
         self._weights = weights
         self._looked = Looked(agent, at_contents=True)
-        self.estimates: list[int] = []
-        """Tokens; these lists are not to be changed."""
-        self.characters: list[int] = []
+        # Up to each place, so that the whole is at hand:
+        self._estimates, self._characters, self._copies = [0], [0], [0]
         self.origins: list[int] = []
-        """The `id` of the step that each one was made of; of those that are none's copy, their own."""
+        """The `id` of the step that each one was made of; of those that are no copy, their own. Not to be changed."""
 
     def of(self, steps: Sequence[MemoryStep]) -> Weighing:
         """Weigh these."""
         known = self._looked.again(steps, len(steps))
-        del self.estimates[known:], self.characters[known:], self.origins[known:]
+        del self._estimates[known + 1 :], self._characters[known + 1 :], self._copies[known + 1 :], self.origins[known:]
         for step in islice(steps, known, None):
-            self.estimates.append(self._weights.estimate(step))
-            self.characters.append(self._weights.characters(step))
-            self.origins.append(id(self._weights.origin(step)))
+            origin = self._weights.origin(step)
+            self._estimates.append(self._estimates[-1] + self._weights.estimate(step))
+            self._characters.append(self._characters[-1] + self._weights.characters(step))
+            self._copies.append(self._copies[-1] + (origin is not step))
+            self.origins.append(id(origin))
         return self
+
+    @property
+    def copies(self) -> int:
+        """How many of the steps are copies."""
+        return self._copies[-1]
+
+    def estimate(self, places: Iterable[int] | None = None) -> int:
+        """Estimate the tokens of the steps at these places, or of all."""
+        return _sum(self._estimates, places)
+
+    def characters(self, places: Iterable[int] | None = None) -> int:
+        """Count their characters."""
+        return _sum(self._characters, places)
+
+
+def _sum(up_to: Sequence[int], places: Iterable[int] | None) -> int:
+    return up_to[-1] if places is None else sum(up_to[place + 1] - up_to[place] for place in places)
 
 
 def _may_change_steps(agent: MultiStepAgent) -> bool:

@@ -76,7 +76,7 @@ class Prompts:
                 shown = shown_estimate(steps[place])
                 most = MOST if shown is not None else MOST_SUPPOSED
                 if shown is None:
-                    shown = sum(self.weighed(steps).estimates[:place])
+                    shown = self.weighed(steps).estimate(range(place))
                 factor = counted / max(1, self.before + shown)
                 return Scale(min(factor, most), is_reported=True) if factor >= LEAST else Scale()
         return Scale()

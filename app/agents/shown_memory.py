@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import ne
 from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
@@ -14,7 +13,7 @@ from app.agents.memory import Function, Toolbox, bounded
 from app.agents.own_steps import replaced_notes
 from app.agents.prompts import Prompts, note_shown
 from app.agents.weights import Weights, text_in
-from app.policies import Summarize
+from app.policies import OwnRule, Summarize
 from app.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
@@ -120,9 +119,18 @@ class ShownMemory:
         if not self.policy:
             return None
         shown, steps, count = self._last
-        without = self._difference(steps[:count], shown)
-        tokens = self._prompts.scale().tokens(without.estimate)
-        return LeftOut(len(without.places), without.shortened, without.characters, tokens)
+        memory = steps[:count]
+        if shown is steps:
+            shown = memory
+        if any(isinstance(rule, OwnRule) for rule in self.policy):
+            without = self._difference(memory, shown)
+            left, characters, estimate = len(without.places), without.characters, without.estimate
+        else:  # each step is shown once or not at all: what is missing is what the whole weighs more
+            whole, part, replaced = self._prompts.weighed(memory), self._shown.of(shown), self._replaced_in(memory)
+            left = len(memory) - len(replaced) - len(shown)
+            characters = whole.characters() - whole.characters(replaced) - part.characters()
+            estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
+        return LeftOut(left, self._shown.copies, characters, self._prompts.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> Weighed:
         """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
@@ -134,8 +142,8 @@ class ShownMemory:
         system = sum(len(text_in(message)) for message in self._system())
 
         def weight(places: Sequence[int]) -> Weight:
-            characters = system + sum(map(weighed.characters.__getitem__, places))
-            tokens = scale.tokens(self._prompts.before + sum(map(weighed.estimates.__getitem__, places)))
+            tokens = scale.tokens(self._prompts.before + weighed.estimate(places))
+            characters = system + weighed.characters(places)
             return Weight(len(places), characters, tokens, is_estimate=not scale.is_reported)
 
         after = [place for place in before if place not in out]
@@ -144,20 +152,19 @@ class ShownMemory:
     def _difference(self, memory: Steps, shown: Steps) -> _Without:
         """Compare what is shown with the memory; notes that another one replaced are left out of it anyway."""
         whole, part = self._prompts.weighed(memory), self._shown.of(shown)
-        there, known, replaced = set(map(id, memory)), set(part.origins), set(self._replaced(memory))
-        gone = _places(replaced, map(id, memory))
+        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_in(memory)
         added = _places(known - there, part.origins)  # by a policy of one's own
-
-        def missing(of_whole: Sequence[int], of_part: Sequence[int]) -> int:
-            less = sum(map(of_whole.__getitem__, gone)) - sum(map(of_part.__getitem__, added))
-            return sum(of_whole) - sum(of_part) - less
-
+        missing = there - known - {whole.origins[place] for place in replaced}
         return _Without(
-            _places(there - known - replaced, map(id, memory)),
-            sum(map(ne, map(id, shown), part.origins)),
-            missing(whole.characters, part.characters),
-            missing(whole.estimates, part.estimates),
+            _places(missing, whole.origins),
+            part.copies,
+            whole.characters() - whole.characters(replaced) - part.characters() + part.characters(added),
+            whole.estimate() - whole.estimate(replaced) - part.estimate() + part.estimate(added),
         )
+
+    def _replaced_in(self, memory: Steps) -> Sequence[int]:
+        """Give the places of the notes that another one replaced."""
+        return _places(set(self._replaced(memory)), map(id, memory))
 
     def _replaced(self, steps: Steps) -> Collection[int]:
         return replaced_notes(self._tools.older.notes("all", steps, len(steps)))
