@@ -154,11 +154,12 @@ class Weighing:
         self.origins: list[int] = []
         """The `id` of the step that each one was made of; of those that are no copy, their own. Not to be changed."""
 
-    def of(self, steps: Sequence[MemoryStep]) -> Weighing:
-        """Weigh these."""
-        known = self._looked.again(steps, len(steps))
+    def of(self, steps: Sequence[MemoryStep], end: int | None = None) -> Weighing:
+        """Weigh these, up to `end`."""
+        end = len(steps) if end is None else end
+        known = self._looked.again(steps, end)
         del self._estimates[known + 1 :], self._characters[known + 1 :], self._copies[known + 1 :], self.origins[known:]
-        for step in islice(steps, known, None):
+        for step in islice(steps, known, end):
             origin = self._weights.origin(step)
             self._estimates.append(self._estimates[-1] + self._weights.estimate(step))
             self._characters.append(self._characters[-1] + self._weights.characters(step))

@@ -49,9 +49,9 @@ class Prompts:
         self._known: tuple[object, int] = (None, 0)
         self._weighing = Weighing(agent, weights)
 
-    def weighed(self, steps: Sequence[MemoryStep]) -> Weighing:
-        """Give what the steps of the memory weigh, each one alone."""
-        return self._weighing.of(steps)
+    def weighed(self, steps: Sequence[MemoryStep], end: int | None = None) -> Weighing:
+        """Give what the steps of the memory weigh, up to `end`."""
+        return self._weighing.of(steps, end)
 
     @property
     def before(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
@@ -119,15 +119,15 @@ class ShownMemory:
         if not self.policy:
             return None
         shown, steps, count = self._last
-        memory = steps[:count]
         if shown is steps:
-            shown = memory
+            return LeftOut(0, 0, 0, 0)
         if any(isinstance(rule, OwnRule) for rule in self.policy):
-            without = self._difference(memory, shown)
+            without = self._difference(steps[:count], shown)
             left, characters, estimate = len(without.places), without.characters, without.estimate
         else:  # each step is shown once or not at all: what is missing is what the whole weighs more
-            whole, part, replaced = self._prompts.weighed(memory), self._shown.of(shown), self._replaced_in(memory)
-            left = len(memory) - len(replaced) - len(shown)
+            whole, part = self._prompts.weighed(steps, count), self._shown.of(shown)
+            replaced = self._replaced_in(steps, count)
+            left = count - len(replaced) - len(shown)
             characters = whole.characters() - whole.characters(replaced) - part.characters()
             estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
         return LeftOut(left, self._shown.copies, characters, self._prompts.scale().tokens(estimate))
@@ -137,7 +137,7 @@ class ShownMemory:
         memory = self._agent.memory.steps
         without = self._difference(memory, self._bounded(policy))
         weighed, scale = self._prompts.weighed(memory), self._prompts.scale()
-        replaced, out = self._replaced(memory), set(without.places)
+        replaced, out = self._replaced(memory, len(memory)), set(without.places)
         before = [place for place, step in enumerate(memory) if id(step) not in replaced]
         system = sum(len(text_in(message)) for message in self._system())
 
@@ -152,7 +152,7 @@ class ShownMemory:
     def _difference(self, memory: Steps, shown: Steps) -> _Without:
         """Compare what is shown with the memory; notes that another one replaced are left out of it anyway."""
         whole, part = self._prompts.weighed(memory), self._shown.of(shown)
-        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_in(memory)
+        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_in(memory, len(memory))
         added = _places(known - there, part.origins)  # by a policy of one's own
         missing = there - known - {whole.origins[place] for place in replaced}
         return _Without(
@@ -162,17 +162,17 @@ class ShownMemory:
             whole.estimate() - whole.estimate(replaced) - part.estimate() + part.estimate(added),
         )
 
-    def _replaced_in(self, memory: Steps) -> Sequence[int]:
-        """Give the places of the notes that another one replaced."""
-        return _places(set(self._replaced(memory)), map(id, memory))
+    def _replaced_in(self, steps: Steps, end: int) -> Sequence[int]:
+        """Give the places of the notes that another one replaced, of those before `end`."""
+        return _places(set(self._replaced(steps, end)), map(id, islice(steps, end)))
 
-    def _replaced(self, steps: Steps) -> Collection[int]:
-        return replaced_notes(self._tools.older.notes("all", steps, len(steps)))
+    def _replaced(self, steps: Steps, end: int) -> Collection[int]:
+        return replaced_notes(self._tools.older.notes("all", steps, end))
 
     def _bounded(self, policy: Policy) -> Steps:
         """Give what a policy shows: not the list of the memory itself, which grows."""
         steps: Steps = self._agent.memory.steps
-        if replaced := self._replaced(steps):
+        if replaced := self._replaced(steps, len(steps)):
             steps = [step for step in steps if id(step) not in replaced]
         return bounded(steps, policy, self._tools)
 
