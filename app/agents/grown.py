@@ -77,6 +77,7 @@ class Older:
     ) -> list[Any]:
         """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing.
 
+        The list is not to be changed, and changes with the next call.
         `at_contents`: what it makes of a step is made of what that holds.
         """
         if name not in self._made:
@@ -89,7 +90,7 @@ class Older:
             if one is not None:
                 made.append(one)
             ends.append(len(made))
-        return made[:]
+        return made
 
     def notes(self, name: Hashable, steps: Sequence[MemoryStep], end: int) -> list[NoteStep]:
         """Give the notes before `end`, for the rule of this name."""
@@ -127,14 +128,14 @@ class Messages:
         self._sums = [0]
 
     def of(self, steps: Sequence[MemoryStep]) -> list[ChatMessage]:
-        """Give them in a list of their own."""
+        """Give them, in a list that is not to be changed."""
         known = self._looked.again(steps, len(steps))
         self._steps = steps
         del self._messages[self._ends[known] :], self._ends[known + 1 :], self._sums[known + 1 :]
         for place in range(known, len(steps)):
             self._messages += self._weights.messages(steps[place])
             self._ends.append(len(self._messages))
-        return self._messages[:]
+        return self._messages
 
     def estimate(self) -> int:
         """Estimate the tokens of the steps whose messages were given last."""
