@@ -20,7 +20,7 @@ from tests.streaming import posting, watching
 from tests.test_busy import held, shown
 from tests.test_idempotency import ask, made
 from tests.test_stop import DONE, ECHO, ENDLESS, stop
-from tests.test_store import Gate, begin, over, until
+from tests.test_store import Gate, begin, over, until, until_back
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port
@@ -254,6 +254,8 @@ def goes_on(pair: Pair, turns: list[Event]) -> None:
 
 def check_all(pair: Pair, patients: list[Patient]) -> None:
     """See that turns of `load` lost nothing, and that no reader of them had to come back."""
+    for service in pair:  # turns are over once one of the two has found its way
+        until_back(service)
     for number, patient in enumerate(patients):
         patient.check(pair[number % 2])
         assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)

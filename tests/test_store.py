@@ -382,7 +382,7 @@ def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
 
 
 def until_back(service: Service) -> None:
-    until(lambda: service.client.get("/conversations").status_code == 200, 5)
+    until(lambda: service.client.get("/conversations").status_code == 200)
 
 
 def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None:
