@@ -255,7 +255,7 @@ def goes_on(pair: Pair, turns: list[Event]) -> None:
 def check_all(pair: Pair, patients: list[Patient]) -> None:
     """See that turns of `load` lost nothing, and that no reader of them had to come back."""
     for service in pair:  # turns are over once one of the two has found its way
-        until_back(service)
+        until_back(service, 15)
     for number, patient in enumerate(patients):
         patient.check(pair[number % 2])
         assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)

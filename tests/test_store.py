@@ -381,8 +381,8 @@ def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
             assert over(full, blocking)["reply"] == "end"
 
 
-def until_back(service: Service) -> None:
-    until(lambda: service.client.get("/conversations").status_code == 200)
+def until_back(service: Service, within_s: float = 5) -> None:
+    until(lambda: service.client.get("/conversations").status_code == 200, within_s)
 
 
 def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None:

@@ -57,12 +57,12 @@ class Prompts:
     def before(self) -> int:
         """The tokens of what stands before the steps, estimated: the system prompt, and the descriptions of tools."""
         agent: Any = self._agent
-        system = agent.memory.system_prompt.to_messages()
         tools = agent.tools_and_managed_agents if isinstance(agent, ToolCallingAgent) else []
-        key = (agent.memory.system_prompt.system_prompt, tuple(map(id, tools)))
+        system = agent.memory.system_prompt
+        key = (system.system_prompt, tuple(map(id, tools)))
         if self._known[0] != key:
             described = sum(estimate(f"{tool.name}: {tool.description} {tool.inputs}") for tool in tools)
-            self._known = key, estimate_messages(system) + described
+            self._known = key, estimate_messages(system.to_messages()) + described
         return self._known[1]
 
     def scale(self) -> Scale:

@@ -140,7 +140,7 @@ class Line:
             self._certain().add_done_callback(self._say_back)
             if self._was_open:
                 for command in self._on_return:
-                    self.send(*command).add_done_callback(_hear)
+                    self.send(*command)
             self._was_open = True
             self._on_gap()
             async with asyncio.TaskGroup() as tasks:
@@ -295,8 +295,3 @@ def _is_not_now(error: ResponseError) -> bool:
 def _first(group: BaseExceptionGroup) -> BaseException:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _hear(answer: Answer) -> None:
-    if not answer.cancelled():
-        answer.exception()
