@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MB = 1024 * 1024
 NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
@@ -31,9 +31,9 @@ class Walls:
         """Hide these files and folders, `/proc` with the service's environment, and the network."""
         self._used = _address_space()
         self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-        keep_memory_private()
-        self.apart = self._libc is not None and self._enter_namespaces()
+        self.apart = self._libc is not None and _works(self._enter_namespaces) and self._enter_namespaces()
         """The processes have no network, and see neither what is hidden nor other processes."""
+        keep_memory_private()
         if self.apart:
             for path in ("/proc", *hidden):
                 self._cover(path)
@@ -78,6 +78,7 @@ class Walls:
             uid, gid = os.getuid(), os.getgid()
             if self._libc.unshare(NEW_USERS | wanted) != 0:
                 return False
+            self._libc.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # else these files of /proc are root's
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -105,6 +106,18 @@ def keep_memory_private() -> None:
     """Let no other process of the same user read this one's memory and environment."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _works(attempt: Callable[[], bool]) -> bool:
+    """Try something in a fork: a namespace that is half made cannot be left."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if attempt() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _bound(kind: int, value: int) -> None:
