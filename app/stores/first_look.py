@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from app.errors import SealBrokenError, StartError, StoreUnavailableError
+from app.stores.append_only import look_at_append_only
 from app.stores.line import ANSWER_TIMEOUT_S
 from app.stores.refusals import NODE_SENTENCE, refusals
 from app.stores.rights import look_at_rights
@@ -50,9 +51,10 @@ async def look_at(
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             found = await servers.client(FIRST)
             async with found.client() as client:
-                name = await _server(client, is_cluster=servers.is_cluster)
+                name, version = await _server(client, is_cluster=servers.is_cluster)
                 await _may_listen(found)
                 await look_at_rights(client, FIRST)
+                await look_at_append_only(client, name, version, f"{FIRST}:about")
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
                     log.warning(
@@ -60,7 +62,7 @@ async def look_at(
                         "every request that needs the store is a 503"
                     )
             await found.connection_pool.disconnect()  # lines make connections of their own
-    return About(f"{name}, a cluster" if servers.is_cluster else name, count, pepper)
+    return About(f"{name} {version}{', a cluster' if servers.is_cluster else ''}", count, pepper)
 
 
 async def _may_listen(client: Redis) -> None:
@@ -69,7 +71,7 @@ async def _may_listen(client: Redis) -> None:
         await pubsub.get_message(timeout=ANSWER_TIMEOUT_S)
 
 
-async def _server(client: Redis, *, is_cluster: bool) -> str:
+async def _server(client: Redis, *, is_cluster: bool) -> tuple[str, str]:
     info = await client.info("server")
     if info.get("redis_mode") == "cluster" and not is_cluster:
         raise StartError(NODE_SENTENCE)
@@ -82,7 +84,7 @@ async def _server(client: Redis, *, is_cluster: bool) -> str:
         log.warning(
             "the store may throw data away when it is full: set its maxmemory-policy to noeviction, not %s", policy
         )
-    return f"{name} {version}"
+    return name, version
 
 
 class Watch:

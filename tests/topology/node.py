@@ -69,6 +69,7 @@ class Node:
     password: str = ""
     arguments: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    binary: Path = field(default_factory=find_binary)
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
     frozen: bool = False
@@ -79,7 +80,7 @@ class Node:
         if not file.exists():
             file.write_text("\n".join([*self._configuration(), *self.lines, ""]))
         with (self.folder / "server.log").open("ab") as log:
-            command = [str(find_binary()), str(file), *self.arguments]
+            command = [str(self.binary), str(file), *self.arguments]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self) -> None:

@@ -1,0 +1,54 @@
+"""Programs of Debian packages for tests, installed if this runs as root and apt-get is available."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+
+INSTALL_S = 300
+
+
+def path_or_skip(package: str, *names: str) -> str:
+    """Return the path of a program. Without it the test is skipped. In CI (`CI=true`) the test fails instead."""
+    path, reason = find(package, *names)
+    if path:
+        return path
+    sentence = f"the tests need Debian's package {package}: {reason}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(sentence, pytrace=False)
+    pytest.skip(sentence)
+
+
+@cache
+def find(package: str, *names: str) -> tuple[str | None, str]:
+    """Return the path of the first program found, or the reason why none is installed."""
+    if path := _on_path(names):
+        return path, ""
+    reason = _install(package)
+    return _on_path(names), reason
+
+
+def _on_path(names: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def _install(package: str) -> str:
+    """Install the package if possible. Return the obstacle otherwise."""
+    apt_get = shutil.which("apt-get")
+    if not apt_get or os.geteuid() != 0:
+        return "it is not installed, and installing it takes root and apt-get"
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
+        try:
+            done = subprocess.run(
+                [apt_get, "-qq", *command], env=quiet, timeout=INSTALL_S, capture_output=True, text=True, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"apt-get {command[0]} took longer than {INSTALL_S} s"
+        if done.returncode and command[0] == "install":
+            return f"apt-get install {package} failed: {done.stderr.strip()[-300:]}"
+    return f"apt-get installed {package}, but its program is not on the PATH"
