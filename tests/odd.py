@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pydantic
-from smolagents import CodeAgent, tool
+from smolagents import CodeAgent, ToolCallingAgent, tool
 from smolagents.agent_types import AgentAudio, AgentText
 
 from tests import agents
@@ -44,6 +44,11 @@ class Pair(NamedTuple):
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+class Marks(enum.Flag):
+    BOLD = 1
+    WIDE = 2
 
 
 class Text(str):
@@ -182,6 +187,12 @@ def odd(what: str) -> Any:
     return (PLAIN | LABELLED)[what][0]()
 
 
+@tool
+def coloured() -> Any:
+    """Make a value that holds members of enums."""
+    return [Colour.RED, Marks.BOLD | Marks.WIDE]
+
+
 class Counting:
     """Has a text for the agent, and another time ends the interpreter."""
 
@@ -205,4 +216,11 @@ def make_odd() -> CodeAgent:
     agent = agents.make_code()
     agent.tools |= {"odd": odd, "counting": counting}
     agent.executor = "thread"  # type: ignore[attr-defined]  # its code is handed live objects
+    return agent
+
+
+def make_coloured() -> ToolCallingAgent:
+    agent = agents.make_scripted()
+    agent.tools["coloured"] = coloured
+    agent.carries = (Colour, Marks)  # type: ignore[attr-defined]
     return agent

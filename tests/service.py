@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ROOT = Path(__file__).parent.parent
-PROGRAM = (sys.executable, "-m", "app")
 COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 START_S = 20.0
@@ -64,6 +63,7 @@ class Service:
     cwd: Path = ROOT
     command: tuple[str, ...] = ("serve",)
     wrapper: tuple[str, ...] = ()
+    python: str = sys.executable
     process: subprocess.Popen[str] = field(init=False)
     client: httpx2.Client = field(init=False)
 
@@ -79,7 +79,13 @@ class Service:
     def start(self) -> None:
         """Start and wait until it says where it listens."""
         self.process = spawn(
-            self.folder, self.settings, self.environment, *self.command, cwd=self.cwd, wrapper=self.wrapper
+            self.folder,
+            self.settings,
+            self.environment,
+            *self.command,
+            cwd=self.cwd,
+            wrapper=self.wrapper,
+            python=self.python,
         )
         first = self._line()
         assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
@@ -154,6 +160,7 @@ def spawn(
     *command: str,
     cwd: Path = ROOT,
     wrapper: tuple[str, ...] = (),
+    python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log.
 
@@ -165,7 +172,7 @@ def spawn(
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     with (folder / "service.log").open("a") as log:
         return subprocess.Popen(
-            [*wrapper, *(PROGRAM if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            [*wrapper, *((python, "-m", "app") if cwd == ROOT else COMMAND), *(command or ("serve",))],
             cwd=cwd,
             env=inherited | named | (environment or {}),
             stdout=subprocess.PIPE,

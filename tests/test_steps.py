@@ -370,7 +370,8 @@ def test_a_step_that_was_left_in_its_middle_is_not_finished() -> None:
 
 def test_a_class_that_the_agent_carries_comes_back_as_itself() -> None:
     value = {"all": [odd.Point(1, 2), odd.City(name="Ur", founded=dt.date(1, 1, 1)), odd.Pair("a", []), odd.Colour.RED]}
-    carries = (odd.Point, odd.City, odd.Pair, odd.Colour)
+    value["all"].append(odd.Marks.BOLD | odd.Marks.WIDE)
+    carries = (odd.Point, odd.City, odd.Pair, odd.Colour, odd.Marks)
     back = again(action(action_output=value), carries).action_output
     assert back == value
     assert [type(item) for item in back["all"]] == list(carries)
@@ -387,6 +388,33 @@ def test_a_class_that_is_carried_no_longer_is_refused() -> None:
     packed = pack(action(action_output=odd.Point(1, 2)), 1, (odd.Point,))
     with pytest.raises(SealBrokenError, match=r"tests\.odd\.Point"):
         unpack(packed.data, packed.attachments)
+
+
+def _called(function: Any, *arguments: Any) -> Any:
+    """Make a value that pickles as a call of `function`."""
+    return type("Called", (), {"__reduce__": lambda _: (function, arguments)})()
+
+
+def test_members_that_python_3_11_2_wrote_by_their_names_are_read() -> None:
+    """Such a pickle reads `getattr(MessageRole, "USER")`; the reader makes members of listed enums of it, no more."""
+    back = unpack(_pickled({"model_output_message": ChatMessage(_called(getattr, MessageRole, "USER"), "hi")}), {})
+    assert isinstance(back, ActionStep)
+    assert back.model_output_message == ChatMessage(MessageRole.USER, "hi")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(MessageRole, "from_bytes"), (MessageRole, "__class__"), (ActionStep, "to_messages"), (odd.Colour, "RED")],
+)
+def test_no_other_attribute_is_read(kind: type, name: str) -> None:
+    with pytest.raises(SealBrokenError):
+        unpack(_pickled({"action_output": _called(getattr, kind, name)}), {})
+
+
+def _pickled(fields: dict[str, Any]) -> bytes:
+    step = ActionStep.__new__(ActionStep)
+    vars(step).update(fields)
+    return pickle.dumps(step)
 
 
 FORBIDDEN = [

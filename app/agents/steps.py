@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import enum
 import fractions
 import io
 import pickle
@@ -182,10 +183,10 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if id(kind) in _OWN_IDS or id(obj) in _OWN_IDS:
-            return NotImplemented
+            return _by_value(obj, kind) if kind is MessageRole else NotImplemented
         self.is_sure = False
         if id(kind) in self._known or id(obj) in self._known:
-            return NotImplemented
+            return _by_value(obj, kind)
         if issubclass(kind, AgentError):
             known = next(c.__name__ for c in kind.__mro__ if c.__name__ in _ERRORS)
             return _error, (known, str(obj))
@@ -222,6 +223,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name == _image.__name__:
             return self._image
+        if (module, name) == ("builtins", "getattr"):
+            return self._member
         found = self._listed.get((module, name))
         if found is None:
             raise SealBrokenError(f"a stored step holds {module}.{name}, which this agent does not carry")
@@ -233,6 +236,19 @@ class _Unpickler(pickle.Unpickler):
         image = self._open_image(self._attachments[name])
         name_image(image, name)
         return AgentImage(image) if is_agent_image else image
+
+    def _member(self, kind: Any, name: str) -> Any:
+        """Return an enum's member by its name: Python 3.11.0 to 3.11.3 pickle members as `getattr(kind, name)`."""
+        if not any(kind is listed for listed in self._listed.values()) or not isinstance(kind, enum.EnumType):
+            raise SealBrokenError("a stored step reads an attribute of a class that is no enum")
+        return kind._member_map_[name]
+
+
+def _by_value(obj: Any, kind: type) -> Any:
+    """Reduce an enum's member to (class, value), as Python 3.11.4 does and each Python reads."""
+    if isinstance(kind, enum.EnumType) and kind.__reduce_ex__ in _ENUM_REDUCERS:
+        return kind, (obj._value_,)
+    return NotImplemented
 
 
 def _value(value: object) -> object:
@@ -261,6 +277,7 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 _ERRORS = _subclasses(AgentError)
 ERROR_NAMES = frozenset(_ERRORS)
 _MAKERS: tuple[Any, ...] = (_value, _error, _image)
+_ENUM_REDUCERS: tuple[Any, ...] = (enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__)
 # By identity: a foreign class may answer == and hash() with code of its own.
 _OWN_IDS = frozenset(map(id, _OWN))
 _KNOWN = frozenset(map(id, (*_CARRIED, *_MAKERS)))
