@@ -122,6 +122,22 @@ def make_threaded() -> CodeAgent:
     return agent
 
 
+def make_walker(*imports: str) -> CodeAgent:
+    """Make a coder whose code may import the walk of tests/walks.py."""
+    helper = make_coder(name="helper", description="Computes.")
+    return make_coder(("tests.walks", *imports), {"cpu_s": 60}, managed_agents=[helper])
+
+
+def make_walker_with_libraries() -> CodeAgent:
+    return make_walker(*LIBRARIES, "decimal", "fractions", "functools", "json", "string")
+
+
+def make_walker_in_a_thread() -> CodeAgent:
+    agent = make_walker()
+    vars(agent)["executor"] = "thread"
+    return agent
+
+
 def make_hasty() -> CodeAgent:
     return make_coder(limits={"cpu_s": 0.5, "wall_s": 1})
 

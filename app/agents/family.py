@@ -10,6 +10,7 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, PlanningStep
 from smolagents.remote_executors import RemotePythonExecutor
 
+from app.agents.code import guard
 from app.agents.code.interpreter import ChildInterpreter
 from app.agents.code.limits import limits_of
 from app.agents.model_proxy import ModelProxy
@@ -96,6 +97,8 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
             executor = member.interpreter = ChildInterpreter(
                 executor, family.nursery, limits, family.carries, seat.check
             )
+        elif seat.code_runs_in == "thread":
+            guard.install()
         agent.python_executor = InterpreterProxy(executor, seat)  # type: ignore[assignment]  # passes for one
     if path:
         agent.step_callbacks.register(ActionStep, lambda step: _show_finished(seat, step))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smolagents.default_tools import FinalAnswerTool
+from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.remote_executors import RemotePythonExecutor
 
+from app.agents.code.guard import stub
 from app.agents.effects import Effect, returned
 from app.agents.recorder import Track
 from app.agents.texts import as_text
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from app.agents.calls import CallInProgress
 
 WAIT_S = 0.1
+_DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
 UNKNOWN_SENTENCE = (
     "it is not known whether this call of {name} had its effect: the process that made it ended before the tool "
     "returned. It is not made again. Find out before you call it once more, or tell the user."
@@ -215,6 +219,12 @@ class InterpreterProxy(Proxy):
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 
+    def send_tools(self, tools: dict[str, Any]) -> None:
+        """Send functions in place of tools to an interpreter of this process: code could follow a tool's attributes."""
+        if isinstance(self._real, LocalPythonExecutor):
+            tools = {name: stub(name, tool, _about(tool)) for name, tool in tools.items()}
+        self._real.send_tools(tools)
+
     def _again(self, known: Effect) -> Any:
         real: Any = self._real
         return real.again(known.returned)
@@ -257,6 +267,10 @@ def see_tools(agent: MultiStepAgent, seat: Seat) -> None:
 def unproxied(thing: Any) -> Any:
     """Give what a proxy stands for, and anything else as it is."""
     return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
+
+
+def _about(tool: Any) -> dict[str, Any]:
+    return {name: deepcopy(getattr(tool, name)) for name in _DATA_OF_A_TOOL if hasattr(tool, name)}
 
 
 def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from smolagents.utils import truncate_content
 
 from app.agents.code.chance import draw_from
 from app.agents.code.channel import Channel, ClosedError
+from app.agents.code.guard import stub
 from app.agents.code.variables import Variables
 from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
 from app.agents.effects import error_of
@@ -18,7 +19,7 @@ from app.agents.plain import plain
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from app.agents.code.confinement import Walls
 
@@ -70,7 +71,7 @@ class _Playground:
         self._executor.authorized_imports = begin["authorized"]  # as the parent has them: errors list them in order
         self._executor.state = self._names = _Names(self._executor.state)
         self._names.functions = self._executor.custom_tools
-        tools: dict[str, Any] = {name: _Tool(self, name, description) for name, description in begin["tools"]}
+        tools: dict[str, Any] = {name: self._stub(name, description) for name, description in begin["tools"]}
         self._executor.send_tools(tools)
         self._most_bytes = int(begin["output_mb"] * MB)
         self._given: dict[str, tuple[Any, bytes]] = {}
@@ -131,7 +132,10 @@ class _Playground:
             {**done, **kept, "logs": str(logs) if logs is not None else "", "gone": sorted(self._names.gone)}
         )
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _stub(self, name: str, description: str) -> Callable[..., Any]:
+        return stub(name, lambda *args, **kwargs: self._call(name, args, kwargs), {"description": description})
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool in the parent."""
         is_answer = name == "final_answer"
         if not self._running:
@@ -156,18 +160,6 @@ class _Playground:
                 raise
         named = {name: plain(value) for name, value in kwargs.items()}
         return dumps([[plain(value) for value in args], named], max_bytes=self._most_bytes)
-
-
-class _Tool:
-    """Stands for a tool or a managed agent of the parent."""
-
-    def __init__(self, playground: _Playground, name: str, description: str) -> None:
-        self._playground = playground
-        self.name = self.__name__ = name
-        self.description = self.__doc__ = description
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._playground.call(self.name, args, kwargs)
 
 
 def _classes(names: Iterable[list[str]]) -> Iterable[type]:

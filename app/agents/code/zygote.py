@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from app.agents.code import child
+from app.agents.code import child, guard
 from app.agents.code.confinement import Walls
 
 OPEN_SENTENCE = (
@@ -27,6 +27,7 @@ def main() -> None:
         # What cannot be imported here is an error of the code that imports it, as in any process.
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
+    guard.install()
     walls = Walls(order["hidden"])
     if not walls.apart:
         sys.stderr.write(f"smolsessions: {OPEN_SENTENCE}\n")
