@@ -427,6 +427,10 @@ class Session(Protocol):
         """
         ...
 
+    def interrupt(self) -> None:
+        """End waits for a model's provider, after the stage was halted. Called on the loop while `play` runs."""
+        ...
+
     def broken_off(self) -> Outcome:
         """Give the turn that is being played as a cancelled one, as far as it went; its thread does not come back."""
         ...

@@ -247,14 +247,22 @@ class Worker:
     ) -> tuple[Session | None, Outcome]:
         """Play in a thread until the end, a stop or the deadline; what earlier attempts did is not done again."""
         job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage, past, lease.policy))
-        if await self._heeds(job, stage, lambda _: session.close()):
+        if await self._heeds(job, stage, lambda _: session.close(), session.interrupt):
             return session, job.result()
         return None, session.broken_off()
 
-    async def _heeds(self, job: asyncio.Future[T], stage: LoopStage, afterwards: Callable[[T | None], object]) -> bool:
-        """Wait for a job; one that does not heed a stop in time is given up, with its thread."""
+    async def _heeds(
+        self,
+        job: asyncio.Future[T],
+        stage: LoopStage,
+        afterwards: Callable[[T | None], object],
+        interrupt: Callable[[], None] | None = None,
+    ) -> bool:
+        """Wait for a job. One that does not end soon after a stop is given up, with its thread."""
         await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
+            if interrupt:
+                interrupt()
             await asyncio.wait((job,), timeout=GRACE_S)
         if not job.done():
             log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})

@@ -16,6 +16,7 @@ from smolagents.models import (
 from smolagents.utils import truncate_content
 
 from app.agents.code_text import CodeText
+from app.agents.connections import connected
 from app.agents.json_text import JsonText
 from app.agents.messages import message_in, of_error, of_message
 from app.agents.plain import plain, text_of
@@ -133,9 +134,9 @@ class ModelProxy(Proxy):
             return message
         telling.restart()
         recorder.journal.keep_up()
-        recorder.check()
         try:
-            message = ask()
+            with recorder.model_call() as call, connected(call):
+                message = ask()
         except Exception as error:
             recorder.tell(None, (key, of_error(error).to_bytes()))
             raise

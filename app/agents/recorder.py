@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep
 
 from app.agents.calls import CallInProgress
+from app.agents.connections import ModelCall
 from app.agents.crossing import dumps
 from app.agents.effects import Effect, raised
 from app.agents.halt import Halt
@@ -52,6 +53,7 @@ class Recorder:
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
         self._halts = self._asides = 0
+        self._model_calls: set[ModelCall] = set()
         self._thread = threading.get_ident()
 
     @property
@@ -73,6 +75,22 @@ class Recorder:
                 if self._halts > MOST_HALTS:
                     threading.Event().wait()  # the worker gives this thread up
             raise Halt
+
+    @contextmanager
+    def model_call(self) -> Iterator[ModelCall]:
+        """Begin a model call that `cut_model_calls` ends. Raises `Halt` if the turn is to stop."""
+        call = ModelCall()
+        self._model_calls.add(call)
+        try:
+            self.check()
+            yield call
+        finally:
+            self._model_calls.discard(call)
+
+    def cut_model_calls(self) -> None:
+        """End the connections of all model calls in progress, from any thread."""
+        for call in self._model_calls.copy():
+            call.cut()
 
     def check_pause(self) -> None:
         """Raise `Halt` if another worker is to go on from here."""

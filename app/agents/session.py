@@ -146,6 +146,12 @@ class AgentSession:
             return tail.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, tail)
 
+    def interrupt(self) -> None:
+        """Cut the connections of the model calls that run, after the stage was halted; from any thread."""
+        track = self._family.head.seat.track
+        if track:
+            track.recorder.cut_model_calls()
+
     def broken_off(self) -> Outcome:
         """Give what was kept of the turn so far; its thread may still be at it."""
         return self._tail.outcome("cancelled") if self._tail else Outcome("cancelled")

@@ -1,0 +1,204 @@
+"""A model provider on raw sockets, which reports when connections begin and end; and agents that use it.
+
+The conversation's message says how the provider answers: `prefill` sends nothing, `headers` sends headers alone,
+`silent` a first piece and nothing more, `endless` a piece every 10 ms for ever, anything else a whole answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from smolagents import AzureOpenAIModel, InferenceClientModel, OpenAIModel, ToolCallingAgent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smolagents import Model
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PACE_S = 0.01
+KEY = "none"
+
+
+class Endpoint:
+    """One provider. `connections` counts those that were opened, `calls` the requests that were read."""
+
+    def __init__(self) -> None:
+        self.connections = self.calls = self.open_calls = 0
+        self._changed = threading.Condition()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}/v1".format(*self._listener.getsockname())
+
+    def wait(self, condition: Callable[[Endpoint], bool], within_s: float) -> bool:
+        """Wait until a condition on the counts holds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self), within_s)
+
+    def serve(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                self._count(connections=1)
+                threading.Thread(target=self._answer_all, args=(connection,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _count(self, **more: int) -> None:
+        with self._changed:
+            for name, by in more.items():
+                setattr(self, name, getattr(self, name) + by)
+            self._changed.notify_all()
+
+    def _answer_all(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as reader, suppress(OSError):
+            while body := _request(reader):
+                self._count(calls=1, open_calls=1)
+                try:
+                    self._answer(connection, body)
+                finally:
+                    self._count(open_calls=-1)
+
+    def _answer(self, connection: socket.socket, body: dict[str, Any]) -> None:
+        asked = [message for message in body["messages"] if message["role"] == "user"]
+        mode = _text(asked[-1]["content"]).split()[-1]
+        if mode == "prefill":
+            _until_closed(connection)
+        if not body.get("stream"):
+            _send_whole(connection)
+            return
+        connection.sendall(HEAD)
+        if mode == "headers":
+            _until_closed(connection)
+        _send(connection, _delta({"role": "assistant", "content": "a piece "}))
+        if mode == "silent":
+            _until_closed(connection)
+        connection.settimeout(PACE_S)
+        while mode == "endless":
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    return
+            _send(connection, _delta({"content": "and on "}))
+        call = {"name": "final_answer", "arguments": json.dumps({"answer": "done"})}
+        _send(connection, _delta({"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": call}]}))
+        _send(connection, _delta({}, finish_reason="tool_calls"))
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        _send(connection, {**_delta({}), "choices": [], "usage": usage})
+        connection.sendall(b"e\r\ndata: [DONE]\n\n\r\n")
+        connection.settimeout(0.02)  # the end of the body comes a little later, as it does from a real server
+        with suppress(TimeoutError):
+            connection.recv(1, socket.MSG_PEEK)
+        connection.settimeout(None)
+        connection.sendall(b"0\r\n\r\n")
+
+
+@contextmanager
+def endpoint() -> Iterator[Endpoint]:
+    provider = Endpoint()
+    threading.Thread(target=provider.serve, daemon=True).start()
+    try:
+        yield provider
+    finally:
+        provider.close()
+
+
+def make_openai() -> ToolCallingAgent:
+    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
+
+
+def make_openai_whole() -> ToolCallingAgent:
+    """Make an agent whose model has no stream to ask for."""
+
+    class Whole(OpenAIModel):
+        generate_stream = property()  # `hasattr` is false
+
+    return _agent(Whole("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
+
+
+def make_openai_httpx() -> ToolCallingAgent:
+    """Make an agent whose client uses httpx instead of httpx2."""
+    client = {"max_retries": 0, "http_client": httpx.Client()}
+    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs=client))
+
+
+def make_azure() -> ToolCallingAgent:
+    base = _url().removesuffix("/v1")
+    return _agent(
+        AzureOpenAIModel(
+            "m",
+            azure_endpoint=base,
+            api_key=KEY,
+            api_version="2024-10-21",
+            retry=False,
+            client_kwargs={"max_retries": 0},
+        )
+    )
+
+
+def make_inference() -> ToolCallingAgent:
+    none: Any = None  # an address instead of a name, which its type does not foresee
+    return _agent(InferenceClientModel(model_id=none, base_url=_url(), token=KEY, retry=False, timeout=30))
+
+
+AGENTS = ",".join(
+    f"{name.removeprefix('make_').replace('_', '-')}=tests.endpoint:{name}"
+    for name in ("make_openai", "make_openai_whole", "make_openai_httpx", "make_azure", "make_inference")
+)
+
+
+def _agent(model: Model) -> ToolCallingAgent:
+    return ToolCallingAgent(tools=[], model=model, max_steps=3)
+
+
+def _url() -> str:
+    return os.environ["ENDPOINT_URL"]
+
+
+def _request(reader: Any) -> dict[str, Any] | None:
+    length = 0
+    while (line := reader.readline()) not in {b"\r\n", b""}:
+        name, _, value = line.partition(b":")
+        length = int(value) if name.lower() == b"content-length" else length
+    return json.loads(reader.read(length)) if length else None
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _until_closed(connection: socket.socket) -> None:
+    connection.settimeout(60)
+    connection.recv(1)
+    raise ConnectionResetError
+
+
+def _delta(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+def _send(connection: socket.socket, data: dict[str, Any]) -> None:
+    text = f"data: {json.dumps(data)}\n\n".encode()
+    connection.sendall(b"%x\r\n%b\r\n" % (len(text), text))
+
+
+def _send_whole(connection: socket.socket) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "final_answer", "arguments": '{"answer": "done"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    text = json.dumps(answer).encode()
+    connection.sendall(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+    )
