@@ -83,7 +83,22 @@ class Settings(BaseSettings):
     model_api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the endpoint's key (not the key)."
     )
-    model_timeout_s: float = Field(60, gt=0, description="How long that endpoint may be silent.")
+    model_first_byte_s: float = Field(
+        300, gt=0, description="Longest wait for that endpoint's answer to begin: a local model reads its prompt first."
+    )
+    model_timeout_s: float = Field(60, gt=0, description="Longest silence within that endpoint's streamed answer.")
+    model_retries: int = Field(
+        2,
+        ge=0,
+        le=10,
+        description="How often chat repeats a model call that failed in transit: no connection, a time-out, or a 5xx "
+        "status. Other agents choose with `agent.model_retries`.",
+    )
+    model_max_tokens: int | None = Field(None, ge=1, description="Most tokens of one answer of chat's model.")
+    model_temperature: float | None = Field(None, ge=0, le=2, description="Temperature of chat's model.")
+    model_system_prompt: str | None = Field(
+        None, description="System prompt of chat, a Jinja template, in place of smolagents' long one."
+    )
     threads: int = Field(32, ge=1, le=512, description="Turns that this process plays at the same time.")
     wait_s: float = Field(
         55,

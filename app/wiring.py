@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.agents.catalog import Catalog, factories_of
-from app.agents.chat import chat_factory
+from app.agents.chat import ChatOptions, chat_factory
 from app.agents.code.confinement import keep_memory_private
 from app.agents.demo import make_demo, make_demo_code
 from app.conversations import Conversations
@@ -66,10 +66,17 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     factories = factories_of(settings.agents)
     if settings.model_id:
         chat = chat_factory(
-            model_id=settings.model_id,
-            api_base=settings.model_api_base,
-            api_key_env=settings.model_api_key_env,
-            timeout_s=settings.model_timeout_s,
+            ChatOptions(
+                settings.model_id,
+                settings.model_api_base,
+                settings.model_api_key_env,
+                first_byte_s=settings.model_first_byte_s,
+                timeout_s=settings.model_timeout_s,
+                retries=settings.model_retries,
+                max_tokens=settings.model_max_tokens,
+                temperature=settings.model_temperature,
+                system_prompt=settings.model_system_prompt,
+            )
         )
         factories.append(("chat", chat))
     elif settings.model_api_base or settings.model_api_key_env:

@@ -1,7 +1,9 @@
 """A model provider on raw sockets, which reports when connections begin and end; and agents that use it.
 
 The conversation's message says how the provider answers: `prefill` sends nothing, `headers` sends headers alone,
-`silent` a first piece and nothing more, `endless` a piece every 10 ms for ever, anything else a whole answer.
+`silent` a first piece and nothing more, `endless` a piece every 10 ms for ever, `slow` a whole answer after a second,
+`counted` a piece with its usage and then a broken connection, `overflow` a piece and llama.cpp's error, `null` and
+`empty` a tool call beside that content. Anything else is answered whole.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from smolagents import AzureOpenAIModel, InferenceClientModel, OpenAIModel, ToolCallingAgent
+from smolagents import AzureOpenAIModel, InferenceClientModel, OpenAIModel, ToolCallingAgent, tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PACE_S = 0.01
+SLOW_S = 1.0
+LATE_S = 0.02  # the end of a body comes a little after its last event, as it does from a real server
+CONTENTS = {"null": None, "empty": ""}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 KEY = "none"
 
 
@@ -31,6 +37,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.connections = self.calls = self.open_calls = 0
+        self.bodies: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
 
@@ -63,6 +70,7 @@ class Endpoint:
     def _answer_all(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as reader, suppress(OSError):
             while body := _request(reader):
+                self.bodies.append(body)
                 self._count(calls=1, open_calls=1)
                 try:
                     self._answer(connection, body)
@@ -70,17 +78,31 @@ class Endpoint:
                     self._count(open_calls=-1)
 
     def _answer(self, connection: socket.socket, body: dict[str, Any]) -> None:
-        asked = [message for message in body["messages"] if message["role"] == "user"]
-        mode = _text(asked[-1]["content"]).split()[-1]
+        mode = _mode(body["messages"])
         if mode == "prefill":
             _until_closed(connection)
+        if mode == "slow":
+            _pause(connection, SLOW_S)
         if not body.get("stream"):
-            _send_whole(connection)
+            _send_whole(connection, mode)
             return
+        self._stream(connection, mode)
+
+    def _stream(self, connection: socket.socket, mode: str) -> None:
         connection.sendall(HEAD)
         if mode == "headers":
             _until_closed(connection)
+        if mode in CONTENTS:
+            _send_stream(connection, CONTENTS[mode], "lookup", {"word": mode})
+            return
         _send(connection, _delta({"role": "assistant", "content": "a piece "}))
+        if mode == "counted":
+            _send(connection, {**_delta({"content": "more"}), "usage": USAGE})
+            raise ConnectionResetError
+        if mode == "overflow":
+            error = {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
+            _send(connection, {"error": error})
+            raise ConnectionResetError
         if mode == "silent":
             _until_closed(connection)
         connection.settimeout(PACE_S)
@@ -89,17 +111,7 @@ class Endpoint:
                 if not connection.recv(1):
                     return
             _send(connection, _delta({"content": "and on "}))
-        call = {"name": "final_answer", "arguments": json.dumps({"answer": "done"})}
-        _send(connection, _delta({"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": call}]}))
-        _send(connection, _delta({}, finish_reason="tool_calls"))
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        _send(connection, {**_delta({}), "choices": [], "usage": usage})
-        connection.sendall(b"e\r\ndata: [DONE]\n\n\r\n")
-        connection.settimeout(0.02)  # the end of the body comes a little later, as it does from a real server
-        with suppress(TimeoutError):
-            connection.recv(1, socket.MSG_PEEK)
-        connection.settimeout(None)
-        connection.sendall(b"0\r\n\r\n")
+        _send_stream(connection, None, "final_answer", {"answer": "done"})
 
 
 @contextmanager
@@ -110,6 +122,29 @@ def endpoint() -> Iterator[Endpoint]:
         yield provider
     finally:
         provider.close()
+
+
+@tool
+def lookup(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: a word
+    """
+    return f"about {word}"
+
+
+def make_streaming() -> ToolCallingAgent:
+    """Make an agent whose author asks smolagents to stream."""
+    agent = make_openai()
+    agent.stream_outputs = True
+    return agent
+
+
+def make_retried() -> ToolCallingAgent:
+    agent = make_openai()
+    agent.model_retries = 1  # type: ignore[attr-defined]  # an attribute of this service's
+    return agent
 
 
 def make_openai() -> ToolCallingAgent:
@@ -152,12 +187,20 @@ def make_inference() -> ToolCallingAgent:
 
 AGENTS = ",".join(
     f"{name.removeprefix('make_').replace('_', '-')}=tests.endpoint:{name}"
-    for name in ("make_openai", "make_openai_whole", "make_openai_httpx", "make_azure", "make_inference")
+    for name in (
+        "make_openai",
+        "make_openai_whole",
+        "make_openai_httpx",
+        "make_azure",
+        "make_inference",
+        "make_streaming",
+        "make_retried",
+    )
 )
 
 
 def _agent(model: Model) -> ToolCallingAgent:
-    return ToolCallingAgent(tools=[], model=model, max_steps=3)
+    return ToolCallingAgent(tools=[lookup], model=model, max_steps=3)
 
 
 def _url() -> str:
@@ -170,6 +213,13 @@ def _request(reader: Any) -> dict[str, Any] | None:
         name, _, value = line.partition(b":")
         length = int(value) if name.lower() == b"content-length" else length
     return json.loads(reader.read(length)) if length else None
+
+
+def _mode(messages: list[dict[str, Any]]) -> str:
+    """Return the last word of the newest task; the results of tools come from the user, too."""
+    texts = [_text(message["content"]) for message in messages if message["role"] == "user"]
+    newest = texts[-1]
+    return "answer" if "Observation" in newest else newest.split()[-1]
 
 
 def _text(content: Any) -> str:
@@ -192,12 +242,30 @@ def _send(connection: socket.socket, data: dict[str, Any]) -> None:
     connection.sendall(b"%x\r\n%b\r\n" % (len(text), text))
 
 
-def _send_whole(connection: socket.socket) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "final_answer", "arguments": '{"answer": "done"}'}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+def _send_stream(connection: socket.socket, content: str | None, name: str, arguments: dict[str, Any]) -> None:
+    call = {"name": name, "arguments": json.dumps(arguments)}
+    calls = [{"index": 0, "id": "c1", "type": "function", "function": call}]
+    _send(connection, _delta({"role": "assistant", "content": content, "tool_calls": calls}))
+    _send(connection, _delta({}, finish_reason="tool_calls"))
+    _send(connection, {**_delta({}), "choices": [], "usage": USAGE})
+    connection.sendall(b"e\r\ndata: [DONE]\n\n\r\n")
+    _pause(connection, LATE_S)
+    connection.sendall(b"0\r\n\r\n")
+
+
+def _pause(connection: socket.socket, seconds: float) -> None:
+    connection.settimeout(seconds)
+    with suppress(TimeoutError):
+        connection.recv(1, socket.MSG_PEEK)
+    connection.settimeout(None)
+
+
+def _send_whole(connection: socket.socket, mode: str) -> None:
+    name, arguments = ("lookup", {"word": mode}) if mode in CONTENTS else ("final_answer", {"answer": "done"})
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    message = {"role": "assistant", "content": CONTENTS.get(mode), "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
     text = json.dumps(answer).encode()
     connection.sendall(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)

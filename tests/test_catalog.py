@@ -242,6 +242,8 @@ def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "MODEL_API_BASE": provider.base_url,
         "MODEL_API_KEY_ENV": "KEY_OF_THE_MODEL",
         "MODEL_TIMEOUT_S": "0.5",
+        "MODEL_FIRST_BYTE_S": "0.5",
+        "MODEL_RETRIES": "0",
         "LOG_LEVEL": "debug",
     }
     with Service(tmp_path_factory.mktemp("chatting"), settings, {"KEY_OF_THE_MODEL": KEY}) as running:

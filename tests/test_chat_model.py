@@ -18,7 +18,7 @@ from smolagents.memory import ActionStep
 from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 
-from app.agents.chat import chat_factory
+from app.agents.chat import ChatOptions, chat_factory
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.errors import StartError
 
@@ -38,7 +38,7 @@ QUESTION = "what is six times seven?"
 @pytest.fixture
 def make(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ToolCallingAgent]]:
     monkeypatch.setenv("CHAT_KEY", KEY)
-    factory = chat_factory(model_id="gpt-4o", api_base=llm.base_url, api_key_env="CHAT_KEY", timeout_s=TIMEOUT_S)
+    factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, "CHAT_KEY", first_byte_s=TIMEOUT_S, timeout_s=TIMEOUT_S))
     with closing(model_of(factory()).client):
         yield factory
 
@@ -161,7 +161,7 @@ class TestTheFactory:
         assert not {id(tool) for tool in one.tools.values()} & {id(tool) for tool in other.tools.values()}
 
     def test_makes_one_model_however_many_ask_at_once(self, llm: LLM) -> None:
-        factory = chat_factory(model_id="gpt-4o", api_base=llm.base_url, api_key_env=None, timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))
         together = threading.Barrier(8)
 
         def ask(_: int) -> OpenAIModel:
@@ -198,8 +198,8 @@ class TestTheFactory:
     ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("OPENAI_BASE_URL", "http://stray.invalid/v1")
-        keyless = chat_factory(model_id="gpt-4o", api_base=llm.base_url, api_key_env=None, timeout_s=TIMEOUT_S)()
-        openai = chat_factory(model_id="gpt-4o", api_base=None, api_key_env="OPENAI_API_KEY", timeout_s=TIMEOUT_S)()
+        keyless = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))()
+        openai = chat_factory(ChatOptions("gpt-4o", None, "OPENAI_API_KEY"))()
         llm.answer("42")
 
         with closing(model_of(keyless).client), closing(model_of(openai).client):
@@ -213,13 +213,13 @@ class TestTheFactory:
         monkeypatch.delenv("MISSING_KEY", raising=False)
         if value is not None:
             monkeypatch.setenv("MISSING_KEY", value)
-        factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env="MISSING_KEY", timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", None, "MISSING_KEY"))
 
         with pytest.raises(StartError, match="set the environment variable MISSING_KEY"):
             factory()
 
     def test_reads_the_key_when_it_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env="LATE_KEY", timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", None, "LATE_KEY"))
         with pytest.raises(StartError):
             factory()
 
@@ -229,14 +229,14 @@ class TestTheFactory:
             assert client.api_key == KEY
 
     def test_refuses_openai_without_a_key(self) -> None:
-        factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env=None, timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", None, None))
 
         with pytest.raises(StartError, match="wants a key"):
             factory()
 
     @pytest.mark.parametrize("name", [KEY, f"{KEY} "])
     def test_does_not_repeat_a_key_that_was_given_as_a_name(self, name: str) -> None:
-        factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env=name, timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", None, name))
 
         with pytest.raises(StartError, match="not to the key") as caught:
             factory()
@@ -245,7 +245,7 @@ class TestTheFactory:
     @pytest.mark.parametrize("value", [f"{KEY}\n{KEY}", f"{KEY}é"])
     def test_does_not_repeat_a_key_that_no_header_can_hold(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         monkeypatch.setenv("BAD_KEY", value)
-        factory = chat_factory(model_id="gpt-4o", api_base=None, api_key_env="BAD_KEY", timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", None, "BAD_KEY"))
 
         with pytest.raises(StartError, match="BAD_KEY holds no key") as caught:
             factory()
@@ -253,7 +253,7 @@ class TestTheFactory:
 
     def test_names_the_extra_that_is_not_installed(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "openai", None)
-        factory = chat_factory(model_id="gpt-4o", api_base=llm.base_url, api_key_env=None, timeout_s=TIMEOUT_S)
+        factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))
 
         with pytest.raises(StartError, match=r"pip install 'smolsessions\[openai\]'"):
             factory()
@@ -274,7 +274,7 @@ class TestTheFactory:
         assert not [text for text in shown if KEY in text]
 
     def test_sets_the_timeouts_of_connecting_and_reading(self, llm: LLM) -> None:
-        slow = chat_factory(model_id="gpt-4o", api_base=llm.base_url, api_key_env=None, timeout_s=120)()
+        slow = chat_factory(ChatOptions("gpt-4o", llm.base_url, first_byte_s=120))()
 
         with closing(model_of(slow).client) as client:
             assert (client.timeout.connect, client.timeout.read) == (10, 120)
@@ -354,9 +354,7 @@ class TestAFailingModel:
         assert len(llm.requests) == 1
 
     def test_that_is_not_there_can_be_tried_again(self) -> None:
-        agent = chat_factory(
-            model_id="gpt-4o", api_base="http://127.0.0.1:1/v1", api_key_env=None, timeout_s=TIMEOUT_S
-        )()
+        agent = chat_factory(ChatOptions("gpt-4o", "http://127.0.0.1:1/v1"))()
 
         with closing(model_of(agent).client):
             failure = fail(agent)

@@ -7,6 +7,7 @@ decides where a conversation goes and whose key pays for it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.resources
 import os
@@ -14,9 +15,11 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import yaml
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
 
+from app.agents.connections import current_call
 from app.agents.demo_tools import Calculator, Clock, TextStats
 from app.errors import StartError
 
@@ -36,28 +39,44 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[!-~]+")
 
 
-def chat_factory(
-    *, model_id: str, api_base: str | None, api_key_env: str | None, timeout_s: float
-) -> Callable[[], ToolCallingAgent]:
-    """Make the factory of one chat agent; what is missing shows as a `StartError` when the factory is called.
+@dataclasses.dataclass(frozen=True)
+class ChatOptions:
+    """Settings of the chat agent. The turn's deadline bounds the whole answer."""
 
-    `api_base` None is OpenAI itself. `api_key_env` names the variable that holds the key. `timeout_s` bounds the
-    endpoint's silence, not the whole answer, which may drip for longer: the turn's deadline bounds that.
-    """
-    model = functools.cache(functools.partial(_model, model_id, api_base, api_key_env, timeout_s))
+    model_id: str
+    api_base: str | None = None
+    """None: OpenAI itself."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key."""
+    first_byte_s: float = 300
+    """Longest wait for the answer to begin: a local model reads its prompt first."""
+    timeout_s: float = 60
+    """Longest silence within a streamed answer."""
+    retries: int = 0
+    max_tokens: int | None = None
+    temperature: float | None = None
+    system_prompt: str | None = None
+    """Template in place of smolagents' own system prompt."""
+
+
+def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
+    """Return the factory of the chat agent. Calling it raises `StartError` if an option is missing or wrong."""
+    model = functools.cache(functools.partial(_model, options))
     lock = threading.Lock()
 
     def make() -> ToolCallingAgent:
         with lock:  # all agents share one model, and so one connection pool: two first calls must not make two
             shared = model()
-        return ToolCallingAgent(
+        agent = ToolCallingAgent(
             tools=[tool() for tool in _TOOLS],
             model=shared,
-            prompt_templates=_prompt_templates(),
+            prompt_templates=_prompt_templates(options.system_prompt),
             name="chat",
-            description=f"A chat with {model_id}, which can calculate, tell the time and count words.",
+            description=f"A chat with {options.model_id}, which can calculate, tell the time and count words.",
             verbosity_level=LogLevel.OFF,
         )
+        agent.model_retries = options.retries  # type: ignore[attr-defined]  # an attribute of this service's
+        return agent
 
     return make
 
@@ -75,35 +94,43 @@ class _Secret(str):
         return "'***'"
 
 
-def _model(model_id: str, api_base: str | None, api_key_env: str | None, timeout_s: float) -> OpenAIModel:
-    key = _key(api_base, api_key_env)
+def _model(options: ChatOptions) -> OpenAIModel:
+    key = _key(options.api_base, options.api_key_env)
     try:
         import openai  # noqa: PLC0415 - an extra, and 0.3 s that only this agent needs
     except ImportError as error:
         raise StartError("the chat agent needs the openai package; pip install 'smolsessions[openai]'") from error
+    first_byte_s = max(options.first_byte_s, options.timeout_s)
+    chosen: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     model = OpenAIModel(
-        model_id=model_id,
-        api_base=api_base or OPENAI_BASE,
+        model_id=options.model_id,
+        api_base=options.api_base or OPENAI_BASE,
         api_key=key,
-        # No retries, here or in smolagents (which sleeps 120 s and more): a turn that may be tried again says so.
-        client_kwargs={"max_retries": 0, "timeout": openai.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))},
+        # The model proxy retries, in view of the stream's readers. smolagents' own retries sleep 120 s and more.
+        client_kwargs={
+            "max_retries": 0,
+            "timeout": openai.Timeout(first_byte_s, connect=min(first_byte_s, _CONNECT_S)),
+        },
         retry=False,
+        **{name: value for name, value in chosen.items() if value is not None},
     )
     # The one seam where all of a stream's events pass.
-    model.retryer = functools.partial(_ask, model.retryer)  # type: ignore[assignment]
+    model.retryer = functools.partial(_ask, model.retryer, options.timeout_s)  # type: ignore[assignment]
     return model
 
 
-def _ask(retryer: Retrying, create: Callable[..., Any], **arguments: Any) -> Any:
+def _ask(retryer: Retrying, timeout_s: float, create: Callable[..., Any], **arguments: Any) -> Any:
     answer = retryer(create, **arguments)
-    return _whole(answer) if arguments.get("stream") else answer
+    return _whole(answer, timeout_s) if arguments.get("stream") else answer
 
 
-def _whole(events: Stream[ChatCompletionChunk]) -> Iterator[ChatCompletionChunk]:
-    """Pass events on; raise where they end early, which openai and smolagents take for the end of a whole answer."""
+def _whole(events: Stream[ChatCompletionChunk], timeout_s: float) -> Iterator[ChatCompletionChunk]:
+    """Yield the events. Raise if they end early, which openai and smolagents take for the end of a whole answer."""
     finished = False
     with events:
         for event in events:
+            if call := current_call():
+                call.read_timeout_s = timeout_s
             finished = finished or any(choice.finish_reason for choice in event.choices)
             yield event
     if not finished:
@@ -134,8 +161,17 @@ def _key(api_base: str | None, api_key_env: str | None) -> _Secret:
 
 
 @functools.cache
-def _prompt_templates() -> PromptTemplates:
-    """Parse smolagents' own templates once: each agent would spend 2.3 ms on it. Nobody writes to them."""
+def _prompt_templates(system_prompt: str | None) -> PromptTemplates:
+    """Parse smolagents' own templates once, which takes 2.3 ms. They are shared by all chat agents."""
     text = importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text("utf-8")
     templates: PromptTemplates = yaml.safe_load(text)
+    if system_prompt is not None:
+        try:
+            jinja2.Environment(autoescape=False).parse(system_prompt)  # noqa: S701 - a prompt is no HTML
+        except jinja2.TemplateError as error:
+            raise StartError(
+                f"SMOLSESSIONS_MODEL_SYSTEM_PROMPT is no Jinja template ({error}); write {{{{ and {{% as text with "
+                "{% raw %} … {% endraw %} around them"
+            ) from error
+        templates["system_prompt"] = system_prompt
     return templates

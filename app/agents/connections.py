@@ -37,12 +37,14 @@ class ModelCall:
         self.read_timeout_s: float | None = None
         """Longest wait for the next bytes; None leaves it to the client."""
         self._is_cut = False
+        self._cut = threading.Event()
         self._stream: Any = None
         self._bodies: list[Any] = []
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `Halt`."""
         self._is_cut = True
+        self._cut.set()
         stream = self._stream
         if stream is not None:
             _shut_down(stream.get_extra_info("socket"))
@@ -65,6 +67,11 @@ class ModelCall:
             self._stream = None
         self._check()
         return result
+
+    def wait(self, seconds: float) -> None:
+        """Wait before the call is made again. Raises `Halt` if the turn is stopped meanwhile."""
+        self._cut.wait(seconds)
+        self._check()
 
     def note_body(self, body: Any) -> None:
         self._bodies.append(body)

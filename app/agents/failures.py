@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _SENTENCES = {
     "model_error": "The model gave no usable answer ({name}).",
+    "provider_failed": "The model's provider failed ({name}); try again.",
+    "provider_unreachable": "The connection to the model's provider failed ({name}); try again.",
+    "model_unsupported_input": "The model cannot read a part of this conversation, such as an image ({name}).",
     "model_timeout": "The model did not answer in time ({name}).",
     "model_auth": "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
     "rate_limited": "The model's provider takes no more requests of this service for now ({name}).",
@@ -32,6 +35,12 @@ _OVERFLOW_TEXT = re.compile(
     r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens",
     re.IGNORECASE,
 )
+_IMAGE_TEXT = re.compile(r"image", re.IGNORECASE)
+_NO_IMAGES_TEXT = re.compile(
+    r"(not|n't) support\w* (\w+ )?(image|vision)|images? (\w+ )?(is|are) not support", re.IGNORECASE
+)
+_REFUSED = {400, 404, 415, 422}
+_CODES = {"provider_failed": "model_error", "provider_unreachable": "model_error"}
 _BROKEN_NAME = re.compile(r"Connect|TransportError|ProtocolError|ChunkedEncoding|IncompleteRead|JSONDecode")
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
 _SWALLOWED_PREFIX = "Error in generating final LLM output: "
@@ -52,9 +61,16 @@ def classify(error: BaseException) -> Failure:
         return _failure("agent_error", error, retryable=False)
     for link in _causes(error):
         if verdict := _recognise(link):
-            code, retryable = verdict
-            return _failure(code, link, retryable=retryable)
+            kind, retryable = verdict
+            return _failure(kind, link, retryable=retryable)
     return _failure("model_error", next(_causes(error), error), retryable=False)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same call may succeed soon: the provider failed, was not reached, or did not answer in time."""
+    verdicts = (_recognise(link) for link in _causes(error))
+    kind, _ = next((verdict for verdict in verdicts if verdict), ("", False))
+    return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
 
 
 def marks_of(error: BaseException) -> dict[str, int | str]:
@@ -75,8 +91,10 @@ def is_swallowed_failure(output: object) -> bool:
     return False
 
 
-def _failure(code: str, error: BaseException, *, retryable: bool) -> Failure:
-    return Failure(code, _SENTENCES[code].format(name=type(error).__name__), retryable)
+def _failure(kind: str, error: BaseException, *, retryable: bool) -> Failure:
+    status = _status(error)
+    name = f"{type(error).__name__}, HTTP {status}" if status else type(error).__name__
+    return Failure(_CODES.get(kind, kind), _SENTENCES[kind].format(name=name), retryable)
 
 
 def _passed_a_model(error: BaseException) -> bool:
@@ -99,19 +117,29 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _recognise(error: BaseException) -> tuple[str, bool] | None:
-    """Give code and retryability, or nothing for an exception of no known shape."""
+    """Return the key of a sentence, and whether to try again; None for an exception of no known shape."""
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     status, code = _status(error), _code(error)
     if status in {401, 403} or "Authentication" in names or code == "invalid_api_key":
         return "model_auth", False
     if status == 429 or "RateLimit" in names or code == "rate_limit_exceeded":  # noqa: PLR2004
         return "rate_limited", code != "insufficient_quota"  # a quota that is used up does not come back by waiting
-    if code == "context_length_exceeded" or "ContextWindow" in names or _OVERFLOW_TEXT.search(_text(error)):
-        return "context_overflow", False
+    is_overflow = code == "context_length_exceeded" or "ContextWindow" in names
+    if kind := "context_overflow" if is_overflow else _refused_input(status, _text(error)):
+        return kind, False
     if status in {408, 504} or "Timeout" in names:
         return "model_timeout", True
     if status >= 500 or _BROKEN_NAME.search(names):  # noqa: PLR2004
-        return "model_error", True
+        return "provider_failed" if status else "provider_unreachable", True
+    return None
+
+
+def _refused_input(status: int, text: str) -> str | None:
+    """Return the kind of a refusal that tells by its text which input the model cannot read."""
+    if _OVERFLOW_TEXT.search(text):
+        return "context_overflow"
+    if (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text):
+        return "model_unsupported_input"
     return None
 
 

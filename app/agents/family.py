@@ -84,6 +84,7 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
     member = Member(path, agent, seat)
     family.members.append(member)
     agent.model = ModelProxy(agent.model, seat, agent)  # type: ignore[assignment]  # passes for one
+    seat.author_streams = getattr(agent, "stream_outputs", False)
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
     agent.final_answer_checks = [seen_check(check, seat) for check in agent.final_answer_checks]
     executor: Any = getattr(agent, "python_executor", None)

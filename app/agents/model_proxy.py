@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import random
 from typing import TYPE_CHECKING, Any, cast
 
 from smolagents import ToolCallingAgent, TransformersModel
@@ -17,6 +19,7 @@ from smolagents.utils import truncate_content
 
 from app.agents.code_text import CodeText
 from app.agents.connections import connected
+from app.agents.failures import is_transient
 from app.agents.json_text import JsonText
 from app.agents.messages import message_in, of_error, of_message
 from app.agents.plain import plain, text_of
@@ -28,12 +31,15 @@ if TYPE_CHECKING:
 
     from smolagents import Model, MultiStepAgent
     from smolagents.models import ChatMessageStreamDelta
+    from smolagents.monitoring import TokenUsage
 
     from app.agents.recorder import Recorder, Track
     from app.agents.tool_proxy import Seat
     from app.events import Channel
 
 PLAN_END = ["<end_plan>"]
+BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time
+MOST_BACK_OFF_S = 8.0
 
 
 class GarbledAnswerError(ValueError):
@@ -72,14 +78,18 @@ class ModelProxy(Proxy):
         track.before_model_call()
         is_between_steps = not track.in_step
         where, call_id = track.model_call("planning" if is_plan else "action")
-        telling = Telling(track.recorder, where, call_id)
-        if is_plan:
-            telling.content_is("plan")
-        elif stop_sequences is None and tools_to_call_from is None:
-            # What is asked for when the steps are used up; within a step, somebody's own question.
-            telling.content_is("answer" if is_between_steps else "thought")
-        elif opening_and_closing := getattr(self._agent, "code_block_tags", None):
-            telling.content_is_code(*opening_and_closing, structured=response_format is not None)
+
+        def telling() -> Telling:
+            new = Telling(track.recorder, where, call_id)
+            if is_plan:
+                new.content_is("plan")
+            elif stop_sequences is None and tools_to_call_from is None:
+                # The answer that is forced at the last step; within a step, a question of the agent's own code.
+                new.content_is("answer" if is_between_steps else "thought")
+            elif opening_and_closing := getattr(self._agent, "code_block_tags", None):
+                new.content_is_code(*opening_and_closing, structured=response_format is not None)
+            return new
+
         # Only what was given: a model need not take what it is not asked for.
         asked = {
             "stop_sequences": stop_sequences,
@@ -87,12 +97,18 @@ class ModelProxy(Proxy):
             "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
         }
         options |= {name: value for name, value in asked.items() if value is not None}
-        message = self._once(track, call_id, telling, lambda: _message(self._real, messages, options, telling))
+        message = self._once(track, call_id, telling, lambda to: self._message(messages, options, to))
         track.recorder.note_usage(message.token_usage)
         if tools_to_call_from and type(self._agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
         if message.tool_calls:
             track.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
+        return message
+
+    def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
+        message = _message(self._real, messages, options, telling)
+        if self._seat.author_streams and message.content is None:
+            message.content = ""  # as smolagents joins a stream
         return message
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
@@ -112,8 +128,13 @@ class ModelProxy(Proxy):
             return answer
         recorder = track.recorder
         call_id = recorder.next_aside()
-        telling = _Muted(recorder, call_id)
-        message = self._once(track, call_id, telling, lambda: _message(model, messages, {}, telling), lambda _: True)
+        message = self._once(
+            track,
+            call_id,
+            lambda: _Muted(recorder, call_id),
+            lambda to: _message(model, messages, {}, to),
+            lambda _: True,
+        )
         recorder.note_usage(message.token_usage)
         return message
 
@@ -121,22 +142,21 @@ class ModelProxy(Proxy):
         self,
         track: Track,
         call_id: str,
-        telling: Telling,
-        ask: Callable[[], ChatMessage],
+        telling: Callable[[], Telling],
+        ask: Callable[[Telling], ChatMessage],
         explains: Callable[[str], bool] | None = None,
     ) -> ChatMessage:
-        """Give what an earlier attempt was told, or ask; an answer is written before the agent acts upon it."""
+        """Return the journaled answer, or ask; an answer is journaled before the agent acts upon it."""
         recorder, key = track.recorder, f"model:{call_id}"
         known = recorder.journal.take(key, explains or track.explains(0))
         if known and not known.is_opaque:
             message = message_in(known)
-            telling.whole(message)
+            telling().whole(message)
             return message
-        telling.restart()
+        telling().restart()
         recorder.journal.keep_up()
         try:
-            with recorder.model_call() as call, connected(call):
-                message = ask()
+            message = self._asked(recorder, telling, ask)
         except Exception as error:
             recorder.tell(None, (key, of_error(error).to_bytes()))
             raise
@@ -144,6 +164,24 @@ class ModelProxy(Proxy):
         effect, message = of_message(message)
         recorder.tell(None, (key, effect.to_bytes()))
         return message
+
+    def _asked(
+        self, recorder: Recorder, telling: Callable[[], Telling], ask: Callable[[Telling], ChatMessage]
+    ) -> ChatMessage:
+        """Ask, again after a transient failure as often as the agent's `model_retries` says."""
+        for retry in itertools.count():
+            with recorder.model_call() as call:
+                if retry:
+                    telling().restart(is_retry=True)
+                    back_off_s = min(BACK_OFF_S * 2 ** (retry - 1), MOST_BACK_OFF_S)
+                    call.wait(back_off_s * random.uniform(0.5, 1))  # noqa: S311 - spreads calls, hides nothing
+                try:
+                    with connected(call):
+                        return ask(telling())
+                except Exception as error:
+                    if retry >= getattr(self._agent, "model_retries", 0) or not is_transient(error):
+                        raise
+        raise AssertionError("itertools.count ended")
 
 
 class Telling:
@@ -158,9 +196,13 @@ class Telling:
         self._names: dict[int, str] = {}
         self._answers: dict[int, JsonText] = {}
 
-    def restart(self) -> None:
-        """What an earlier attempt has shown of this call is void."""
-        self._recorder.restart(self._where, self._call_id)
+    def restart(self, *, is_retry: bool = False) -> None:
+        """Void the text of this call that readers have seen, of an earlier attempt or before a retry."""
+        self._recorder.restart(self._where, self._call_id, is_retry=is_retry)
+
+    def used(self, usage: TokenUsage | None) -> None:
+        """Count tokens that the provider reported of a call which then failed."""
+        self._recorder.note_usage(usage)
 
     def content_is(self, channel: Channel) -> None:
         self._channel = channel
@@ -227,7 +269,7 @@ class _Muted(Telling):
     def __init__(self, recorder: Recorder, call_id: str) -> None:
         super().__init__(recorder, Where("", 0, ""), call_id)
 
-    def restart(self) -> None:
+    def restart(self, *, is_retry: bool = False) -> None:
         """Nothing was shown."""
 
     def _tell(self, *_told: Any) -> None:
@@ -242,9 +284,13 @@ def _message(model: Model, messages: list[ChatMessage], options: dict[str, Any],
     deltas = []
     stream: Any = model.generate_stream  # type: ignore[attr-defined]  # it is there: `_streams`
     with _closing(stream(messages, **options)) as pieces:
-        for delta in pieces:
-            telling.piece(delta)
-            deltas.append(delta)
+        try:
+            for delta in pieces:
+                deltas.append(delta)
+                telling.piece(delta)
+        except BaseException:
+            telling.used(next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None))
+            raise
     telling.end()
     message = _whole(deltas)
     if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
@@ -269,9 +315,14 @@ def _streams(model: Model) -> bool:
 
 
 def _whole(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
-    """Join a stream to the message that the model gives without one: no text is None, no calls are None."""
+    """Join a stream to the message that the model returns without one.
+
+    No calls are None. Beside calls, content is None if the provider sent none. An empty text stays: it makes another
+    prompt. smolagents itself puts an empty text beside the usage.
+    """
     message = agglomerate_stream_deltas(deltas)
-    message.content = message.content or None if message.tool_calls else message.content
+    if message.tool_calls and all(delta.content is None or delta.token_usage for delta in deltas):
+        message.content = message.content or None
     message.tool_calls = message.tool_calls or None
     if not any(delta.token_usage for delta in deltas):
         message.token_usage = None

@@ -22,7 +22,7 @@ from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
 from app.agents.retelling import Retelling
 from app.agents.texts import shortened, shown
-from app.events import StepError, StepFinished, StepStarted, Where
+from app.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from app.records import ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ class Recorder:
         """Give of an event what earlier attempts have not shown."""
         return self._retelling.unshown(event) if self._retelling and event else event
 
-    def restart(self, where: Where, call_id: str) -> None:
-        """Say that a model call is made again, if any of its text was shown."""
-        if self._retelling and (event := self._retelling.restart(where, call_id)):
-            self._stage.tell(event)
+    def restart(self, where: Where, call_id: str, *, is_retry: bool = False) -> None:
+        """Tell readers that a model call is made again: before a retry, and if an earlier attempt showed its text."""
+        was_shown = self._retelling is not None and self._retelling.forget(call_id)
+        if is_retry or was_shown:
+            self._stage.tell(MessageRestarted(where, call_id))
 
     def seed(self, call_id: str) -> bytes:
         """Give what a block of code draws its random numbers from: the same in a replay."""

@@ -10,7 +10,7 @@ from app.events import MessageDelta, MessageRestarted, StepFinished, StepStarted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from app.events import Event, StepEvent, Where
+    from app.events import Event, StepEvent
 
     Message = tuple[str, str, int | None]
 
@@ -26,7 +26,7 @@ class Retelling:
                 message = _message_of(event)
                 self._texts[message] = self._texts.get(message, 0) + len(event.text)
             elif isinstance(event, MessageRestarted):
-                self._forget(event.call_id)
+                self.forget(event.call_id)
             elif name := _name_of(event):
                 self._shown.add(name)
 
@@ -40,10 +40,6 @@ class Retelling:
             return None
         return event
 
-    def restart(self, where: Where, call_id: str) -> MessageRestarted | None:
-        """A model call is made again: what was shown of it is void."""
-        return MessageRestarted(where, call_id) if self._forget(call_id) else None
-
     def _rest_of(self, event: MessageDelta) -> MessageDelta | None:
         message = _message_of(event)
         seen = self._texts.get(message, 0)
@@ -52,7 +48,8 @@ class Retelling:
         self._texts[message] = max(0, seen - len(event.text))
         return replace(event, text=event.text[seen:]) if len(event.text) > seen else None
 
-    def _forget(self, call_id: str) -> bool:
+    def forget(self, call_id: str) -> bool:
+        """Void the text of a model call that is made again; return whether any was shown."""
         void = [message for message in self._texts if message[0] == call_id]
         for message in void:
             del self._texts[message]

@@ -62,6 +62,8 @@ class Seat:
         self.busy = threading.Lock()
         self.carries = carries
         self.code_runs_in = code_runs_in
+        self.author_streams = False
+        """True if the author asked smolagents to stream, which joins an answer without text to an empty one."""
         self.unsafe: frozenset[str] = frozenset()
         self.keeper: Keeper | None = None
 
