@@ -151,6 +151,11 @@ def make_openai() -> ToolCallingAgent:
     return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
 
 
+def make_twice() -> ToolCallingAgent:
+    """Make an agent whose client repeats failed calls by itself."""
+    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False))
+
+
 def make_openai_whole() -> ToolCallingAgent:
     """Make an agent whose model has no stream to ask for."""
 

@@ -191,3 +191,12 @@ def test_an_image_that_the_model_cannot_read_is_named(retrying: tuple[Service, L
 
     assert (error["code"], error["retryable"]) == ("model_unsupported_input", False)
     assert len(llm.requests) == 1
+
+
+def test_a_client_with_retries_of_its_own_is_named_at_start(provider: Endpoint, tmp_path: Path) -> None:
+    settings = {"AGENTS": "own=tests.endpoint:make_openai,twice=tests.endpoint:make_twice", "DEMO_AGENTS": "0"}
+    with Service(tmp_path, settings, {"ENDPOINT_URL": provider.url}) as service:
+        hints = [line for line in service.log().splitlines() if "max_retries" in line]
+
+    assert len(hints) == 1
+    assert "'twice' repeats failed calls 2 times" in hints[0]

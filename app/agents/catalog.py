@@ -237,6 +237,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
+    _hint_at_retries(name, first)
     own_policies = own_policies_of(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
@@ -275,6 +276,19 @@ def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> No
         if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(one.tools):
             raise StartError(
                 f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools"
+            )
+
+
+def _hint_at_retries(name: str, first: MultiStepAgent) -> None:
+    for agent in _family(first):
+        retries = getattr(getattr(agent.model, "client", None), "max_retries", 0)
+        if isinstance(retries, int) and retries > 0:
+            log.warning(
+                "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
+                'client_kwargs={"max_retries": 0} to the model',
+                name,
+                retries,
+                extra={"action": "model.retries"},
             )
 
 
