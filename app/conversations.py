@@ -102,4 +102,4 @@ def _about(step: StoredStep) -> dict[str, Any]:
         "hidden": step.hidden,
         "archived": step.archived,
         "rolled_back": step.rolled_back,
-    }
+    } | ({"unanswered": step.unanswered} if step.type == "task" else {})

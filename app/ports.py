@@ -259,6 +259,11 @@ class Lease(Protocol):
         ...
 
     @property
+    def lacks_task(self) -> bool:
+        """True while no step of this turn is kept, not even its task."""
+        ...
+
+    @property
     def watched(self) -> bool:
         """Somebody may want to see events at once. For any thread; a hint: who comes later sees them a little later."""
         ...
@@ -450,6 +455,13 @@ class Agents(Protocol):
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> Session:
         """Make a session whose agent has these steps in its memory, and these variables; called in a thread."""
+        ...
+
+    def unplayed_task(self, turn: Turn, given: TurnInput) -> PackedStep:
+        """Return the task of a turn that ended before its agent ran, as a step; called in a thread.
+
+        Raises a `ServiceError` for one that is too large.
+        """
         ...
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:

@@ -336,6 +336,8 @@ class StoredStep:
     hidden: bool
     archived: bool = False
     rolled_back: bool = False
+    unanswered: bool = False
+    """A task whose turn ended before its first step was finished. Known to pages of steps alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class LoopStage:
         if not self._open:
             return
         self._told.append((event, step, effect))
+        if step and step.type == "task":  # written with the next event, or with the commit: a turn's first write
+            return
         is_piece = isinstance(event, MessageDelta)
         most = MOST_PIECES if is_piece else MOST_WAITING
         if step or effect or len(self._told) > most or not (is_piece or not self._lease.watched):

@@ -180,6 +180,8 @@ class Worker:
         if lease.attempt > 1:  # a replay that was broken off has not come to all the steps that are kept
             outcome = replace(outcome, steps=lease.kept_steps)
         try:
+            if outcome.status != "finished" and lease.lacks_task:
+                await self._keep_task(lease)
             return await lease.commit(outcome)
         except (LeaseLostError, StoreUnavailableError):
             raise
@@ -188,6 +190,12 @@ class Worker:
         except Exception:
             log.exception("the end of turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
             return await lease.commit(_failed("internal", DEFECT_SENTENCE))
+
+    async def _keep_task(self, lease: Lease) -> None:
+        """Keep the task of a turn that ended before its agent ran: the next turn's model is shown it all the same."""
+        with suppress(ServiceError):  # too large to be kept
+            task = await asyncio.to_thread(self._agents.unplayed_task, lease.turn, lease.given)
+            lease.emit("", step=task)
 
     async def _outcome(self, lease: Lease, stage: LoopStage) -> tuple[Session | None, Outcome]:
         session = past = None

@@ -93,7 +93,8 @@ def test_a_stop_that_comes_right_away_lands(service: Service, _time: int) -> Non
     with posting(service, ENDLESS) as stream:
         stream.until("turn.queued")
         turn = stopped(service, stream)
-    assert (turn["steps"], service.steps(turn)) == (0, [])
+    assert turn["steps"] == 0
+    assert [step["unanswered"] for step in service.steps(turn)] in ([], [True])  # in the queue, or in its first step
     goes_on(service, turn)
 
 

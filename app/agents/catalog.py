@@ -29,7 +29,7 @@ from app.agents.pictures import image_from_bytes, picture_file
 from app.agents.portable import documents
 from app.agents.portable.variables import Place, places_of
 from app.agents.scratchpad import give_scratchpad
-from app.agents.session import AgentSession, clean_up
+from app.agents.session import AgentSession, clean_up, unplayed_task
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
 from app.errors import AgentUnavailableError, ServiceError, StartError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from app.agents.steps import Step
     from app.policies import Policy
     from app.ports import Session
-    from app.records import Imported, LeftOut, Memory, Portable, Weighed
+    from app.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -115,6 +115,10 @@ class Catalog:
             policy=entry.info.policy,
             own_policies=entry.own_policies,
         )
+
+    def unplayed_task(self, turn: Turn, given: TurnInput) -> PackedStep:
+        """Return the task of a turn that ended before its agent ran."""
+        return unplayed_task(turn, given)
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Refuse a policy that this agent cannot have."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import PIL.Image
 from pydantic_core import from_json, to_json
 from smolagents import CodeAgent
-from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep
+from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
@@ -23,6 +23,7 @@ from app.agents.family import equip
 from app.agents.grown import CallIds
 from app.agents.halt import DivergedError, Halt
 from app.agents.memory import PolicyFailedError
+from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
@@ -48,12 +49,15 @@ if TYPE_CHECKING:
     from app.past import Past
     from app.policies import Policy
     from app.ports import Stage
-    from app.records import RunState, Turn, TurnInput
+    from app.records import PackedStep, RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
 POLICY = "policy"
+ARGUMENTS = """
+You have been provided with these additional arguments, that you can access directly using the keys as variables:
+{arguments}."""
 DIVERGED = Failure(
     "replay_diverged",
     "The process that played this turn ended, and when its run was replayed the agent asked for something else than "
@@ -121,7 +125,9 @@ class AgentSession:
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
-            for item in self._run(turn, given):
+            run = self._run(turn, given, tail)
+            tail.keep_finished()  # the task, before anything can stop the turn
+            for item in run:
                 tail.keep_finished()
                 if isinstance(item, FinalAnswerStep):
                     answer = FinalAnswerStep(without_text(item.output))
@@ -182,16 +188,26 @@ class AgentSession:
             while call.id in taken:
                 call.id += "_2"
 
-    def _run(self, turn: Turn, given: TurnInput) -> Any:
+    def _run(self, turn: Turn, given: TurnInput, tail: _Tail) -> Any:
         images = [image_from_bytes(data) for data in given.images]
+        gone = self._belongings.begin_turn()
+        tail.task_changes_variables = bool(gone or given.additional_args)
         return self._agent.run(
-            turn.message + self._belongings.begin_turn(),
+            turn.message + gone,
             stream=True,
             reset=False,
             images=images or None,
             additional_args=given.additional_args or None,
             max_steps=turn.options.max_steps,
         )
+
+
+def unplayed_task(turn: Turn, given: TurnInput) -> PackedStep:
+    """Return the task of a turn that ended before its agent ran, as `MultiStepAgent.run` words it."""
+    task = turn.message
+    if given.additional_args:
+        task += ARGUMENTS.format(arguments=given.additional_args)
+    return pack(TaskStep(task, [image_from_bytes(data) for data in given.images] or None), turn.number)
 
 
 def clean_up(agent: MultiStepAgent) -> None:
@@ -233,6 +249,7 @@ class _Tail:
         self._kept = 0
         self._past = list(past.steps) if past else []
         self._attachments = past.attachments if past else {}
+        self.task_changes_variables = False
         self.defect: StepTooLargeError | None = None
         """A finished step that cannot be kept: it ends the turn, wherever it shows."""
 
@@ -242,13 +259,13 @@ class _Tail:
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
     def keep_finished(self) -> None:
-        """Pack what is new. The task, and notes, go with the first step after them; without one they are not kept."""
+        """Pack new steps. Notes and summaries go with the first step after them, and are not kept without one."""
         if len(self._memory.steps) == self._looked_at:  # asked at every event of the run
             return
         self._looked_at = len(self._memory.steps)
         fresh = self._memory.steps[self._next :]
         whole = list(itertools.takewhile(finished, fresh))
-        while whole and not _taken(whole[-1]):
+        while whole and isinstance(whole[-1], NoteStep | SummaryStep):
             del whole[-1]
         for step in whole:
             if self._past:
@@ -262,7 +279,7 @@ class _Tail:
             except StepTooLargeError as error:
                 self.defect = error
                 raise
-            if step is whole[-1]:
+            if step is whole[-1] and self._changes_variables(step):
                 packed = replace(packed, variables=self._belongings.changes())
             self._stage.tell(self._finished(step), packed)
             self._kept += _taken(step)
@@ -279,10 +296,13 @@ class _Tail:
             raise DivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept))
-        if is_last:
+        if is_last and self._changes_variables(step):
             self._belongings.changes()
         self._kept += _taken(kept)
         self._next += 1
+
+    def _changes_variables(self, step: MemoryStep) -> bool:
+        return _taken(step) or self.task_changes_variables
 
     def _finished(self, step: MemoryStep) -> StepEvent | None:
         event = self._track.finish(step) if _taken(step) else None

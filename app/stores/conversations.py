@@ -28,7 +28,7 @@ from app.stores.seals import NO_TERMS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.records import Draft, Owner, Ref, StepType, StoredStep, Turn
+    from app.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
     from app.stores.partition import Partition, Partitions
     from app.stores.script import Argument
     from app.stores.turns import Turns
@@ -161,17 +161,16 @@ class Conversations:
             partition.sealer.terms(scope, terms)
             head = open_head(partition.sealer, scope, generation, head_blob)
             left, last = head.destroyed if archived else head.out, place + len(blobs)
+            start = place
             for index, blob in enumerate(blobs[:most], place):
                 if len(items) == limit:
                     break
                 place = index + 1
                 if left >> index & 1:
                     continue
-                step = codec.step_from_bytes(
-                    partition.sealer.open(blob, scope, "step", head.generation, index), index, head
-                )
+                step = _step(partition, scope, head, index, blob)
                 if kind in {None, step.type}:
-                    items.append(step)
+                    items.append(_noted(partition, scope, head, step, blobs[place - start : place - start + 1]))
             more = place < last
             if len(items) == limit or not more or place >= end:
                 break
@@ -236,6 +235,21 @@ class Conversations:
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
         return self._partitions.of(ref).sealer.seal(data, str(ref), *place)
+
+
+def _step(partition: Partition, scope: str, head: Head, index: int, blob: bytes) -> StoredStep:
+    opened = partition.sealer.open(blob, scope, "step", head.generation, index)
+    return codec.step_from_bytes(opened, index, head)
+
+
+def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
+    """Note on the task of a turn that is over whether the step after it, if any, is of another turn."""
+    place = step.index + 1
+    if step.type != "task" or place > head.count or head.destroyed >> place & 1:
+        return step
+    return replace(
+        step, unanswered=all(_step(partition, scope, head, place, blob).turn != step.turn for blob in following)
+    )
 
 
 def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:

@@ -15,7 +15,7 @@ from app.stores.head import VARIABLES_SENTENCE, extend_hash, extended, hidden_so
 
 if TYPE_CHECKING:
     from app.events import Event
-    from app.records import Head, PackedStep, StepType, StoredStep, Turn
+    from app.records import Head, PackedStep, StoredStep, Turn
     from app.stores.partition import Partition
     from app.stores.script import Argument
 
@@ -33,7 +33,7 @@ class Keeping:
         self._scope = str(turn.ref)
         self._before = head
         self._start = self._head = hidden_so_far(head) if turn.options.reset else head
-        self._without_task: Head | None = None  # where a task is the last step: the head before it
+        self._knows_tail = turn.attempts <= 1
         self._pieces_before = pieces
         self._pieces = dict(pieces)
 
@@ -55,6 +55,11 @@ class Keeping:
         """How many of them are this turn's, without its task."""
         before, now = self._before.step_counts, self._head.step_counts
         return sum(now.get(kind, 0) - before.get(kind, 0) for kind in ("planning", "action"))
+
+    @property
+    def lacks_task(self) -> bool:
+        """True while no step of this turn is kept. False where the tail of an earlier attempt cannot be read."""
+        return self._knows_tail and self._head.count == self._start.count
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load what the model is shown at the turn's start; a gap, a swap or a cut is a `SealBrokenError`."""
@@ -90,11 +95,11 @@ class Keeping:
         head, steps = self._start, []
         for index, blob in enumerate(tail, head.count):
             steps.append(self._open_step(blob, index))
-            head = self._extended(head, steps[-1].type, blob)
+            head = extended(head, steps[-1].type, blob)
         for name, blob in fresh.items():
             if blob:
                 self._open_piece(name, blob)
-        self._head, self._pieces = head, dict(self._pieces_before)
+        self._head, self._pieces, self._knows_tail = head, dict(self._pieces_before), True
         for name, blob in fresh.items():
             self._note_piece(name, blob)
         written = {name.decode(): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
@@ -110,7 +115,7 @@ class Keeping:
         """Take a step under the head; give it and what belongs to it as a script takes it."""
         index = self._head.count
         blob = self._seal(codec.step_to_bytes(step), "step", self.generation, index)
-        self._head = self._extended(self._head, step.type, blob)
+        self._head = extended(self._head, step.type, blob)
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
             sealed += [name, self._seal(data, "image", name)]
@@ -122,8 +127,7 @@ class Keeping:
         return sealed
 
     def seal_head(self) -> tuple[bytes, bytes]:
-        """Seal the list of the variables' pieces and the head, each if it changed; a task without steps goes."""
-        self._head = self._without_task or self._head
+        """Seal the list of the variables' pieces and the head, each if it changed."""
         variables = b""
         if self._pieces != self._pieces_before:
             variables = self._seal(codec.pieces_to_bytes(self._pieces), "variables", self.generation)
@@ -131,10 +135,6 @@ class Keeping:
         if self._head == self._before:
             return b"", b""
         return variables, self._seal(codec.head_to_bytes(self._head), "head")
-
-    def _extended(self, head: Head, kind: StepType, blob: bytes) -> Head:
-        self._without_task = head if kind == "task" else None
-        return extended(head, kind, blob)
 
     def _note_piece(self, name: str, blob: bytes) -> None:
         self._pieces.pop(name, None)

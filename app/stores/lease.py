@@ -117,6 +117,10 @@ class HeldLease:
     def kept_steps(self) -> int:
         return self._keeping.new_steps
 
+    @property
+    def lacks_task(self) -> bool:
+        return self._keeping.lacks_task
+
     def confirm(self, at: float) -> None:
         """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
         self._held_until = max(self._held_until, at + HELD_SHARE * self._partition.lease_s)

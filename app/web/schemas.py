@@ -264,6 +264,7 @@ class StepView(BaseModel):
     hidden: bool = Field(description="A later turn's reset hides it from the model.")
     archived: bool = Field(description="A prune took it out of the memory.")
     rolled_back: bool = Field(description="A rollback took it out of the memory.")
+    unanswered: bool = Field(False, description="Of a task: its turn ended before its first step was finished.")
 
 
 class TurnPage(BaseModel):
