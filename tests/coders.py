@@ -5,10 +5,15 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import PIL.Image
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents.agent_types import AgentImage
+from smolagents.memory import ActionStep, FinalAnswerStep
 
 from tests import agents
 
@@ -171,3 +176,51 @@ def make_endless() -> CodeAgent:
 
 def make_halved() -> CodeAgent:
     return make_coder(limits={"processes": 0.5})
+
+
+NOTED = "CODERS_NOTED"  # names the file in which `make_observed` notes what its author's functions get
+
+
+def make_observed(**options: Any) -> CodeAgent:
+    """Make a coder whose check and callbacks note the answers and outputs that they get."""
+    return make_coder(
+        (*LIBRARIES, "PIL.*", "datetime", "decimal", "dataclasses"),
+        final_answer_checks=[_note_check],
+        step_callbacks={ActionStep: _note_output, FinalAnswerStep: _note_answer},
+        **options,
+    )
+
+
+def make_observed_lead() -> CodeAgent:
+    """Make a coder that manages an observed one."""
+    return make_coder(managed_agents=[make_observed(name="helper", description="Computes.")])
+
+
+def _note_check(answer: Any, _memory: Any, agent: Any) -> bool:
+    assert isinstance(agent, CodeAgent)
+    return _note("check", answer)
+
+
+def _note_output(step: ActionStep) -> None:
+    _note("output", step.action_output)
+
+
+def _note_answer(step: FinalAnswerStep, agent: Any) -> None:
+    assert isinstance(agent, CodeAgent)
+    _note("answer", step.output)
+
+
+def _note(place: str, value: Any) -> bool:
+    with Path(os.environ[NOTED]).open("a") as file:
+        file.write(f"{place}: {_described(value)}\n")
+    return True
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, PIL.Image.Image):
+        raw: Any = value.to_raw() if isinstance(value, AgentImage) else value
+        return f"{type(value).__name__} of {raw.mode} {raw.size} {raw.tobytes().hex()}"
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__} of {sorted(map(str, value))}"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"{type(value).__qualname__}{size}: {value!r}".replace("\n", " ")

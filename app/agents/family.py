@@ -15,7 +15,7 @@ from app.agents.code.interpreter import ChildInterpreter
 from app.agents.code.limits import limits_of
 from app.agents.model_proxy import ModelProxy
 from app.agents.steps import finished
-from app.agents.tool_proxy import AgentProxy, InterpreterProxy, Seat, see_tools, seen_check
+from app.agents.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, Seat, see_tools, seen_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +87,7 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
     seat.author_streams = getattr(agent, "stream_outputs", False)
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
     agent.final_answer_checks = [seen_check(check, seat) for check in agent.final_answer_checks]
+    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, seat)  # type: ignore[assignment]  # passes for one
     executor: Any = getattr(agent, "python_executor", None)
     see_tools(agent, seat)
     for name, managed in agent.managed_agents.items():

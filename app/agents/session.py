@@ -272,8 +272,6 @@ class _Tail:
                 self._take_from_past(step, is_last=step is whole[-1])
                 continue
             strip(step)
-            if isinstance(step, ActionStep):
-                step.action_output = without_text(step.action_output)
             try:
                 packed = pack(step, self._turn, self._carries)
             except StepTooLargeError as error:

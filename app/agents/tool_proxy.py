@@ -8,12 +8,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import LocalPythonExecutor
+from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
 from app.agents.code.guard import stub
-from app.agents.effects import Effect, returned
+from app.agents.effects import Effect, Shown, returned, without_text
 from app.agents.recorder import Track
 from app.agents.texts import as_text
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from smolagents import MultiStepAgent, Tool
     from smolagents.local_python_executor import PythonExecutor
+    from smolagents.memory import CallbackRegistry, MemoryStep
 
     from app.agents.calls import CallInProgress
 
@@ -242,14 +245,44 @@ class InterpreterProxy(Proxy):
                 call.effect = Effect(effect)
 
 
+class CallbacksProxy(Proxy):
+    """An agent's callbacks. A step's output reaches them as the value, never as the text that the model is shown."""
+
+    __slots__ = ()
+    _real: CallbackRegistry
+
+    def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
+        if isinstance(memory_step, ActionStep):
+            self._action(memory_step, **kwargs)
+        elif isinstance(memory_step, FinalAnswerStep) and type(memory_step.output) is Shown:
+            self._answer(memory_step, memory_step.output, **kwargs)
+        else:
+            self._real.callback(memory_step, **kwargs)
+
+    def _action(self, step: ActionStep, **kwargs: Any) -> None:
+        output = step.action_output
+        value = step.action_output = without_text(output)
+        self._real.callback(step, **kwargs)
+        is_answer = step.is_final_answer or step.error  # an output with an error is an answer that a check refused
+        if type(output) is Shown and step.action_output is value and not is_answer:
+            step.action_output = str(output)  # the record keeps values of answers alone
+
+    def _answer(self, step: FinalAnswerStep, output: Shown, **kwargs: Any) -> None:
+        value = step.output = handle_agent_output_types(output.value)
+        self._real.callback(step, **kwargs)
+        if step.output is value:
+            step.output = output  # a manager's model is shown the text that the answer had in its process
+
+
 def seen_check(check: Callable[..., Any], seat: Seat) -> Callable[..., Any]:
-    """Make a check of the final answer an effect."""
+    """Make a check of the final answer an effect. It gets the answer itself, never the text that the model is shown."""
 
     @functools.wraps(check)
-    def asked(*args: Any, **kwargs: Any) -> Any:
+    def asked(answer: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = without_text(answer)
         if seat.track is None:
-            return check(*args, **kwargs)
-        return seat.track.checked(lambda: bool(check(*args, **kwargs)))
+            return check(answer, *args, **kwargs)
+        return seat.track.checked(lambda: bool(check(answer, *args, **kwargs)))
 
     return asked
 

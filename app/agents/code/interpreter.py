@@ -216,8 +216,7 @@ class ChildInterpreter(PythonExecutor):
             raise InterpreterError(done.error)
         output = done.output
         if str(output) != done.text:
-            # What the model is shown is the text that the value had in the process.
-            output = Shown(output, done.text) if done.final else done.text
+            output = Shown(output, done.text)  # the model is shown the text that the value had in the process
         return CodeOutput(output=output, logs=done.logs, is_final_answer=done.final)
 
     def _keep(self, done: _Done) -> None:
