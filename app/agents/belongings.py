@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE, GONE, TOLD, PIECE, TOOL, RESET = "state", "gone", "told", "v:", "tool:", "reset:"
+STATE, GONE, TOLD, LOGS, PIECE, TOOL, RESET = "state", "gone", "told", "logs", "v:", "tool:", "reset:"
 _DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
 GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
@@ -26,7 +26,8 @@ GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone
 class Belongings:
     """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's).
 
-    `path:tool:…` is what a tool's `get_state()` gave, `path:reset:…` says of a tool without one that it has changed.
+    `path:logs` is what an interpreter's last block printed. `path:tool:…` is what a tool's `get_state()` gave,
+    `path:reset:…` says of a tool without one that it has changed.
     """
 
     def __init__(self, family: Family, pieces: dict[str, bytes]) -> None:
@@ -125,6 +126,7 @@ class Belongings:
                 if name.startswith(start + PIECE)
             }
             member.interpreter.variables, member.interpreter.gone = pieces, frozenset(names)
+            member.interpreter.logs = self._kept.get(start + LOGS, b"").decode()
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
         """Give a tool the state that it gave; one that changed and gave none has lost it."""
@@ -193,6 +195,8 @@ class Belongings:
                     yield f"{member.path}:{PIECE}{name}", data
                 if member.interpreter.gone:
                     yield f"{member.path}:{GONE}", json.dumps(sorted(member.interpreter.gone)).encode()
+                if member.interpreter.logs:
+                    yield f"{member.path}:{LOGS}", member.interpreter.logs.encode()
         yield from self._own.items()
         if self._told:
             yield f":{TOLD}", json.dumps(sorted(self._told)).encode()

@@ -6,10 +6,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
-from app.agents.code.chance import draw_from
+from app.agents.code.chance import CHANCE, Chance
 from app.agents.code.channel import Channel, ClosedError
 from app.agents.code.guard import stub
 from app.agents.code.variables import Variables
@@ -81,10 +81,13 @@ class _Playground:
         """Restore the variables: from here on model-written code may run."""
         if not begin["anew"]:  # another process had these already: what its code made of them is among the variables
             self._give(begin["given"])
+        self._chance = Chance(begin["variables"].pop(CHANCE, b""))
         lost = self._variables.load(begin["variables"])
         if begin["anew"]:
             self._give(begin["given"])
         self._names.gone = frozenset([*begin["gone"], *lost])
+        self._names["_print_outputs"] = PrintContainer()
+        self._names["_print_outputs"] += begin["logs"]  # smolagents shows them again if the next block cannot be parsed
         self._channel.send({"gone": sorted(self._names.gone)})
 
     def _give(self, given: dict[str, bytes]) -> None:
@@ -108,7 +111,7 @@ class _Playground:
         """Run a code block and tell how it went."""
         if "given" in message:
             self._give(message["given"])
-        draw_from(message["seed"])
+        self._chance.begin(message["seed"])
         done: dict[str, Any] = {"output": None, "text": "None", "final": False, "error": None}
         self._running = True
         try:
@@ -122,10 +125,11 @@ class _Playground:
         logs = self._executor.state.get("_print_outputs")
         kept: dict[str, Any] = {"changed": {}, "removed": [], "given": {}, "full": False}
         try:
+            chance = self._chance.end()
             saved = self._variables.save()
             made = {*self._names, *self._executor.custom_tools}
             self._names.gone = frozenset({*saved.dropped, *(name for name in self._names.gone if name not in made)})
-            kept |= {"changed": saved.changed, "removed": saved.removed, "given": self._changed_in_place()}
+            kept |= {"changed": saved.changed | chance, "removed": saved.removed, "given": self._changed_in_place()}
         except MemoryError:
             kept["full"] = True
         self._channel.send(

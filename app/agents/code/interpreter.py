@@ -70,6 +70,8 @@ class ChildInterpreter(PythonExecutor):
         self._called_bytes = 0
         self.variables: dict[str, bytes] = {}
         self.gone: frozenset[str] = frozenset()
+        self.logs = ""
+        """What the last block printed."""
 
     def send_tools(self, tools: Mapping[str, Any]) -> None:
         self._tools = {**tools, **self._original.additional_functions}
@@ -92,12 +94,14 @@ class ChildInterpreter(PythonExecutor):
             raise InterpreterError(NONE_SENTENCE) from error
         except (ClosedError, MisbehavedError) as error:
             self.rest()
+            self.logs = ""
             self._note(None, DIED_SENTENCE)
             raise InterpreterError(DIED_SENTENCE) from error
         except BaseException as error:
             if self._is_busy:
                 self.rest()
                 if isinstance(error, InterpreterError | ExecutionTimeoutError):
+                    self.logs = ""
                     self._note(None, str(error))
             raise
 
@@ -111,6 +115,7 @@ class ChildInterpreter(PythonExecutor):
             with contextlib.suppress(Exception):
                 self._tools[name](*args, **kwargs)
         if message is None:
+            self.logs = ""
             raise InterpreterError(error)
         done = self._read(message)
         self._keep(done)
@@ -176,6 +181,7 @@ class ChildInterpreter(PythonExecutor):
                 "anew": self._gives_anew,
                 "variables": self.variables,
                 "gone": sorted(self.gone),
+                "logs": self.logs,
                 "output_mb": limits.output_mb,
                 "variables_mb": limits.variables_mb,
                 "memory_mb": limits.memory_mb,
@@ -210,6 +216,7 @@ class ChildInterpreter(PythonExecutor):
 
     def _output(self, done: _Done) -> CodeOutput:
         self.state = {"_print_outputs": done.logs}
+        self.logs = done.logs
         if done.full or (done.error and MemoryError.__name__ in done.error):
             self.rest()  # what filled it is no longer reached, and yet not freed: the next block gets a fresh one
         if done.error is not None:

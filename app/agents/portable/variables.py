@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from app.agents.belongings import GONE, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from app.agents.belongings import GONE, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from app.agents.code.chance import CHANCE
 from app.agents.code.interpreter import MOST_NAME_CHARS, MOST_PIECES
 from app.agents.code.limits import limits_of
 from app.agents.code.pieces import names, piece_id
@@ -77,6 +78,8 @@ class _Export:
             self._add_state(data)
         elif rest in {GONE, TOLD}:
             self._names[rest] |= set(json.loads(data))
+        elif rest in {LOGS, PIECE + CHANCE}:
+            return
         elif f"{kind}:" == PIECE:
             self._add_variable(name, data)
         elif f"{kind}:" == RESET or not self._add_crossed("tools", "tool", name, data):
