@@ -69,6 +69,7 @@ lock: $(VENV)/test-ready
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build -o requirements.lock
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --group deploy -o requirements-deploy.lock
+	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 
 # What is generated from the code: openapi.yaml and the settings table in README.md.
 refresh: $(VENV)/run-ready

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from app import __version__
+from app.agents.compatibility import check_smolagents
 from app.ending import Ending
 from app.errors import StartError
 from app.leash import Leash
@@ -81,6 +82,7 @@ async def _run(settings: Settings, role: Role, listening: socket.socket, place: 
     leash = Leash(place.leash) if place else None
     if leash:
         leash.heed(ending)
+    check_smolagents()
     from app.wiring import make_service  # noqa: PLC0415 - smolagents and all; the other commands need none of it
 
     async with make_service(settings, role, place) as service:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.service import ROOT
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 DEBIAN = "/usr/bin/python3"
-INSTALL = ("install", "--quiet", "--require-hashes", "--only-binary", ":all:")
+OLDEST_SMOLAGENTS = Path(__file__).with_name("data") / "smolagents-oldest.lock"
+INSTALL = ("install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:")
 
 
 def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: str = sys.executable) -> str:

@@ -1,33 +1,54 @@
-"""Conversations move between environments: another Python reads and continues them, and writes no less."""
+"""Conversations move between environments: another Python, or another smolagents, continues them, and back."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import old_data
-from tests.environments import debians
+from tests.doomed import DONE, SETTINGS, killed
+from tests.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.old_data import TALKS, OldData
-from tests.service import AGENTS, Service
+from tests.service import AGENTS, ROOT, Service
 from tests.test_old_data import FILES, MORE, assert_holds, messages_of, restored
-from tests.test_store import running
+from tests.test_store import over, running
+from tests.test_takeover_ends import doom, hand_in
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 WITH_ENUMS = {"AGENTS": f"{AGENTS},coloured=tests.odd:make_coloured"}
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
+AS_BARE_SMOLAGENTS = (
+    "tests/test_steps.py::test_the_model_is_shown_the_same_after_every_kind_of_step",
+    "tests/test_steps.py::test_the_model_is_shown_the_same_after_every_kind_of_code",
+    "tests/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
+    "tests/test_steps.py::test_what_code_of_the_model_leaves_behind_comes_back",
+    "tests/test_partial_texts.py",
+)
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+def debian(tmp_path_factory: pytest.TempPathFactory) -> str:
     return debians(tmp_path_factory.mktemp("debian"))
 
 
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the Python of an environment with the oldest smolagents that is supported."""
+    return environment(tmp_path_factory.mktemp("older"), OLDEST_SMOLAGENTS)
+
+
+@pytest.fixture(params=["debian", "older"])
+def python(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
 @pytest.mark.parametrize("first", ["other", "own"])
-def test_one_python_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
+def test_one_environment_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
     pythons = [python, sys.executable] if first == "other" else [sys.executable, python]
     with running(tmp_path / "store") as server:
         settings = server.settings | WITH_ENUMS
@@ -49,7 +70,7 @@ def test_one_python_continues_what_the_other_wrote(first: str, python: str, tmp_
             assert service.follow_up(code, entry)["output"] == [True, "2026-04-01", 2]
 
 
-def test_another_python_reads_and_continues_data_of_earlier_releases(python: str, tmp_path: Path) -> None:
+def test_another_environment_reads_and_continues_data_of_earlier_releases(python: str, tmp_path: Path) -> None:
     old = OldData.at(FILES[0])
     with (
         restored(old, tmp_path / "store") as (_, settings),
@@ -59,3 +80,24 @@ def test_another_python_reads_and_continues_data_of_earlier_releases(python: str
         for path, then in old.said.items():
             assert_holds(now[path], then, path)
         assert service.play({"say": "on"}, conversation_id="tools")["reply"] == "on"
+
+
+def test_a_turn_that_another_smolagents_began_ends_with_its_finished_steps(older: str, tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, agent="teller")
+    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"}, python=older)
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    service.python = sys.executable
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "agent_changed", 1)
+        assert it.ledger.calls == it.calls
+        assert service.follow_up(it.turn, DONE)["status"] == "finished"
+
+
+@pytest.mark.timeout(200)
+def test_the_oldest_smolagents_is_hosted_as_it_is(older: str) -> None:
+    command = [older, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *AS_BARE_SMOLAGENTS]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=190)
+    assert not ended.returncode, ended.stdout[-5000:]

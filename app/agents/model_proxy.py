@@ -18,6 +18,7 @@ from smolagents.models import (
 from smolagents.utils import truncate_content
 
 from app.agents.code_text import CodeText
+from app.agents.compatibility import PLAN_END
 from app.agents.connections import connected
 from app.agents.failures import is_transient
 from app.agents.json_text import JsonText
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from app.agents.tool_proxy import Seat
     from app.events import Channel
 
-PLAN_END = ["<end_plan>"]
 BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time
 MOST_BACK_OFF_S = 8.0
 
