@@ -152,6 +152,25 @@ class TooLargeError(ServiceError):
     code = "too_large"
 
 
+class HeadTooLargeError(ServiceError):
+    """The head of the request is larger than 32 KiB or has more than 100 fields; send fewer or shorter ones."""
+
+    code = "head_too_large"
+
+
+class RequestTimeoutError(ServiceError):
+    """The request did not arrive in time; send it again at once and in full (SMOLSESSIONS_RECEIVE_TIMEOUT_S)."""
+
+    code = "request_timeout"
+
+
+class TooManyConnectionsError(ServiceError):
+    """This process serves as many connections as it may; try again later (SMOLSESSIONS_MAX_CONNECTIONS)."""
+
+    code = "too_many_connections"
+    retry_after_s = 5
+
+
 class UnauthorizedError(ServiceError):
     """An API key is needed: send it as `Authorization: Bearer KEY`."""
 

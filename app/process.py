@@ -11,7 +11,7 @@ import resource
 import shutil
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
@@ -103,6 +103,8 @@ async def _until_ended(settings: Settings, service: Service, listening: socket.s
     server = _Server(
         uvicorn.Config(
             service.app,
+            http=cast("Any", service.protocol),
+            ws="none",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=STREAMS_S,

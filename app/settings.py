@@ -111,6 +111,18 @@ class Settings(BaseSettings):
         description="How long a connection that nothing is asked on is kept: longer than a proxy in front keeps it, "
         "which else now and then sends a request into one that was just closed (502).",
     )
+    max_connections: int = Field(
+        10_000,
+        ge=1,
+        description="Open connections of a process, streams among them, and at most half of its open files; more are "
+        "answered with 503, except /livez and /readyz.",
+    )
+    receive_timeout_s: float = Field(
+        10,
+        gt=0,
+        description="Longest time for the head of a request, and for its body as far as that brings less than 1 KiB "
+        "a second; then it is a 408.",
+    )
     send_timeout_s: float = Field(
         30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."
     )

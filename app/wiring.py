@@ -28,12 +28,13 @@ from app.turns import TurnDesk
 from app.web.api import create_app, create_health_app
 from app.web.auth import Callers
 from app.web.common import Limits
+from app.web.connection import bounded
 from app.web.figures import shared_figures
 from app.web.metrics import Figures, Metrics
 from app.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from fastapi import FastAPI
 
@@ -49,6 +50,7 @@ class Service:
     """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
 
     app: FastAPI
+    protocol: Callable[..., asyncio.Protocol]
     worker: Worker | Idler
     turns: TurnDesk
     threads: Threads
@@ -143,7 +145,8 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             app = create_health_app(figures)
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
-        yield Service(app, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
+        protocol = bounded(settings.receive_timeout_s, settings.max_connections)
+        yield Service(app, protocol, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
 
 
 def _callers(settings: Settings, role: Role) -> Callers:

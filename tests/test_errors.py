@@ -130,6 +130,9 @@ NO_JSON = {
 
 STATUSES = {
     "internal": 500,
+    "head_too_large": 431,
+    "request_timeout": 408,
+    "too_many_connections": 503,
     "cannot_start": 500,
     "seal_broken": 500,
     "lease_lost": 500,
@@ -476,6 +479,7 @@ def test_errors_that_pass_are_those_that_say_when_to_come_back() -> None:
         "store_unavailable",
         "shutting_down",
         "too_many_turns",
+        "too_many_connections",
     }
 
 
