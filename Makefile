@@ -5,7 +5,7 @@ DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser chaos check deploy-check bench lock refresh clean
+.PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh clean
 .DEFAULT_GOAL := run
 
 $(VENV)/run-ready: requirements.lock pyproject.toml
@@ -59,6 +59,11 @@ $(DEPLOY)/ready: requirements-deploy.lock
 # Renders deploy/ and checks it, and the Dockerfile; part of `make test`.
 deploy-check: $(VENV)/test-ready $(DEPLOY)/ready
 	$(BIN)/python -m tools.deploy_check $(DEPLOY)/bin
+
+# Builds the image with buildah and runs it with podman, as root on Debian; some five minutes, not part of `make test`.
+# BASE=debootstrap makes the base image from Debian's packages where no image registry is reached.
+image-check:
+	BASE=$(or $(BASE),registry) $(PYTHON) tools/image_check.py
 
 bench: $(VENV)/test-ready
 	$(BIN)/python -m benchmarks
