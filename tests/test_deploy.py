@@ -95,6 +95,17 @@ def test_updates_and_drains_go_pod_by_pod_and_never_below_what_was_there(overlay
             assert matches(each["labelSelector"], pod)
 
 
+def test_dev_fits_a_node_of_two_cpus_while_it_is_updated(rendered: Rendered) -> None:
+    millicores = 0
+    for pod in rendered["dev"].pods():
+        spec = pod.workload["spec"]
+        surge = spec["strategy"]["rollingUpdate"]["maxSurge"] if "strategy" in spec else 0
+        cpu = pod.container["resources"]["requests"]["cpu"]
+        millicores += int(cpu.removesuffix("m")) * (spec["replicas"] + surge)
+    assert rendered["dev"].pod("smolsessions-work").workload["spec"]["replicas"] == 2
+    assert millicores <= 1000  # the other half is for what a cluster runs itself
+
+
 def test_selectors_find_their_pods_and_no_others(overlay: Overlay) -> None:
     pods = overlay.pods()
     for pod in pods:
