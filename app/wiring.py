@@ -142,7 +142,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             app = create_app(turns, conversations, memories, callers=callers, figures=figures, limits=_limits(settings))
             metrics.streams = lambda: app.state.frames.readers
         else:
-            app = create_health_app(figures)
+            app = create_health_app(figures, callers, settings.host)
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
         protocol = bounded(settings.receive_timeout_s, settings.max_connections)

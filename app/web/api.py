@@ -96,12 +96,13 @@ def create_app(
     return app
 
 
-def create_health_app(figures: Figures) -> FastAPI:
+def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
     """Make the application of a process that only plays: health and figures."""
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(figures))
     problems.install(app, problems.OF_A_WORKER)
+    app.add_middleware(Gate, callers=callers, host=host, origins=(), max_body_bytes=0)
     return app
 
 

@@ -29,7 +29,7 @@ Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page."
 Cursor = Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before.")]
 
 _MEANINGS = {
-    400: "The body is no JSON, or not UTF-8.",
+    400: "The request is not sound: its body is not JSON in UTF-8, ends too early, or its Host is missing or wrong.",
     401: "An API key is needed.",
     403: "The host is not this machine's, or a page of another site asks.",
     404: "There is no such thing, or it is not yours.",
@@ -102,5 +102,6 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the errors of a route."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
-        status: {"description": _MEANINGS[status], "content": content} for status in (*statuses, 401, 403, 500, 503)
+        status: {"description": _MEANINGS[status], "content": content}
+        for status in (400, *statuses, 401, 403, 500, 503)
     }
