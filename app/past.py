@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from app.events import StepFinished, ToolCalled, ToolReturned
-from app.records import ToolCall, Usage
+from app.events import ToolCalled, ToolReturned
+from app.records import ToolCall
 
 if TYPE_CHECKING:
     from app.events import Event
@@ -40,9 +40,3 @@ class Past:
                     calls[event.call_id], ok=event.ok, duration_ms=event.duration_ms, repeated=event.repeated
                 )
         return calls
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens of the steps that were shown as finished."""
-        used = [event.usage for event in self.events if isinstance(event, StepFinished) and event.usage]
-        return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StoredStep,
         Turn,
         TurnInput,
+        Usage,
         Version,
         Weighed,
     )
@@ -462,6 +463,10 @@ class Agents(Protocol):
 
         Raises a `ServiceError` for one that is too large.
         """
+        ...
+
+    def usage(self, past: Past) -> Usage:
+        """Return the tokens of the model calls that a turn's journal holds."""
         ...
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:

@@ -186,10 +186,10 @@ class Worker:
         except (LeaseLostError, StoreUnavailableError):
             raise
         except SealBrokenError as error:
-            return await lease.commit(_failed(error.code, error.message))
+            return await lease.commit(replace(_failed(error.code, error.message), usage=outcome.usage))
         except Exception:
             log.exception("the end of turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return await lease.commit(_failed("internal", DEFECT_SENTENCE))
+            return await lease.commit(replace(_failed("internal", DEFECT_SENTENCE), usage=outcome.usage))
 
     async def _keep_task(self, lease: Lease) -> None:
         """Keep the task of a turn that ended before its agent ran: the next turn's model is shown it all the same."""
@@ -208,23 +208,23 @@ class Worker:
             lease.emit(f"started:{lease.attempt}", events=[started])
             past = await lease.past() if lease.attempt > 1 else None
             if failure := self._why_not_to_go_on(lease):
-                return None, _with_past(Outcome("failed", error=failure), past)
+                return None, self._with_past(Outcome("failed", error=failure), past)
             session = await self._check_out(lease, stage)
             outcome = Outcome("cancelled")
             if session and not stage.halted:
                 session, outcome = await self._run(lease, session, stage, past)
             if stage.reason == "broken":
                 lease.check()
-            return session, _with_past(_as_halted(outcome, stage.reason, deadline_s), past)
+            return session, self._with_past(_as_halted(outcome, stage.reason, deadline_s), past)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
                 session.close()
             raise
         except ServiceError as error:
-            return session, _with_past(_failed(error.code, error.message), past)
+            return session, self._with_past(_failed(error.code, error.message), past)
         except Exception:
             log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return session, _with_past(_failed("internal", DEFECT_SENTENCE), past)
+            return session, self._with_past(_failed("internal", DEFECT_SENTENCE), past)
         finally:
             timer.cancel()
             stage.close()
@@ -236,6 +236,14 @@ class Worker:
         if lease.attempt > 1 and info and info.fingerprint != lease.fingerprint:
             return Failure("agent_changed", CHANGED_SENTENCE, retryable=True)
         return None
+
+    def _with_past(self, outcome: Outcome, past: Past | None) -> Outcome:
+        """Add the calls and tokens of earlier attempts to a turn whose replay was broken off before it came there."""
+        if past is None or outcome.status == "finished":
+            return outcome
+        calls = past.calls | {call.call_id: call for call in outcome.tool_calls}
+        usage = max(outcome.usage, self._agents.usage(past), key=_tokens)
+        return replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
 
     async def _check_out(self, lease: Lease, stage: LoopStage) -> Session | None:
         """Take the warm session of these very steps, or build one; nothing where a stop came first."""
@@ -316,14 +324,6 @@ def _as_halted(outcome: Outcome, reason: StopReason | None, deadline_s: float) -
         "deadline_exceeded", f"The turn took longer than its deadline of {deadline_s:g} s.", retryable=True
     )
     return replace(outcome, status="failed", error=failure)
-
-
-def _with_past(outcome: Outcome, past: Past | None) -> Outcome:
-    """Add what earlier attempts did to a turn whose replay was broken off before it came there."""
-    if past is None or outcome.status == "finished":
-        return outcome
-    calls = past.calls | {call.call_id: call for call in outcome.tool_calls}
-    return replace(outcome, tool_calls=tuple(calls.values()), usage=max(outcome.usage, past.usage, key=_tokens))
 
 
 def _tokens(usage: Usage) -> int:

@@ -24,6 +24,7 @@ from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
 from app.agents.insight import Insight
 from app.agents.memory import check_own
+from app.agents.messages import MODEL_KEY, usage_of
 from app.agents.own_policies import own_policies_of, policy_of_agent
 from app.agents.pictures import image_from_bytes, picture_file
 from app.agents.portable import documents
@@ -33,13 +34,14 @@ from app.agents.session import AgentSession, clean_up, unplayed_task
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates
 from app.errors import AgentUnavailableError, ServiceError, StartError
-from app.records import AgentInfo, AgentName, AgentVersion
+from app.records import AgentInfo, AgentName, AgentVersion, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.agents.memory import Function
     from app.agents.steps import Step
+    from app.past import Past
     from app.policies import Policy
     from app.ports import Session
     from app.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed
@@ -170,6 +172,11 @@ class Catalog:
     def picture(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
         return picture_file(data)
+
+    def usage(self, past: Past) -> Usage:
+        """Return the tokens of the model calls that a turn's journal holds."""
+        used = [usage_of(data) for key, data in past.effects.items() if key.startswith(MODEL_KEY)]
+        return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
 
     def _entry(self, name: AgentName) -> _Entry:
         if name not in self._entries:

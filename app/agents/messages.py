@@ -12,9 +12,13 @@ from smolagents.monitoring import TokenUsage
 from app.agents.crossing import CannotCrossError, dumps
 from app.agents.effects import Effect, error_of, raised
 from app.agents.failures import marks_of
+from app.records import Usage
 
 if TYPE_CHECKING:
     from smolagents.models import ChatMessageToolCall as Call
+
+MODEL_KEY = "model:"
+"""How the journal's keys of model calls begin."""
 
 
 def of_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
@@ -55,6 +59,15 @@ def message_in(effect: Effect) -> ChatMessage:
             setattr(error, name, value.decode())
         raise error
     return _message(effect.outcome(()))
+
+
+def usage_of(data: bytes) -> Usage:
+    """Return the tokens of a journaled model call; none of one that failed."""
+    effect = Effect.from_bytes(data)
+    if effect.raised or effect.is_opaque:
+        return Usage()
+    usage = message_in(effect).token_usage
+    return Usage(usage.input_tokens, usage.output_tokens) if usage else Usage()
 
 
 def _message(fields: dict[str, Any]) -> ChatMessage:

@@ -22,7 +22,7 @@ from app.agents.compatibility import PLAN_END
 from app.agents.connections import connected
 from app.agents.failures import is_transient
 from app.agents.json_text import JsonText
-from app.agents.messages import message_in, of_error, of_message
+from app.agents.messages import MODEL_KEY, message_in, of_error, of_message
 from app.agents.plain import plain, text_of
 from app.agents.tool_proxy import Proxy, see_tools, unproxied
 from app.events import MessageDelta, Where
@@ -147,7 +147,7 @@ class ModelProxy(Proxy):
         explains: Callable[[str], bool] | None = None,
     ) -> ChatMessage:
         """Return the journaled answer, or ask; an answer is journaled before the agent acts upon it."""
-        recorder, key = track.recorder, f"model:{call_id}"
+        recorder, key = track.recorder, f"{MODEL_KEY}{call_id}"
         known = recorder.journal.take(key, explains or track.explains(0))
         if known and not known.is_opaque:
             message = message_in(known)

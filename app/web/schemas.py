@@ -143,10 +143,10 @@ class UsageView(BaseModel):
 
 class TimingView(BaseModel):
     submitted_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    queued_ms: float | None = None
-    duration_ms: float | None = None
+    started_at: datetime | None = Field(description="Null for a turn that waits, or that ended before it started.")
+    finished_at: datetime | None
+    queued_ms: float | None = Field(description="Until its start, or its end if it never started.")
+    duration_ms: float | None = Field(description="From its start to its end; 0 if it never started.")
 
 
 class LeftOutView(BaseModel):
@@ -181,7 +181,9 @@ class TurnView(BaseModel):
     attempts: int
     dropped_variables: list[str] = Field(description="Variables of the agent's code that could not be kept.")
     left_out: LeftOutView | None = Field(description="What the memory policy left out of the turn's last prompt.")
-    rolled_back: bool = Field(description="The conversation was rolled back to a turn before this one.")
+    rolled_back: bool = Field(
+        description="Its steps were dropped: by a turn with `on_busy: rollback`, or a rollback to a turn before it."
+    )
     error: FailureView | None
 
 
@@ -310,7 +312,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "attempts": turn.attempts,
         "dropped_variables": list(outcome.dropped_variables) if outcome else [],
         "left_out": left_out_view(outcome.left_out) if outcome else None,
-        "rolled_back": turn.rolled_back,
+        "rolled_back": turn.rolled_back or bool(outcome and outcome.error and outcome.error.code == "rolled_back"),
         "error": {
             "code": outcome.error.code,
             "message": outcome.error.message,
@@ -433,12 +435,13 @@ def _call_view(call: ToolCall) -> dict[str, Any]:
 
 def _timing_view(turn: Turn) -> dict[str, Any]:
     timing = turn.timing
+    started_at = timing.started_at or timing.finished_at  # one that never started waited until its end
     return {
         "submitted_at": time_view(timing.submitted_at),
         "started_at": time_view(timing.started_at),
         "finished_at": time_view(timing.finished_at),
-        "queued_ms": _between(timing.submitted_at, timing.started_at),
-        "duration_ms": _between(timing.started_at, timing.finished_at),
+        "queued_ms": _between(timing.submitted_at, started_at),
+        "duration_ms": _between(started_at, timing.finished_at),
     }
 
 
