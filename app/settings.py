@@ -140,7 +140,8 @@ class Settings(BaseSettings):
         1000,
         ge=1,
         description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503. "
-        "Each partition has its share, rounded up: one may be full before the others, and all together take some more.",
+        "One owner alone gets it at three quarters of them. Each partition has its share, rounded up: one may be full "
+        "before the others, and all together take some more.",
     )
     drain_s: float = Field(
         20,

@@ -159,26 +159,61 @@ class Played:
 
 @dataclass
 class Ready:
-    """The conversations that wait for a worker, the oldest first, and the worker that waits to be alone with one."""
+    """The conversations that wait for a worker, the oldest first, and the worker that waits to be alone with one.
+
+    `line`: their owners, the one that has waited longest for its turn first.
+    """
 
     names: list[str] = field(default_factory=list)
+    line: list[str] = field(default_factory=list)
     alone: int | None = None
 
+    def add(self, name: str) -> None:
+        self.names.append(name)
+        if owner_of(name) not in self.line:
+            self.line.append(owner_of(name))
+
+    def remove(self, name: str) -> None:
+        self.names.remove(name)
+        if not self.of(owner_of(name)):
+            self.line.remove(owner_of(name))
+
+    def of(self, owner: str) -> list[str]:
+        return [name for name in self.names if owner_of(name) == owner]
+
     def claim(self, worker: int, most: int, *, idle: bool, first: Callable[[str], Open]) -> list[str]:
-        """Take the oldest. One with a counted attempt is for an idle worker, by itself; else it is passed over."""
+        """Take the oldest of each owner in turn.
+
+        One with a counted attempt is for an idle worker, by itself; else it is passed over.
+        """
         taken: list[str] = []
-        for name in [*self.names]:
-            suspect = first(name).suspect
-            if len(taken) == most:
+        passed: set[str] = set()
+        while len(taken) < most:
+            left = (name for owner in self.line for name in self.of(owner) if name not in passed)
+            name = next(left, None)
+            if name is None:
                 break
+            suspect = first(name).suspect
             if suspect and (not idle or taken):
                 if not taken and self.alone in {None, worker}:
                     self.alone = worker
                     break
+                passed.add(name)
                 continue
-            self.names.remove(name)
+            self.take(name)
             taken.append(name)
             if suspect:
                 self.alone = None if self.alone == worker else self.alone
                 break
         return taken
+
+    def take(self, name: str) -> None:
+        """Take one out, and send its owner to the end of the line."""
+        self.remove(name)
+        if owner_of(name) in self.line:
+            self.line.remove(owner_of(name))
+            self.line.append(owner_of(name))
+
+
+def owner_of(name: str) -> str:
+    return name.partition("/")[0]

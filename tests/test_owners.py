@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import os
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from tests.problems import nothing_stored, problem, send
 from tests.refusals import Refused, sentence_of, started
 from tests.service import Service, run
+from tests.test_store import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,3 +249,43 @@ def _let_in(service: Service, *keys: str) -> list[bool]:
 def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
     headers = {name: value for name, value in response.headers.items() if name != "date"}
     return response.status_code, headers, response.content
+
+
+def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path) -> None:
+    keys, gate = tmp_path / "keys", tmp_path / "gate"
+    keys.write_text(line("ada", ADA) + line("bob", BOB))
+    settings = {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
+    with Service(tmp_path / "service", settings) as service:
+        post(service, ADA, {"call": [["wait_for", {"path": str(gate)}]]}, {"say": "the first"})
+        flood = [post(service, ADA, {"say": "more"}) for _ in range(1000)]
+        gate.touch()
+        bobs = [ended(service, BOB, post(service, BOB, {"say": "mine"})) for _ in range(9)]
+        between: list[int] = []
+        adas = (shown(service, ADA, turn)["timing"]["started_at"] for turn in flood)
+        starts = list(itertools.takewhile(bool, adas))  # those of one owner start in their order
+        for turn in bobs:
+            submitted, started_at = (turn["timing"][name] for name in ("submitted_at", "started_at"))
+            between.append(sum(submitted < start < started_at for start in starts))
+        assert statistics.median(between) <= 2, between
+        assert len(starts) < len(flood)  # so it was a flood until the end
+
+
+def post(service: Service, key: str, *script: dict[str, Any]) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}", "Prefer": "respond-async"}
+    body = {"agent": "scripted", "message": json.dumps(script)}
+    response = service.client.post("/turn", json=body, headers=headers)
+    assert response.status_code == 202, response.text
+    turn: dict[str, Any] = response.json()
+    return turn
+
+
+def shown(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = ask(
+        service, key, "GET", f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
+    ).json()
+    return found
+
+
+def ended(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
+    until(lambda: shown(service, key, turn)["status"] == "finished", 60)
+    return shown(service, key, turn)

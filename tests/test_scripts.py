@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import sys
 import threading
@@ -26,6 +27,7 @@ from app.errors import (
     IdempotencyKeyReusedError,
     LeaseLostError,
     OtherAgentError,
+    OverloadedError,
     SealBrokenError,
     StoreUnavailableError,
     TooManyTurnsError,
@@ -33,6 +35,7 @@ from app.errors import (
 )
 from app.events import TurnEnded, TurnStarted
 from app.records import (
+    MOST_COUNTED,
     AgentName,
     AgentVersion,
     Draft,
@@ -52,7 +55,7 @@ from app.stores.embedded import embedded_server
 from app.stores.script import script
 from app.stores.servers import Address
 from app.stores.space import Options, Store, open_store
-from tests.played import Ended, Played, Ready, Wish
+from tests.played import Ended, Played, Ready, Wish, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -72,6 +75,7 @@ PARTITION = "{p000}"
 LEASES = f"{PARTITION}:leases"
 BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
+OWNERS = f"{PARTITION}:owners:{AGENT}"
 ALONE = f"{PARTITION}:alone"
 AT_REST = {"conversation", "log", "turns", "steps", "images", "variables", "moments", "old", "oldest"}
 MOST_WAITING = 3  # of the replicas that do whatever
@@ -107,14 +111,18 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 
 @asynccontextmanager
-async def opened(socket_path: Path, sealer: Sealer, *, max_waiting: int = 100) -> AsyncIterator[Store]:
-    options = Options(lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, max_queued=1000)
+async def opened(
+    socket_path: Path, sealer: Sealer, *, max_waiting: int = 100, max_queued: int = 1000
+) -> AsyncIterator[Store]:
+    options = Options(lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, max_queued=max_queued)
     async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
         yield store
 
 
 def ref_of(conversation: str) -> Ref:
-    return Ref(Owner("local"), conversation)
+    """Return the reference of `OWNER/ID`; without an owner it is the local one's."""
+    owner, _, name = conversation.rpartition("/")
+    return Ref(Owner(owner or "local"), name)
 
 
 def key(kind: str, conversation: str, *more: object) -> str:
@@ -472,6 +480,72 @@ async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(stores: t
     assert names(await claim(one, red, blue, most=3)) == ["2", "3", "4"]
     assert names(await claim(one, blue)) == []
     assert names(await claim(one, blue, red)) == ["5"]
+
+
+async def test_owners_take_turns_and_each_has_its_oldest_first(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    for number in range(9):
+        await submit(one, f"many/{number}")
+    for name in ("few/0", "few/1", "one/0"):
+        await submit(other, name)
+    taken = [str((await claim(store, most=1))[0].turn.ref) for store in (one, other, one)]
+    assert taken == ["many/0", "few/0", "one/0"]
+    await submit(other, "one/1")
+    taken = [str(lease.turn.ref) for lease in await claim(one, most=5)]
+    assert taken == ["many/1", "few/1", "one/1", "many/2", "many/3"]
+    assert [str(lease.turn.ref) for lease in await claim(other)] == [f"many/{number}" for number in range(4, 9)]
+    assert raw.keys("*:ready:*") + raw.keys("*:share:*") + raw.keys("*:owners:*") == []
+
+
+async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another(stores: tuple[Store, Store]) -> None:
+    one, other = stores
+    red, blue = AgentName("red"), AgentName("blue")
+    for number in range(6):
+        await submit(one, f"many/{number}", red if number % 3 else blue)
+    await submit(other, "few/0", blue)
+    taken = [str(lease.turn.ref) for lease in await claim(other, red, blue, most=4)]
+    assert taken == ["many/0", "few/0", "many/1", "many/2"]
+
+
+async def test_an_owner_is_passed_over_while_nothing_of_it_may_be_taken(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    for name in ("many/0", "few/0", "many/1"):
+        await submit(one, name)
+    raw.hset(key("run", "many/0", 1), "counted", MOST_COUNTED - 1)
+    taken = [
+        str(lease.turn.ref) for _ in range(2) for lease in await other.scheduler.claim({AGENT: KIND}, 9, idle=True)
+    ]
+    assert taken == ["many/0", "few/0", "many/1"]
+
+
+async def test_what_an_older_release_made_ready_is_claimed_and_what_it_took_is_not(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    for name in ("many/0", "many/1", "many/2", "few/0", "few/1"):
+        await submit(one, name)
+    raw.delete(OWNERS, *raw.keys("*:share:*"))  # an older release writes neither
+    assert [str(lease.turn.ref) for lease in await claim(other, most=2)] == ["many/0", "few/0"]
+    raw.zrem(READY, "many/1")  # as its workers claim
+    assert [str(lease.turn.ref) for lease in await claim(other, most=9)] == ["many/2", "few/1"]
+    assert raw.keys("*:ready:*") + raw.keys("*:share:*") + raw.keys("*:owners:*") == []
+
+
+async def test_an_owner_that_fills_the_queue_leaves_a_share_of_it_to_others(socket_path: Path, raw: Raw) -> None:
+    async def accepted(owner: str) -> int:
+        for count in range(101):
+            try:
+                await submit(store, f"{owner}/{next(numbers)}")
+            except OverloadedError:
+                return count
+        raise AssertionError("nothing was refused")
+
+    assert raw.ping()
+    numbers = itertools.count()
+    async with opened(socket_path, SEALER, max_queued=100) as store:
+        assert [await accepted(owner) for owner in ("a", "b", "c", "d", "e")] == [75, 19, 5, 1, 0]
+        await claim(store, most=8)
+        assert [await accepted(owner) for owner in ("a", "b", "e")] == [0, 2, 5]
 
 
 async def test_a_conversation_takes_one_turn_at_a_time(stores: tuple[Store, Store], raw: Raw) -> None:
@@ -931,7 +1005,7 @@ class Machine(RuleBasedStateMachine):
     def listeners(self) -> set[str]:
         return {client["id"] for client in self.raw.client_list(_type="pubsub")}
 
-    conversations = st.sampled_from(["a", "b", "c"])
+    conversations = st.sampled_from(["local/a", "local/b", "other/c", "other/d"])
     replicas = st.integers(0, 1)
     often = st.sampled_from([True, True, False])
     claims = st.fixed_dictionaries({"replica": replicas, "most": st.integers(1, 3), "idle": often, "begins": often})
@@ -943,6 +1017,10 @@ class Machine(RuleBasedStateMachine):
     keys = st.sampled_from(["k", "l"])
     requests = st.sampled_from([b"this", b"this", b"that"])
 
+    def name(self, conversation: str) -> str:
+        owner, _, letter = conversation.partition("/")
+        return f"{owner}/{self.era}{letter}"
+
     def lease(self, data: st.DataObject) -> int:
         """Choose one that was claimed, with a bias to those that hold, or held last."""
         holders = [should.holder for should in self.played.values() if should.holder is not None]
@@ -951,7 +1029,7 @@ class Machine(RuleBasedStateMachine):
         return chosen
 
     def of(self, number: int) -> Played:
-        return self.played[self.held[number].turn.ref.id]
+        return self.played[str(self.held[number].turn.ref)]
 
     def holds(self, number: int) -> bool:
         return self.of(number).holder == number
@@ -961,12 +1039,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(conversation=conversations, replica=replicas, on_busy=busy, woken=woken)
     def submit(self, conversation: str, replica: int, on_busy: OnBusy, woken: Claim | None) -> None:
-        name, store = f"{self.era}{conversation}", self.loop.stores[replica]
+        name, store = self.name(conversation), self.loop.stores[replica]
         if self.played[name].deleted:
             with pytest.raises(ConversationExistsError):
                 self.loop.run(submit(store, name))
             self.see_that_all_is_over(name, self.played.pop(name))
-            self.raw.delete(*self.raw.keys(f"*local/{name}*"))  # as its times to live would: the id is free
+            self.raw.delete(*self.raw.keys(f"*{name}*"))  # as its times to live would: the id is free
         self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
         for kept in self.kept:
             self.recall_as(kept, replica)
@@ -977,6 +1055,7 @@ class Machine(RuleBasedStateMachine):
     def submit_once(self, data: st.DataObject, replica: int, on_busy: OnBusy, key: str, request: bytes) -> None:
         name = data.draw(st.sampled_from(self.live()))
         once = Once(f"{self.era}{key}", name.encode() + request)
+        key = f"{owner_of(name)}/{key}"
         work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
         known, should, number = self.kept.get(key, (None, self.played[name], 0))
         if known is None:
@@ -995,7 +1074,9 @@ class Machine(RuleBasedStateMachine):
 
     def recall_as(self, key: str, replica: int, request: bytes | None = None) -> None:
         once, should, number = self.kept[key]
-        work = self.loop.stores[replica].turns.recall(Owner("local"), replace(once, request=request or once.request))
+        work = self.loop.stores[replica].turns.recall(
+            Owner(owner_of(key)), replace(once, request=request or once.request)
+        )
         if request or should.deleted:
             with pytest.raises(IdempotencyKeyReusedError if request else ConversationNotFoundError):
                 self.loop.run(work)
@@ -1019,7 +1100,7 @@ class Machine(RuleBasedStateMachine):
         accepted = self.loop.run(work)
         assert accepted == should.turns
         if len(should.queue) == 1:
-            self.ready.names.append(name)
+            self.ready.add(name)
         return True
 
     def wake(self, woken: Claim | None) -> None:
@@ -1035,7 +1116,7 @@ class Machine(RuleBasedStateMachine):
     def claim_as(self, replica: int, most: int, *, idle: bool, begins: bool) -> None:
         leases = self.loop.run(self.loop.stores[replica].scheduler.claim({AGENT: KIND}, most, idle=idle))
         should = self.ready.claim(replica, most, idle=idle, first=lambda name: self.played[name].first)
-        assert [lease.turn.ref.id for lease in leases] == should
+        assert [str(lease.turn.ref) for lease in leases] == should
         if self.ready.alone is not None:
             self.raw.persist(ALONE)  # time is the machine's
         for number, lease in enumerate(leases, len(self.held)):
@@ -1114,9 +1195,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(conversation=conversations)
     def expire(self, conversation: str) -> None:
-        should = self.played[f"{self.era}{conversation}"]
+        should = self.played[self.name(conversation)]
         if should.holder is not None:
-            expire(self.raw, f"{self.era}{conversation}")
+            expire(self.raw, self.name(conversation))
             should.expired = True
 
     @precondition(lambda self: self.held)
@@ -1131,7 +1212,7 @@ class Machine(RuleBasedStateMachine):
                 self.played[name].expired = False
             else:
                 self.played[name].sweep()
-                self.ready.names.append(name)
+                self.ready.add(name)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), given=st.none() | writes, replica=replicas, late=late, woken=woken)
@@ -1141,7 +1222,7 @@ class Machine(RuleBasedStateMachine):
         if given:
             self.emit_as(number, **given)
         if self.holds(number):
-            expire(self.raw, self.held[number].turn.ref.id)
+            expire(self.raw, str(self.held[number].turn.ref))
             self.of(number).expired = True
         self.sweep(replica, late=late)
         self.wake(woken)
@@ -1179,11 +1260,11 @@ class Machine(RuleBasedStateMachine):
             ended = ended_as(turn)
             assert ended in should.first.endings(status)
             should.commit(ended)
-            self.requeue(lease.turn.ref.id)
+            self.requeue(str(lease.turn.ref))
 
     def requeue(self, name: str) -> None:
         if self.played[name].queue:
-            self.ready.names.append(name)
+            self.ready.add(name)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), replica=replicas)
@@ -1192,7 +1273,7 @@ class Machine(RuleBasedStateMachine):
         self.loop.run(self.loop.stores[replica].scheduler.hand_back(self.held[number]))
         if self.holds(number):
             self.of(number).hand_back()
-            self.requeue(self.held[number].turn.ref.id)
+            self.requeue(str(self.held[number].turn.ref))
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), replica=replicas)
@@ -1217,12 +1298,12 @@ class Machine(RuleBasedStateMachine):
             should.end(turn, Ended("cancelled", 0))
             assert ended_as(shown) == should.ended[number]
             if not should.queue:
-                self.ready.names.remove(name)
+                self.ready.remove(name)
 
     @precondition(lambda self: len(self.held) > 2 * len(self.played))
     @rule(conversation=conversations, replica=replicas)
     def delete(self, conversation: str, replica: int) -> None:
-        name = f"{self.era}{conversation}"
+        name = self.name(conversation)
         should = self.played[name]
         work = self.loop.stores[replica].conversations.delete(ref_of(name))
         if not should.lives:
@@ -1234,7 +1315,7 @@ class Machine(RuleBasedStateMachine):
         should.delete()
         assert ended == {number: should.ended[number] for number in open_turns}
         if name in self.ready.names:
-            self.ready.names.remove(name)
+            self.ready.remove(name)
 
     @invariant()
     def work_is_ready_or_leased(self) -> None:
@@ -1242,10 +1323,14 @@ class Machine(RuleBasedStateMachine):
         asked = (
             self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrangebyscore(LEASES, 1, 1).zrange(LEASES, 0, -1)
         )
-        asked.exists(ALONE)
+        asked.exists(ALONE).zrange(OWNERS, 0, -1)
+        asked.zrange(f"{PARTITION}:share:{AGENT}:local", 0, -1).zrange(f"{PARTITION}:share:{AGENT}:other", 0, -1)
         for name in names:
             asked.lrange(key("queue", name), 0, -1)
-        ready, expired, leased, reserved, *queues = asked.execute()
+        ready, expired, leased, reserved, line, *shares_and_queues = asked.execute()
+        shares, queues = shares_and_queues[:2], shares_and_queues[2:]
+        assert line == self.ready.line
+        assert shares == [self.ready.of("local"), self.ready.of("other")]
         assert reserved == (self.ready.alone is not None)
         assert expired == sorted(str(ref_of(name)) for name, should in self.played.items() if should.expired)
         assert not set(ready) & set(leased)
@@ -1278,8 +1363,9 @@ class Machine(RuleBasedStateMachine):
                 for name, should in self.played.items():
                     self.see_that_all_is_over(name, should)
         finally:
-            left = [found for name in self.played for found in self.raw.keys(f"*local/{name}*")]
-            self.raw.delete(LEASES, READY, ALONE, *left, *self.raw.keys(f"{PARTITION}:idem:*"))
+            left = [found for name in self.played for found in self.raw.keys(f"*{name}*")]
+            shares = self.raw.keys(f"{PARTITION}:share:*")
+            self.raw.delete(LEASES, READY, OWNERS, ALONE, *shares, *left, *self.raw.keys(f"{PARTITION}:idem:*"))
 
     def play_all(self) -> None:
         for number in range(len(self.held)):
@@ -1290,10 +1376,10 @@ class Machine(RuleBasedStateMachine):
             self.claim_as(0, 3, idle=True, begins=True)
             for number in range(first, len(self.held)):
                 self.end(number, "cancelled")
-        assert self.raw.exists(LEASES, READY) == 0
+        assert self.raw.exists(LEASES, READY, OWNERS) == 0
 
     def see_that_all_is_over(self, name: str, should: Played) -> None:
-        kinds = {found.removeprefix(f"{PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*local/{name}*")}
+        kinds = {found.removeprefix(f"{PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*{name}*")}
         assert kinds <= ({"conversation", "log"} if should.deleted else AT_REST)
         assert set(should.ended) == set(should.logs) == set(range(1, should.turns + 1))
         if not should.lives:

@@ -12,7 +12,7 @@ if redis.call('LINDEX', key('queue', ref), 0) == turn then note_moment(ref, turn
 redis.call('LREM', key('queue', ref), 1, turn)
 redis.call('HSET', conversation, 'updated', now())
 if redis.call('LLEN', key('queue', ref)) == 0 then
-  redis.call('ZREM', key('ready', redis.call('HGET', conversation, 'agent')), ref)
+  leave(redis.call('HGET', conversation, 'agent'), ref)
 end
 local seq = append(ref, turn, 'turn.cancelled', '', record, me)
 close(ref, turn, log_ttl_s)

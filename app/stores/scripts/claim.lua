@@ -1,4 +1,5 @@
--- Take up to `most` conversations, the longest ready first, with lease, fence and the head of their queues. A claim counts
+-- Take up to `most` conversations, with lease, fence and the head of their queues: owners take turns, and of an owner's
+-- conversations the longest ready comes first. A claim counts
 -- as an attempt once its `started` is in the journal: before that nothing was done that could be done twice.
 -- `agents` are names and fingerprints. A turn that another fingerprint began is left for `patience_us` to those that have it.
 -- A turn that one more counted attempt would convict goes to an idle worker, alone: so none is convicted for its neighbours. One
@@ -8,20 +9,78 @@
 -- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty); the
 -- third that something was left for so short a time that it is worth waiting for.
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
-local claims, skipped, passed, at, is_enough, is_soon = {}, {}, 0, now(), 0, 0
+local claims, skipped, spent, first_place, passed, at, is_enough, is_soon = {}, {}, {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
 most = tonumber(most)
 
-local function oldest_ready()
+-- An older release knows `ready` alone. Conversations that it put there join the line once they are in front.
+local function adopt(agent)
+  local first = redis.call('ZRANGE', key('ready', agent), 0, 0)[1]
+  if not first or redis.call('ZSCORE', key('share', agent, owner_of(first)), first) then return end
+  local found = redis.call('ZRANGE', key('ready', agent), 0, 999, 'WITHSCORES')
+  for i = 1, #found, 2 do enter(agent, found[i], found[i + 1]) end
+end
+
+-- The owner that has waited longest for its turn, except those with nothing left to take. They stay in front of each line.
+local function next_owner()
+  local owner, since
+  for i = 1, #agents, 2 do
+    local line, first = key('owners', agents[i]), nil
+    repeat
+      local place = first_place[i] or 0
+      first = redis.call('ZRANGE', line, place, place, 'WITHSCORES')
+      if spent[first[1]] then first_place[i] = place + 1 end
+    until not spent[first[1]]
+    if first[1] and (not owner or tonumber(first[2]) < since) then owner, since = first[1], tonumber(first[2]) end
+  end
+  return owner
+end
+
+local function oldest_of(owner)
   local oldest, score, place
   for i = 1, #agents, 2 do
-    local from = skipped[i] or 0
-    local first = redis.call('ZRANGE', key('ready', agents[i]), from, from, 'WITHSCORES')
-    if first[1] and (not oldest or tonumber(first[2]) < score) then
-      oldest, score, place = first[1], tonumber(first[2]), i
-    end
+    local share, from, first, since = key('share', agents[i], owner), skipped[i .. ':' .. owner] or 0, nil, nil
+    repeat
+      first = redis.call('ZRANGE', share, from, from)[1]
+      since = first and tonumber(redis.call('ZSCORE', key('ready', agents[i]), first))
+      if first and not since then  -- an older release's worker took it
+        leave(agents[i], first)
+        passed = passed + 1
+      end
+    until since or not first or passed >= 2000
+    if since and (not oldest or since < score) then oldest, score, place = first, since, i end
   end
   return oldest, score, place
+end
+
+local function next_ready()
+  while passed < 2000 do
+    local owner = next_owner()
+    if not owner then return nil end
+    local ref, score, place = oldest_of(owner)
+    if ref then return ref, score, place end
+    spent[owner], passed = true, passed + 1
+  end
+end
+
+local function skip(ref, place)
+  local name = place .. ':' .. owner_of(ref)
+  skipped[name], passed = (skipped[name] or 0) + 1, passed + 1
+end
+
+-- Take a conversation out, and send its owner to the end of the line. Owners of one claim keep their order there.
+local function take(ref, place)
+  leave(agents[place], ref)
+  for i = 1, #agents, 2 do redis.call('ZADD', key('owners', agents[i]), 'XX', at + #claims, owner_of(ref)) end
+end
+
+local function oldest_since()
+  local oldest
+  for i = 1, #agents, 2 do
+    local first = redis.call('ZRANGE', key('ready', agents[i]), 0, 0, 'WITHSCORES')
+    if first[1] and (not oldest or tonumber(first[2]) < oldest) then oldest = tonumber(first[2]) end
+  end
+  return oldest
 end
 
 local function begun(ref, turn, attempt)
@@ -40,8 +99,9 @@ local function reserve()
   return true
 end
 
+for i = 1, #agents, 2 do adopt(agents[i]) end
 while #claims < most and passed < 1000 do
-  local ref, score, place = oldest_ready()
+  local ref, score, place = next_ready()
   if not ref then break end
   local conversation, turn = key('conversation', ref), redis.call('LINDEX', key('queue', ref), 0)
   local run = turn and key('run', ref, turn)
@@ -53,14 +113,17 @@ while #claims < most and passed < 1000 do
       is_enough = 1
       break
     end
-    skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
+    skip(ref, place)
   elseif turn and is_another_ones(ref, score) then
-    skipped[place], passed, is_soon = (skipped[place] or 0) + 1, passed + 1, 1
+    skip(ref, place)
+    is_soon = 1
   elseif known[3] and known[3] ~= agents[place + 1] and begun(ref, turn, 1) and at - score < tonumber(patience_us) then
-    skipped[place], passed = (skipped[place] or 0) + 1, passed + 1
+    skip(ref, place)
   else
-    redis.call('ZREM', key('ready', agents[place]), ref)
-    if turn then
+    take(ref, place)
+    if not turn then
+      passed = passed + 1
+    else
       local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
       redis.call('HSET', conversation, 'fence', fence)
       redis.call('ZADD', leases, at + lease_us, ref)
@@ -85,5 +148,5 @@ while #claims < most and passed < 1000 do
     end
   end
 end
-local left, since = oldest_ready()
-return {is_enough, left and string.format('%.0f', since) or '', is_soon, claims}
+local left = next_ready()
+return {is_enough, left and string.format('%.0f', oldest_since()) or '', is_soon, claims}

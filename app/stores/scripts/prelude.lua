@@ -41,9 +41,29 @@ local function holds(ref, fence)
   return redis.call('HGET', key('conversation', ref), 'fence') == fence
 end
 
+-- The ready set of an agent: `ready` holds its conversations by the time since when they wait, `share` those of one owner.
+-- `owners` is the line of their owners, by the time since when each waits for its turn.
+local function owner_of(ref)
+  return string.match(ref, '^(.*)/') or ''
+end
+
+local function enter(agent, ref, at)
+  local owner = owner_of(ref)
+  redis.call('ZADD', key('ready', agent), 'NX', at, ref)
+  redis.call('ZADD', key('share', agent, owner), 'NX', at, ref)
+  redis.call('ZADD', key('owners', agent), 'NX', at, owner)
+end
+
+local function leave(agent, ref)
+  local owner = owner_of(ref)
+  redis.call('ZREM', key('ready', agent), ref)
+  redis.call('ZREM', key('share', agent, owner), ref)
+  if redis.call('EXISTS', key('share', agent, owner)) == 0 then redis.call('ZREM', key('owners', agent), owner) end
+end
+
 local function make_ready(ref, wake)
   local agent = redis.call('HGET', key('conversation', ref), 'agent')
-  redis.call('ZADD', key('ready', agent), 'NX', now(), ref)
+  enter(agent, ref, now())
   if wake ~= '' then redis.call('SPUBLISH', wake, 'ready') end
 end
 
@@ -129,7 +149,7 @@ local function take_away(ref, owner, tombstone_s)
   redis.call('EXPIRE', conversation, tombstone_s)
   redis.call('ZREM', leases, ref)
   redis.call('ZREM', partition .. ':expiring', ref)
-  redis.call('ZREM', key('ready', found[1]), ref)
+  if found[1] then leave(found[1], ref) end
   redis.call('ZREM', key('owner', owner), ref)
 end
 

@@ -3,11 +3,15 @@
 -- A turn that meets others goes behind them, at most `most_waiting` behind the first; `on_busy` says what becomes of that
 -- one (reject, enqueue, interrupt, rollback). What an Idempotency-Key (`idem`, with the request's `digest`) has made before
 -- is the answer, whatever else is so; a refusal is not kept. Where `most_queued` conversations of the agent wait for a thread,
--- one more may not.
+-- one more may not. An owner may have three times as many waiting as there are places left: each leaves a quarter of the
+-- places that it found.
 -- ARGV: owner ref agent conversation turn record input event me wake on_busy most_waiting most_queued idem digest
 local known = recall(idem, digest)
 if known then return known end
-local function is_overloaded() return redis.call('ZCARD', key('ready', agent)) >= tonumber(most_queued) end
+local function is_overloaded()
+  local left = most_queued - redis.call('ZCARD', key('ready', agent))
+  return redis.call('ZCARD', key('share', agent, owner)) >= 3 * left
+end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'turns'), nil
 if not found[1] then
   if conversation == '' then return {'unknown'} end
