@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -34,6 +35,8 @@ log = logging.getLogger("app")
 
 SWITCH_INTERVAL_S = 0.001  # how long a computing agent may keep the interpreter from the event loop
 OPEN_FILES = 65_536
+M_MMAP_THRESHOLD = -3  # of malloc.h
+LARGE_BYTES = 1024 * 1024
 STREAMS_S = 5
 HURRY_S = 5  # for a thread that heeds no stop, and for giving its lease back
 CLOSE_S = HURRY_S + STREAMS_S + 8  # from the end of the drain to the process's, at most
@@ -44,6 +47,7 @@ def run_process(settings: Settings, role: Role, listening: socket.socket, place:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the format: not looked up
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _open_many_files()
+    _give_memory_back()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings, role, listening, place))
 
@@ -55,6 +59,15 @@ def _open_many_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # a system with a bound of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _give_memory_back() -> None:
+    """Let glibc return every large block to the system when it is freed.
+
+    By default it raises its threshold to the largest block that was freed, up to 32 MB, and keeps blocks below it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def log_to_stderr(settings: Settings, place: Place | None) -> None:

@@ -158,7 +158,11 @@ class Settings(BaseSettings):
     max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
     max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")
     max_body_bytes: int = Field(20 * 1024 * 1024, ge=1024, description="Largest request that is accepted.")
-    max_image_pixels: int = Field(40_000_000, ge=1, description="Most pixels of a request's images together.")
+    max_image_pixels: int = Field(
+        25_000_000,  # two photos of 12 megapixels; decoded, 100 MB
+        ge=1,
+        description="Most pixels of a request's images together; those of WebP and progressive JPEG count twice.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
 
     @field_validator("port", mode="before")

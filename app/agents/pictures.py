@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from typing import TYPE_CHECKING
+import threading
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, cast
 
 import PIL.Image
+import PIL.ImageFile
 
 from app.records import StepImage
 
@@ -21,12 +24,89 @@ RAW = b"raw image\n"
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
 _NAMED = "smolsessions_named"
+_DECODERS = threading.BoundedSemaphore(2)  # images of a step that are decoded at a time
+_undecoded: dict[type, type] = {}
+
+
+class Undecoded(PIL.ImageFile.ImageFile):
+    """Mixin for a class of Pillow's: a picture file of a step, which holds its bytes until its pixels are needed.
+
+    smolagents copies and saves the images of a message for each model call. Neither leaves pixels behind.
+    """
+
+    undecoded: bytes | None = None
+    is_copy = False
+
+    def load(self) -> Any:
+        data, self.undecoded = self.undecoded, None
+        if data is None:
+            return super().load()
+        try:
+            with _DECODERS:
+                pixels = super().load()
+                self.info[_SOURCE] = (data, _pixels(self))
+        except BaseException:
+            self.undecoded = data
+            raise
+        return pixels
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None:  # noqa: A002 - Pillow's name
+        if self.undecoded is None:
+            super().save(fp, format, **params)
+            return
+        with _DECODERS:
+            image: PIL.Image.Image = PIL.Image.open(io.BytesIO(self.undecoded), formats=FORMATS)
+            image.info |= self.info
+            if self.is_copy and image.palette:
+                image = deepcopy(image)  # which may change a palette
+            image.save(fp, format, **params)
+
+    def draft(self, mode: str | None, size: tuple[int, int] | None) -> Any:
+        self.load()
+        return super().draft(mode, size)
+
+    def seek(self, frame: int) -> None:
+        self.load()
+        super().seek(frame)
+
+    def drop_pixels(self) -> None:
+        """Hold the bytes again, unless somebody has painted on the pixels."""
+        source: tuple[bytes, bytes | None] | None = self.info.get(_SOURCE)
+        if self.undecoded is not None or source is None or source[1] != _pixels(self):
+            return
+        fresh = _open(source[0])
+        fresh.info |= {name: value for name, value in self.info.items() if name != _SOURCE}
+        vars(self).clear()
+        vars(self).update(vars(fresh))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PIL.Image.Image:
+        if self.undecoded is None:
+            image: PIL.Image.Image = object.__new__(type(self))
+            image.__setstate__(deepcopy(self.__getstate__(), memo))
+            return image
+        copied = _open(self.undecoded)
+        copied.info |= self.info
+        copied.is_copy = True
+        return copied
+
+
+def drop_pixels(steps: Iterable[Any]) -> None:
+    """Let steps hold their images as bytes."""
+    for step in steps:
+        for image in (*(getattr(step, "task_images", ()) or ()), *(getattr(step, "observations_images", ()) or ())):
+            if isinstance(image, Undecoded):
+                image.drop_pixels()
+
+
+def is_undecoded(kind: type) -> bool:
+    """Tell whether this is the class of an image that `image_from_bytes` made."""
+    return any(kind is one for one in _undecoded.values())
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
     """Give the image's bytes; equal images give equal bytes."""
-    source: tuple[bytes, bytes] | None = image.info.get(_SOURCE)
-    if source and source[1] == _pixels(image):
+    source: tuple[bytes, bytes | None] | None = image.info.get(_SOURCE)
+    if source and (source[1] is None or source[1] == _pixels(image)):
         return source[0]
     if image.mode in _PNG_MODES:
         buffer = io.BytesIO()
@@ -40,16 +120,24 @@ def image_to_bytes(image: PIL.Image.Image) -> bytes:
 def image_from_bytes(data: bytes) -> PIL.Image.Image:
     """Make the image; it remembers its bytes, as long as nobody paints on it: a photo as PNG is ten times as large."""
     if not data.startswith(RAW):
-        image: PIL.Image.Image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-        image.load()
-        image.info[_SOURCE] = (data, _pixels(image))
-        return image
+        return _open(data)
     header, _, pixels = data.removeprefix(RAW).partition(b"\n")
     mode, width, height, palette = json.loads(header)
     image = PIL.Image.frombytes(mode, (width, height), pixels)
     if palette:
         image.putpalette(palette, "RGB")
     return image
+
+
+def _open(data: bytes) -> Undecoded:
+    image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    kind = type(image)
+    if kind not in _undecoded:
+        _undecoded[kind] = type(kind.__name__, (Undecoded, kind), {"__module__": kind.__module__})
+    image.__class__ = _undecoded[kind]
+    image.undecoded = data
+    image.info[_SOURCE] = (data, None)
+    return cast("Undecoded", image)
 
 
 def look_at(data: bytes) -> PIL.Image.Image:

@@ -24,7 +24,7 @@ from app.agents.grown import CallIds
 from app.agents.halt import DivergedError, Halt
 from app.agents.memory import PolicyFailedError
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.pictures import image_from_bytes
+from app.agents.pictures import drop_pixels, image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
 from app.agents.scratchpad import scratchpad_of
@@ -148,6 +148,7 @@ class AgentSession:
         finally:
             self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
             self._belongings.rest()
+            drop_pixels(self._agent.memory.steps)
         if recorder.journal.holds_more and not failure:
             return tail.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, tail)

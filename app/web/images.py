@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import re
+import threading
 import warnings
 
 import PIL.Image
@@ -14,6 +15,7 @@ from app.errors import InvalidRequestError, TooLargeError
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+_DECODER = threading.Lock()  # bounds the memory of all requests that are read at a time
 
 
 def read_images(images: list[str], max_pixels: int) -> tuple[bytes, ...]:
@@ -33,7 +35,7 @@ def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes,
     except (binascii.Error, ValueError):
         raise InvalidRequestError.at(pointer, "is neither base64 nor a data:image/…;base64, URL") from None
     broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}")
-    too_large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together.")
+    too_large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together; make them smaller.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
         try:
@@ -42,10 +44,19 @@ def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes,
             raise too_large from None
         except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
             raise broken from None
-        if before + image.width * image.height > max_pixels:
+        pixels = _weighed(image)
+        if before + pixels > max_pixels:
             raise too_large
         try:
-            image.load()
+            with _DECODER, image:
+                image.draft("RGB", (1, 1))  # a JPEG is read whole and kept small
+                image.load()
         except Exception:  # noqa: BLE001 - see above
             raise broken from None
-    return data, image.width * image.height
+    return data, pixels
+
+
+def _weighed(image: PIL.Image.Image) -> int:
+    """Return an image's pixels, twice where decoding takes more memory than they do."""
+    is_heavy = image.format == "WEBP" or "progressive" in image.info
+    return image.width * image.height * (2 if is_heavy else 1)

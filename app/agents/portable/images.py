@@ -106,7 +106,9 @@ def _check(name: str, data: bytes) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            is_as_stored = image_to_bytes(image_from_bytes(data)) == data
+            image = image_from_bytes(data)
+            image.load()
+            is_as_stored = image_to_bytes(image) == data
     except Exception:  # noqa: BLE001 - see above
         raise _error(name, _BROKEN) from None
     if not is_as_stored:
