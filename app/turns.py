@@ -212,7 +212,7 @@ class Watch:
         return await self._reader.end_of(self.turn.number)
 
     def stop(self) -> None:
-        """Let `events` end: this process shuts down."""
+        """End `events` before the final one."""
         self.stopped = True
         self._reader.stop()
 

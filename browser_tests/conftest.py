@@ -72,7 +72,7 @@ def opened(browser: Browser, sins: list[str]) -> Iterator[Callable[..., Page]]:
         context.set_default_timeout(WAIT_MS)
         context.on("page", lambda page: _watch(page, str(service.client.base_url), sins))
         page = context.new_page()
-        page.goto(f"{service.client.base_url}{path.removeprefix('/')}")
+        page.goto(str(service.client.base_url).rstrip("/") + path)
         return page
 
     yield open_page

@@ -146,3 +146,12 @@ def test_a_body_starts_nothing_that_ends_before(service: Service, path: bytes, w
         marker = service.post("/turn", message='[{"say": "after"}]', agent="scripted").json()
         until(lambda: service.get("/conversations", limit=1)["items"][0]["id"] == marker["conversation_id"])
         service.client.delete(f"/conversations/{marker['conversation_id']}")
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/static/swagger-ui-bundle.js", "/page/page.js"])
+def test_what_a_browser_shows_is_bound_to_the_services_own_scripts(service: Service, path: str) -> None:
+    headers = service.client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]

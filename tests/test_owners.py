@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import statistics
+import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,8 +71,9 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def ask(service: Service, key: str | None, method: str, path: str, body: Any = None) -> httpx2.Response:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+def ask(service: Service, key: str | None, method: str, path: str, body: Any = None, **headers: str) -> httpx2.Response:
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     return service.client.request(method, path, json=body, headers=headers)
 
 
@@ -204,6 +207,37 @@ def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_
         os.utime(other, ns=(age, age))
         other.replace(keys)
         assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
+
+
+@pytest.mark.parametrize("then", ["nothing", "another owner"])
+@pytest.mark.parametrize("on_disconnect", ["", "?on_disconnect=cancel"])
+def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, then: str, on_disconnect: str) -> None:
+    keys, go = tmp_path / "keys", tmp_path / "go"
+    with _serving(tmp_path, keys, line("ada", ADA) + line("bob", BOB) + line("ada", SECOND)) as service:
+        body = {"message": json.dumps([{"call": [["wait_for", {"path": str(go)}]]}, {"say": "done"}])}
+        conversation_id = make(service, ADA, agent="scripted")["id"]
+        path = f"/conversations/{conversation_id}/turns"
+        assert ask(service, ADA, "POST", path, body, Prefer="respond-async").status_code == 202
+        with ExitStack() as stack:
+            ended, goes_on = (
+                stack.enter_context(
+                    service.client.stream(
+                        "GET", f"{path}/1/events{on_disconnect}", headers={"Authorization": f"Bearer {key}"}
+                    )
+                )
+                for key in (ADA, SECOND)
+            )
+            assert (ended.status_code, goes_on.status_code) == (200, 200)
+            lines = ended.iter_lines()
+            assert next(lines) == "event: turn.queued"
+            begun = time.monotonic()
+            _rewrite(keys, line("ada", SECOND) + line("bob", BOB) + (line("bob", ADA) if then != "nothing" else ""))
+            assert [text for text in lines if text][-1].startswith(": the API key")
+            assert time.monotonic() - begun < 5
+            again = ask(service, ADA, "GET", f"{path}/1/events")
+            problem(again, *((401, "unauthorized") if then == "nothing" else (404, "conversation_not_found")))
+            go.touch()
+            assert "event: turn.finished" in list(goes_on.iter_lines())
 
 
 @pytest.fixture(scope="module")

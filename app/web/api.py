@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
+from base64 import b64encode
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -38,9 +41,12 @@ DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
 )
 
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -142,17 +148,21 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 def _serve_docs(app: FastAPI) -> None:
     """Serve the description's page with scripts of our own: no address outside the service."""
     scripts = importlib.resources.files("fastapi_offline").joinpath("static")
-    app.mount("/docs/static", StaticFiles(directory=str(scripts)), name="docs-static")
+    app.mount("/docs/static", _Page(directory=str(scripts)), name="docs-static")
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="smolsessions",
+        swagger_js_url="/docs/static/swagger-ui-bundle.js",
+        swagger_css_url="/docs/static/swagger-ui.css",
+        swagger_favicon_url="/docs/static/favicon.png",
+    )
+    inline = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
+    digests = " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline)
+    headers = PAGE_HEADERS | {"Content-Security-Policy": POLICY.replace("script-src", f"script-src {digests}")}
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return get_swagger_ui_html(
-            openapi_url="/openapi.json",
-            title="smolsessions",
-            swagger_js_url="/docs/static/swagger-ui-bundle.js",
-            swagger_css_url="/docs/static/swagger-ui.css",
-            swagger_favicon_url="/docs/static/favicon.png",
-        )
+        return HTMLResponse(page.body, headers=headers)
 
 
 def _serve_page(app: FastAPI) -> None:

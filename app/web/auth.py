@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.errors import StartError, UnauthorizedError
 from app.records import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 2.0
 LOCAL = Owner("local")
 _LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
 _KEY = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A stream that ends with its key."""
+
+    authorization: str | None
+    owner: Owner
+    end: Callable[[], None]
 
 
 class Callers:
@@ -29,6 +42,9 @@ class Callers:
         self._loopback = loopback
         self._read_at: tuple[int, ...] | None = None
         self._owners: Mapping[bytes, Owner] = {}
+        self._checked: Mapping[bytes, Owner] = {}  # the keys that all held streams were last checked against
+        self._held: set[_Held] = set()
+        self._timer: asyncio.TimerHandle | None = None
         if path:
             self._refresh(path)
 
@@ -65,6 +81,40 @@ class Callers:
         if owner is None:
             raise UnauthorizedError("This API key is not known here.")
         return owner
+
+    @contextmanager
+    def held(self, authorization: str | None, owner: Owner, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end` within seconds if the key is revoked, or becomes another owner's, before the block is left."""
+        if not self._path:
+            yield
+            return
+        held = _Held(authorization, owner, end)
+        if not self._stands(held):
+            raise UnauthorizedError
+        self._held.add(held)
+        if self._timer is None:
+            self._look()
+        try:
+            yield
+        finally:
+            self._held.discard(held)
+
+    def _look(self) -> None:
+        assert self._path
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._held else None
+        self._refresh(self._path)
+        if self._owners is self._checked:
+            return
+        self._checked = self._owners
+        for held in list(self._held):
+            if not self._stands(held):
+                held.end()
+
+    def _stands(self, held: _Held) -> bool:
+        try:
+            return self.owner(held.authorization) == held.owner
+        except UnauthorizedError:
+            return False
 
     def _refresh(self, path: Path) -> None:
         try:

@@ -9,24 +9,27 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
+from starlette.datastructures import Headers
 
 from app.errors import InvalidRequestError
 from app.web.common import location_of
 from app.web.events import event_view
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.types import Receive, Scope, Send
 
     from app.events import Logged
     from app.records import Ref
     from app.turns import TurnDesk, Watch
+    from app.web.auth import Callers
 
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
+REVOKED = b": the API key of this stream is not known any more\n\n"
 MOST_FRAMES = 512
 LARGE_BYTES = 64 * 1024
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
@@ -47,8 +50,9 @@ class TurnStream(EventSourceResponse):
         on_disconnect: str | None = None,
     ) -> None:
         """Take over the watch: it is closed when the response is over."""
+        self._last_words = RECONNECT
         super().__init__(
-            frames.of(watch, after, internal=internal),
+            frames.of(watch, after, internal=internal, last_words=lambda: self._last_words),
             headers={"Location": location_of(watch.turn)},
             ping=0,  # a task and its locks for each reader: `Frames` pings instead
             sep="\n",
@@ -61,8 +65,11 @@ class TurnStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._frames.readers += 1
+        callers: Callers = scope["app"].state.callers
+        authorization = Headers(scope=scope).get("authorization")
         try:
-            await super().__call__(scope, receive, send)
+            with callers.held(authorization, self._watch.turn.ref.owner, self._revoke):
+                await super().__call__(scope, receive, send)
         except SendTimeoutError:
             log.info("a reader of events takes nothing and is dropped", extra={"action": "reader.dropped"})
         finally:
@@ -71,6 +78,10 @@ class TurnStream(EventSourceResponse):
             watch.close()
             if self._cancels and not watch.complete and not watch.stopped:
                 self._turns.cancel_soon(watch.turn)
+
+    def _revoke(self) -> None:
+        self._last_words = REVOKED
+        self._watch.stop()
 
 
 def cursor_of(header: str | None, query: str | None) -> int:
@@ -90,12 +101,14 @@ class Frames:
         self.readers = 0
         self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
-    async def of(self, watch: Watch, after: int, *, internal: bool) -> AsyncIterator[bytes]:
-        """Give what is logged after the cursor, as frames."""
+    async def of(
+        self, watch: Watch, after: int, *, internal: bool, last_words: Callable[[], bytes]
+    ) -> AsyncIterator[bytes]:
+        """Yield the events after the cursor as frames, and `last_words` if the watch is stopped early."""
         async for logged in watch.events(after):
             yield PING if logged is None else self._frame(watch.turn.ref, watch.turn.number, logged, internal=internal)
         if watch.stopped and not watch.complete:
-            yield RECONNECT
+            yield last_words()
 
     def _frame(self, ref: Ref, turn: int, logged: Logged, *, internal: bool) -> bytes:
         key = (id(logged), internal)
