@@ -418,6 +418,9 @@ class Stage(Protocol):
 class Session(Protocol):
     """A conversation's live agent in this process. One turn at a time."""
 
+    held_bytes: int
+    """Size of the images and variables that it holds between turns."""
+
     def play(
         self,
         turn: Turn,

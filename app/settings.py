@@ -154,6 +154,9 @@ class Settings(BaseSettings):
         description="How long the log of a turn that is over is kept, and a deleted conversation's id stays taken.",
     )
     warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
+    warm_mb: float = Field(
+        512, ge=0, description="Megabytes of images and variables that agents kept in memory hold together, at most."
+    )
     warm_idle_s: float = Field(600, ge=0, description="How long an unused agent is kept in memory.")
     max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
     max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")

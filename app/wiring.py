@@ -114,7 +114,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
             where = f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
         threads = Threads(settings.threads if role.plays else 0)
-        registry = Registry(settings.warm_sessions, settings.warm_idle_s)
+        registry = Registry(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(registry))
         figures: Figures = metrics
         if place:

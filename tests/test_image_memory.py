@@ -141,3 +141,23 @@ def test_an_image_that_was_painted_on_keeps_its_pixels() -> None:
     assert image.getpixel((0, 0)) == (1, 2, 3)
     assert image_to_bytes(image) != FILES["PNG RGB"]
     assert deepcopy(image).getpixel((0, 0)) == (1, 2, 3)
+
+
+def test_sessions_that_hold_more_than_they_may_are_let_go(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    PIL.Image.effect_noise((800, 800), 60).save(buffer, "PNG")
+    image = base64.b64encode(buffer.getvalue()).decode()
+    with Service(tmp_path, {"WARM_MB": str(2.5 * len(buffer.getvalue()) / MB)}) as service:
+        asked = [service.play({"say": "small"}) for _ in range(3)]
+        assert warm(service) == len(asked)
+        turns = [service.play({"say": "seen"}, images=[image]) for _ in range(4)]
+        assert warm(service) == 2
+        again = service.play({"say": "again"}, conversation_id=turns[0]["conversation_id"])
+        assert (again["reply"], warm(service)) == ("again", 2)
+
+
+def warm(service: Service) -> int:
+    text = service.client.get("/metrics").text
+    return int(
+        float(next(line for line in text.splitlines() if line.startswith("smolsessions_sessions_warm")).split()[-1])
+    )

@@ -57,6 +57,10 @@ class Belongings:
         self._kept = now
         return changed
 
+    def size(self) -> int:
+        """Return the bytes of all pieces."""
+        return sum(map(len, self._kept.values()))
+
     def before(self, tool: Any) -> object:
         """Look at a tool before its call."""
         return None if gives_state(tool) else _looks_of(tool)

@@ -90,12 +90,18 @@ class Undecoded(PIL.ImageFile.ImageFile):
         return copied
 
 
-def drop_pixels(steps: Iterable[Any]) -> None:
-    """Let steps hold their images as bytes."""
+def drop_pixels(steps: Iterable[Any]) -> int:
+    """Let steps hold their images as bytes, and return the size of all their images."""
+    held: dict[int, int] = {}
     for step in steps:
         for image in (*(getattr(step, "task_images", ()) or ()), *(getattr(step, "observations_images", ()) or ())):
             if isinstance(image, Undecoded):
                 image.drop_pixels()
+            data = getattr(image, "undecoded", None)
+            held[id(data or image)] = (
+                len(data) if data else 4 * getattr(image, "width", 0) * getattr(image, "height", 0)
+            )
+    return sum(held.values())
 
 
 def is_undecoded(kind: type) -> bool:

@@ -98,6 +98,7 @@ class AgentSession:
         if self._scratchpad:
             self._scratchpad.open(agent)
         self._tail: _Tail | None = None
+        self.held_bytes = 0
 
     def play(
         self,
@@ -148,7 +149,7 @@ class AgentSession:
         finally:
             self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
             self._belongings.rest()
-            drop_pixels(self._agent.memory.steps)
+            self.held_bytes = drop_pixels(self._agent.memory.steps) + self._belongings.size()
         if recorder.journal.holds_more and not failure:
             return tail.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, tail)
