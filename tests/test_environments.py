@@ -27,6 +27,7 @@ AS_BARE_SMOLAGENTS = (
     "tests/test_steps.py::test_the_model_is_shown_the_same_after_every_kind_of_code",
     "tests/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
     "tests/test_steps.py::test_what_code_of_the_model_leaves_behind_comes_back",
+    "tests/test_constructors.py",
     "tests/test_partial_texts.py",
 )
 

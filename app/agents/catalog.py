@@ -32,7 +32,7 @@ from app.agents.portable.variables import Place, places_of
 from app.agents.scratchpad import give_scratchpad
 from app.agents.session import AgentSession, clean_up, unplayed_task
 from app.agents.steps import unpack
-from app.agents.thrift import forget_torch, keep_templates
+from app.agents.thrift import forget_torch, keep_templates, mark_default_loggers
 from app.errors import AgentUnavailableError, ServiceError, StartError
 from app.records import AgentInfo, AgentName, AgentVersion, Usage
 
@@ -80,6 +80,7 @@ class Catalog:
         """`hidden` files and folders are out of sight for model-written code."""
         forget_torch()
         keep_templates()
+        mark_default_loggers()
         self._entries: dict[AgentName, _Entry] = {}
         for name, factory in factories:
             if not _NAME.fullmatch(name):

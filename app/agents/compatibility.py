@@ -23,12 +23,13 @@ OLDEST, NEXT = "1.24", "1.27"
 NAMES = {
     "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
     "TokenUsage Tool ToolCallingAgent TransformersModel local_python_executor",
-    "smolagents.agent_types": "AgentAudio AgentImage AgentText",
-    "smolagents.agents": "Template",  # replaced by one that compiles each text once
+    "smolagents.agent_types": "AgentAudio AgentImage AgentText handle_agent_output_types",
+    "smolagents.agents": "AgentLogger Template",  # replaced: app/agents/thrift.py
     "smolagents.default_tools": "FinalAnswerTool",
     "smolagents.local_python_executor": "BASE_PYTHON_TOOLS DANGEROUS_MODULES check_safer_result "
     "CodeOutput ExecutionTimeoutError FinalAnswerException InterpreterError "
-    "LocalPythonExecutor PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda "
+    "LocalPythonExecutor MAX_EXECUTION_TIME_SECONDS "
+    "PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda "
     "get_safe_module safer_func",
     "smolagents.memory": "ActionStep CallbackRegistry FinalAnswerStep MemoryStep PlanningStep SystemPromptStep "
     "TaskStep ToolCall",
@@ -89,6 +90,7 @@ ATTRIBUTES = {
     "agent.memory": "steps system_prompt",
     "agent.monitor": "logger",
     "agent.step_callbacks": "_callbacks",
+    "agent.executor_kwargs": "keys",
     "agent.python_executor": "state static_tools custom_tools additional_functions additional_authorized_imports "
     "authorized_imports max_print_outputs_length timeout_seconds send_tools send_variables",
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from smolagents import CodeAgent
-from smolagents.local_python_executor import LocalPythonExecutor
+from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
 from smolagents.memory import ActionStep, PlanningStep
 from smolagents.remote_executors import RemotePythonExecutor
 
@@ -97,7 +97,7 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
         if runs_in_child(agent):
             limits = limits_of(getattr(agent, "code_limits", {}))
             executor = member.interpreter = ChildInterpreter(
-                executor, family.nursery, limits, family.carries, seat.check
+                executor, family.nursery, limits, family.carries, seat.check, timeout_s=_timeout_of(agent)
             )
         elif seat.code_runs_in == "thread":
             guard.install()
@@ -106,6 +106,13 @@ def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
         agent.step_callbacks.register(ActionStep, lambda step: _show_finished(seat, step))
         agent.step_callbacks.register(PlanningStep, lambda step: _show_finished(seat, step))
     return seat
+
+
+def _timeout_of(agent: CodeAgent) -> float | None:
+    """Return the time that the author allows a block; None for smolagents' default, which `code_limits` replace."""
+    timeout_s: float | None = agent.python_executor.timeout_seconds  # type: ignore[attr-defined]  # the local one
+    is_default = timeout_s == MAX_EXECUTION_TIME_SECONDS and "timeout_seconds" not in agent.executor_kwargs
+    return None if is_default else timeout_s
 
 
 def _show_finished(seat: Seat, step: MemoryStep) -> None:

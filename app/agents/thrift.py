@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from app.agents.memory import Function
 
 MOST_PROMPTS = 1000
+_SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})
+"""The levels of default loggers that print nothing: INFO is smolagents' default, and a service's output no console."""
 
 
 def forget_torch() -> None:
@@ -38,12 +40,19 @@ def keep_templates() -> None:
     smolagents.agents.Template = lru_cache(maxsize=MOST_PROMPTS)(Template)  # type: ignore[attr-defined, assignment]
 
 
-def make_thrifty(agent: MultiStepAgent) -> None:
-    """Replace two public methods and the logger on this instance, and on its managed agents; prompts stay the same.
+def mark_default_loggers() -> None:
+    """Have agents make loggers that can be told from those that an author passes as `logger=`."""
+    smolagents.agents.AgentLogger = DefaultLogger  # type: ignore[attr-defined]
 
+
+def make_thrifty(agent: MultiStepAgent) -> None:
+    """Replace two public methods and the default logger on this instance, and on its managed agents.
+
+    Prompts stay the same, and so does a logger that the author passed.
     An agent class with methods of its own keeps them.
     """
-    agent.logger = agent.monitor.logger = SilentLogger()
+    if type(agent.logger) is DefaultLogger and agent.logger.level in _SILENT:
+        agent.logger = agent.monitor.logger = SilentLogger()
     kind = type(agent)
     if kind.initialize_system_prompt in _KNOWN_PROMPTS:
         agent.initialize_system_prompt = _KeptPrompt(agent)  # type: ignore[method-assign]
@@ -82,6 +91,10 @@ class _KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
                     call(memory_step)
                 else:
                     call(memory_step, **kwargs)
+
+
+class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
+    """The logger of an agent whose author passed none."""
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]

@@ -47,13 +47,16 @@ class ChildInterpreter(PythonExecutor):
         limits: CodeLimits,
         carries: tuple[type, ...],
         check: Callable[[], None],
+        *,
+        timeout_s: float | None = None,
     ) -> None:
-        """`check` is called while code runs, and raises to end it."""
+        """`check` is called while code runs, and raises to end it. `timeout_s` bounds a block with its tool calls."""
         self._original = original
         self._nursery = nursery
         self._limits = limits
         self._carries = carries
         self._check = check
+        self._timeout_s = timeout_s
         self._tools: dict[str, Callable[..., Any]] = {}
         self._given: dict[str, Any] = {}
         self._gives_anew = False
@@ -153,6 +156,7 @@ class ChildInterpreter(PythonExecutor):
         assert channel
         given = {"given": self._written(self._given)} if self._gives_anew and not is_new else {}
         self._gives_anew = False
+        watch.begin(self._timeout_s)
         channel.send({"code": code, "seed": self.seed, **given}, lambda: self._look(watch))
         while True:
             message = channel.receive(lambda: self._look(watch))
@@ -276,24 +280,30 @@ class _Done:
 
 
 class _Stopwatch:
-    """Bounds a block's time, without that of the tools that it calls."""
+    """Bounds a block's time: the limits without that of the tools that it calls, the author's own timeout with it."""
 
     def __init__(self, limits: CodeLimits, child: Child) -> None:
         self._limits = limits
         self._child = child
         self._cpu_before = child.cpu_s()
-        self._since = time.monotonic()
+        self._since = self._began = time.monotonic()
+        self._timeout_s: float | None = None
+
+    def begin(self, timeout_s: float | None) -> None:
+        """Start the author's own timeout."""
+        self._began, self._timeout_s = time.monotonic(), timeout_s
 
     def check(self) -> None:
         """Raise what smolagents raises, and in its words."""
+        now, limits = time.monotonic(), self._limits
+        if self._timeout_s is not None and now - self._began > self._timeout_s:
+            raise _timeout(str(self._timeout_s))
         for limit_s, used_s in (
-            (self._limits.wall_s, time.monotonic() - self._since),
-            (self._limits.cpu_s, self._child.cpu_s() - self._cpu_before),
+            (limits.wall_s, now - self._since),
+            (limits.cpu_s, self._child.cpu_s() - self._cpu_before),
         ):
             if used_s > limit_s:
-                raise ExecutionTimeoutError(
-                    f"Code execution exceeded the maximum execution time of {limit_s:g} seconds"
-                )
+                raise _timeout(f"{limit_s:g}")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -301,6 +311,10 @@ class _Stopwatch:
         began = time.monotonic()
         yield
         self._since += time.monotonic() - began
+
+
+def _timeout(limit_s: str) -> ExecutionTimeoutError:
+    return ExecutionTimeoutError(f"Code execution exceeded the maximum execution time of {limit_s} seconds")
 
 
 def _piece(name: Any) -> str:
