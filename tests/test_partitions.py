@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import statistics
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,27 @@ async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: Ser
         assert taken[PARTITIONS:] == sorted(taken[PARTITIONS:])
         assert early <= PARTITIONS
         assert len(await claim(store, most=100)) == 20  # and leaves nothing behind
+
+
+async def test_owners_take_turns_wherever_their_conversations_lie(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as web, opened(server) as work:
+        for number in range(200):
+            await submit(web, f"many/{number}")
+        for _ in range(2 * PARTITIONS):
+            await claim(work, most=1)
+        places: list[int] = []
+        for name in ("few/0", "few/1", "some/0", "few/2", "some/1", "one/0", "few/3"):
+            heard = asyncio.create_task(work.scheduler.wait_for_work(0.2))
+            await asyncio.sleep(0)
+            await submit(web, name)
+            await heard
+            taken = [""]
+            while name not in taken:
+                taken += [str(lease.turn.ref) for lease in await claim(work, most=1)]
+            places.append(len(taken) - 1)
+        assert statistics.median(places) <= 2, places
+        assert sum(places) < 3 * len(places), places
 
 
 async def test_a_wake_up_names_its_partition(server: Server, raw: Raw) -> None:

@@ -71,10 +71,10 @@ class Scheduler:
         """This process's own worker has nothing to do, so a nudge is enough and no other worker need be woken."""
         return self._waiting
 
-    def nudge(self, partition: Partition | None = None) -> None:
-        """A conversation has become ready at this partition, or may be at any."""
+    def nudge(self, partition: Partition | None = None, owner: str = "") -> None:
+        """A conversation of `owner` has become ready at this partition, or may be at any."""
         if partition:
-            self._rounds.woken(partition)
+            self._rounds.woken(partition, owner)
         else:
             self._rounds.all_due()
         self._work.set()
@@ -140,13 +140,16 @@ class Scheduler:
         self._claimed(partition, await answered("claim", answer), at)
 
     def _claimed(self, partition: Partition, answer: Any, at: float) -> None:
-        is_enough, left_since, is_soon, found = answer
+        is_enough, left_since, is_soon, found, left_owner = answer
         if is_soon:
             self._rounds.due(partition)
             self._pause_s = self._affinity_s
         if left_since:
-            self._rounds.due(partition, int(left_since) / 1_000_000)
-        self._take([self._opened(partition, fields, at) for fields in found])
+            self._rounds.due(partition, int(left_since) / 1_000_000, left_owner.decode())
+        leases = [self._opened(partition, fields, at) for fields in found]
+        for lease in leases:
+            self._rounds.served(lease.turn.ref.owner)
+        self._take(leases)
         if is_enough:  # nothing beside a suspect, anywhere; and it comes first when there is room for it
             self._rounds.due(partition, FIRST)
             self._room = 0

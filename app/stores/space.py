@@ -131,7 +131,7 @@ def _listen(
             also_on_gap()
 
     heard = {
-        partition.wake: lambda *_: scheduler.nudge(partition),
+        partition.wake: lambda _, owner: scheduler.nudge(partition, owner.decode(errors="replace")),
         partition.channel: partition.log.hear,
         stop: scheduler.hear_stop,
     }

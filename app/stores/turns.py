@@ -215,7 +215,7 @@ class Turns:
             self._remember(turn.ref, number + 1, agent)
             partition = self._partitions.of(turn.ref)
             partition.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-            self._scheduler.nudge(partition)
+            self._scheduler.nudge(partition, turn.ref.owner)
             return turn, True
         if state == b"attached":
             return await self._attached(turn.ref.owner, *rest), False

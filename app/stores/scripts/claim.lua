@@ -7,7 +7,7 @@
 -- A conversation is left for `affinity_us` to the worker that played it last: that one has its agent at hand.
 -- One that has waited for it for `longest_us` goes to any. The first of the answer says that nothing more is to be taken, here or
 -- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty); the
--- third that something was left for so short a time that it is worth waiting for.
+-- third that something was left for so short a time that it is worth waiting for; the last whose turn is next here (or empty).
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
 local claims, skipped, spent, first_place, passed, at, is_enough, is_soon = {}, {}, {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
@@ -149,4 +149,4 @@ while #claims < most and passed < 1000 do
   end
 end
 local left = next_ready()
-return {is_enough, left and string.format('%.0f', oldest_since()) or '', is_soon, claims}
+return {is_enough, left and string.format('%.0f', oldest_since()) or '', is_soon, claims, left and owner_of(left) or ''}

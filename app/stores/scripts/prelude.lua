@@ -64,7 +64,7 @@ end
 local function make_ready(ref, wake)
   local agent = redis.call('HGET', key('conversation', ref), 'agent')
   enter(agent, ref, now())
-  if wake ~= '' then redis.call('SPUBLISH', wake, 'ready') end
+  if wake ~= '' then redis.call('SPUBLISH', wake, owner_of(ref)) end
 end
 
 -- A turn is over: its working keys go, its log stays for a while.
