@@ -25,6 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from app.errors import NEWER, SealBrokenError, StartError
+from app.permissions import check_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,9 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
 
 def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
     """Read the keys of a file; with `create` a missing one is made first, readable by its owner alone."""
-    if create and not path.exists():
+    if create and path.exists():
+        check_private(path, "seal key file")
+    elif create:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".seal-", delete=False) as file:  # 0600
             file.write(new_key() + "\n")
             file.flush()

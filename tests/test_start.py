@@ -196,6 +196,31 @@ def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{server.socket_path}"
 
 
+@pytest.mark.parametrize("processes", [(), ("serve", "--processes", "2")])
+@pytest.mark.parametrize(("name", "mode"), [("", 0o755), ("", 0o704), ("seal.key", 0o644), ("seal.key", 0o604)])
+def test_data_that_all_users_may_read_is_refused(
+    tmp_path: Path, name: str, mode: int, processes: tuple[str, ...]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "seal.key").write_text(KEY_A)
+    (data / "seal.key").chmod(0o600)
+    (data / name).chmod(mode)
+    sentence = sentence_of(run(tmp_path, {}, *processes))
+    assert f"chmod o-rwx {data / name}" in sentence
+    assert KEY_A not in sentence
+
+
+def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o2770)
+    (data / "seal.key").write_text(KEY_A)
+    (data / "seal.key").chmod(0o440)
+    with Service(tmp_path) as service:
+        assert service.client.get("/readyz").status_code == 200
+
+
 def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
     outside_store: str, tmp_path: Path
 ) -> None:

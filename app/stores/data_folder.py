@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
 from app.errors import StartError
+from app.permissions import check_private
 
 if sys.platform != "win32":
     import fcntl
@@ -33,6 +34,7 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
     with ExitStack() as stack:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(folder, "data folder")
             service = stack.enter_context((folder / "lock").open("a+b"))
             server = stack.enter_context((folder / "server.lock").open("a+b"))
             if not _lock(service):
