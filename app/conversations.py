@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UnknownAgentError
@@ -32,6 +32,10 @@ class Conversations:
     def agents(self) -> list[AgentInfo]:
         """Say which agents there are, the default one first."""
         return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
+
+    async def confinement(self) -> Mapping[AgentName, str | None]:
+        """Tell what confines each agent's code."""
+        return await asyncio.to_thread(self._agents.confinement)
 
     async def create(
         self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: Draft

@@ -455,6 +455,10 @@ class Agents(Protocol):
     @property
     def infos(self) -> dict[AgentName, AgentInfo]: ...
 
+    def confinement(self) -> dict[AgentName, Literal["namespaces", "landlock", "uid", "none"] | None]:
+        """Tell what confines each agent's code; called in a thread, as it may wait for processes to come up."""
+        ...
+
     def build(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> Session:

@@ -76,6 +76,16 @@ class Settings(BaseSettings):
         None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
     )
     demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
+    code_confinement: Literal["auto", "required"] = Field(
+        "auto",
+        description="`required` refuses to start if neither namespaces nor Landlock can confine model-written code; "
+        "`auto` takes the strongest means that the system gives.",
+    )
+    code_folders: str = Field(
+        "",
+        description="Folders that model-written code may read besides Python, its packages and the agents' own, with "
+        "commas between.",
+    )
     model_id: str | None = Field(
         None, description="Offers the agent chat on this model of an OpenAI-compatible endpoint."
     )

@@ -91,9 +91,14 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     if default not in dict(factories):
         names = ", ".join(name for name, _ in factories)
         raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
-    files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file)
+    url = settings.redis_url.get_secret_value() if settings.redis_url else ""
+    socket = Path(url.removeprefix("unix://").partition("?")[0]) if url.startswith("unix://") else None
+    files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file, socket)
     secrets = (settings.data_dir, *files, *hidden)
-    return Catalog(factories, [path for path in secrets if path]), AgentName(default)
+    folders = [Path(word.strip()) for word in settings.code_folders.split(",") if word.strip()]
+    must_confine = settings.code_confinement == "required"
+    catalog = Catalog(factories, [path for path in secrets if path], folders, must_confine=must_confine)
+    return catalog, AgentName(default)
 
 
 @contextlib.asynccontextmanager
@@ -132,6 +137,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         worker: Worker | Idler = Idler(queues)
         if role.plays:
             catalog.start()
+            await asyncio.to_thread(catalog.check_confinement)
             worker = Worker(
                 store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
             )

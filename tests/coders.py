@@ -156,6 +156,11 @@ def make_walled() -> CodeAgent:
     return make_coder(("*",), {"open_files": 20, "cpu_s": 60})
 
 
+def make_forking() -> CodeAgent:
+    """Make a walled coder whose code may start processes."""
+    return make_coder(("*",), {"processes": 3})
+
+
 def make_misspelt() -> CodeAgent:
     agent = make_coder()
     vars(agent)["executor"] = "proces"

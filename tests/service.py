@@ -49,6 +49,7 @@ AGENTS = ",".join(
         "hasty": "coders:make_hasty",
         "small": "coders:make_small",
         "walled": "coders:make_walled",
+        "forking": "coders:make_forking",
     }.items()
 )
 

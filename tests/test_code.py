@@ -399,27 +399,6 @@ def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Serv
     assert (turn["status"], turn["dropped_variables"]) == ("finished", [])
 
 
-def test_processes_that_code_has_left_behind_are_gone_with_the_turn(alone: Service, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    start = (
-        "import os\ntry:\n    pid = os.fork()\nexcept OSError:\n    pid = 1\nif pid == 0:\n    os.setsid()\n"
-        "    os.closerange(0, 30)\n    while True:\n        for i in range(10**6):\n            pass"
-    )
-    turn = begin(alone, *code(start, f"wait_for(path={str(gate)!r})", BLOCKS["a sleep"]), agent="walled")
-    until(gate.with_name("gate.started").exists)
-    left = below(alone)  # two, where the system lets code fork
-    assert left
-    gate.touch()
-    stop(alone, turn)
-    assert over(alone, turn)["status"] == "cancelled"
-    until(lambda: not [process for process in left if is_ours(process)], 2)
-
-
-def below(service: Service) -> list[psutil.Process]:
-    """Give the processes in which code runs, with those that they forked."""
-    return [process for zygote in zygotes(service) for process in zygote.children(recursive=True)]
-
-
 @pytest.mark.parametrize("victims", [children, zygotes])
 def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     alone: Service, tmp_path: Path, victims: Callable[[Service], list[psutil.Process]]

@@ -17,6 +17,7 @@ from smolagents import MultiStepAgent
 
 import app
 from app.agents.belongings import gives_state
+from app.agents.code.confinement import ENOUGH
 from app.agents.code.limits import limits_of
 from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
@@ -39,6 +40,7 @@ from app.records import AgentInfo, AgentName, AgentVersion, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from app.agents.code.confinement import Level
     from app.agents.memory import Function
     from app.agents.steps import Step
     from app.past import Past
@@ -65,7 +67,8 @@ class _Entry:
     carries: tuple[type, ...]
     preload: frozenset[str]
     """What the processes for its code have imported beforehand."""
-    runs_code: bool
+    executors: frozenset[str]
+    """Where the code of the agent and of those that it manages runs."""
     own_policies: dict[str, Function]
     places: dict[str, Place]
     """What it can take of variables that are imported, by its agents' paths."""
@@ -75,9 +78,14 @@ class Catalog:
     """The agents that this process can play, each checked by calling its factory twice."""
 
     def __init__(
-        self, factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]], hidden: Sequence[Path] = ()
+        self,
+        factories: Sequence[tuple[str, Callable[[], MultiStepAgent]]],
+        hidden: Sequence[Path] = (),
+        code_folders: Sequence[Path] = (),
+        *,
+        must_confine: bool = False,
     ) -> None:
-        """`hidden` files and folders are out of sight for model-written code."""
+        """`hidden` files and folders are out of sight for model-written code; it may read `code_folders`."""
         forget_torch()
         keep_templates()
         mark_default_loggers()
@@ -92,7 +100,9 @@ class Catalog:
                 )
             self._entries[AgentName(name)] = _checked(name, factory)
         preload = {module for entry in self._entries.values() for module in entry.preload}
-        self._nursery = Nursery(sorted(preload), hidden)
+        self._must_confine = must_confine
+        self._nursery = Nursery(sorted(preload), hidden, code_folders, must_confine=must_confine)
+        self._started = False
 
     @property
     def infos(self) -> dict[AgentName, AgentInfo]:
@@ -100,8 +110,34 @@ class Catalog:
 
     def start(self) -> None:
         """Prepare for model-written code, once what is to be hidden from it is there."""
-        if any(entry.runs_code for entry in self._entries.values()):
+        if any("process" in entry.executors for entry in self._entries.values()):
             self._nursery.start()
+            self._started = True
+
+    def check_confinement(self) -> None:
+        """Raise `StartError` if code must be confined and cannot be. Waits for the server of processes."""
+        if not self._must_confine:
+            return
+        mend = "or set SMOLSESSIONS_CODE_CONFINEMENT=auto"
+        for name, entry in self._entries.items():
+            if "thread" in entry.executors:
+                raise StartError(
+                    f"the agent {name!r} runs its code in the service itself, and SMOLSESSIONS_CODE_CONFINEMENT is "
+                    f"required: leave out its executor = 'thread', {mend}"
+                )
+        if self._started and self._nursery.level() not in ENOUGH:
+            raise StartError(
+                "SMOLSESSIONS_CODE_CONFINEMENT is required, and this system gives neither namespaces nor Landlock: "
+                f"allow one of them (docs/security.md), serve no agent that writes code, {mend}"
+            )
+
+    def confinement(self) -> dict[AgentName, Level | None]:
+        """Tell what confines each agent's code; None without code here. Waits for the server of processes."""
+        level = self._nursery.level() if self._started else None
+        return {
+            name: "none" if "thread" in entry.executors else level if "process" in entry.executors else None
+            for name, entry in self._entries.items()
+        }
 
     def build(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
@@ -271,7 +307,8 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     imports = {module for agent in family for module in getattr(agent, "additional_authorized_imports", ())}
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
-    return _Entry(factory, info, tuple(carries), preload, bool(family), own_policies, places_of(first))
+    executors = frozenset(place for agent in _family(first) if (place := code_runs_in(agent)))
+    return _Entry(factory, info, tuple(carries), preload, executors, own_policies, places_of(first))
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:

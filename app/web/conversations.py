@@ -137,7 +137,11 @@ def agent_routes(conversations: Conversations) -> APIRouter:
     @router.get("/agents", responses={200: {"model": AgentList}, **problems()})
     async def agents(_owner: CallerOwner) -> Response:
         """List the agents that conversations can be held with, the default one first."""
-        views = [agent_view(info, default=number == 0) for number, info in enumerate(conversations.agents())]
+        confinement = await conversations.confinement()
+        views = [
+            agent_view(info, confinement[info.version.name], default=number == 0)
+            for number, info in enumerate(conversations.agents())
+        ]
         return answer({"items": views})
 
     return router

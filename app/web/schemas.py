@@ -251,6 +251,10 @@ class AgentView(BaseModel):
     code_runs_in: Literal["process", "thread", "remote"] | None = Field(
         description="Where a CodeAgent's code runs (docs/security.md); a remote executor's calls of tools are not seen."
     )
+    code_confinement: Literal["namespaces", "landlock", "uid", "none"] | None = Field(
+        description="The strongest means that confines the code of the agent, and of those that it manages, in this "
+        "process (docs/security.md). Null without such code, and in a process that plays no turns."
+    )
     policy: Rules = Field(description="What bounds the memory that its model is shown.")
     default: bool
 
@@ -390,7 +394,7 @@ def _weight_view(weight: Weight) -> dict[str, Any]:
     }
 
 
-def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
+def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
     return {
         "name": info.version.name,
         "kind": info.version.kind,
@@ -399,6 +403,7 @@ def agent_view(info: AgentInfo, *, default: bool) -> dict[str, Any]:
         "tools": list(info.tools),
         "max_steps": info.max_steps,
         "code_runs_in": info.code_runs_in,
+        "code_confinement": confinement,
         "policy": policy_data(info.policy),
         "default": default,
     }

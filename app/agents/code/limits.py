@@ -25,7 +25,7 @@ class CodeLimits:
     variables_mb: float = 32
     """Of what is kept of the variables from turn to turn."""
     processes: int = 0
-    """Processes and threads that code may start, where the system counts them (not for root)."""
+    """Processes and threads that code may start. Not bounded for root without uids of its own, except by 0."""
     open_files: int = 64
 
 

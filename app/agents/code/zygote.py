@@ -10,14 +10,12 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 from app.agents.code import child, guard
 from app.agents.code.confinement import Walls
-
-OPEN_SENTENCE = (
-    "this system gives model-written code no namespaces of its own: the network, and what the service may read and "
-    "write, are open to code that gets out of smolagents' interpreter; docs/security.md says what to do"
-)
+from app.agents.code.group import Group
 
 
 def main() -> None:
@@ -28,59 +26,71 @@ def main() -> None:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
     guard.install()
-    walls = Walls(order["hidden"])
-    if not walls.apart:
-        sys.stderr.write(f"smolsessions: {OPEN_SENTENCE}\n")
+    walls = Walls(map(Path, order["hidden"]), map(Path, order["folders"]))
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     gc.collect()
     gc.freeze()
-    try:
-        _serve(control, walls)
-    finally:
-        os.killpg(0, signal.SIGKILL)  # the service is gone: so is all that we forked, and we
+    with contextlib.suppress(BrokenPipeError):  # the service is gone
+        control.send(walls.level.encode())
+        _Server(control, walls).serve()
 
 
-def _serve(control: socket.socket, walls: Walls) -> None:
-    while True:
-        request, fds, _, _ = socket.recv_fds(control, 64, 1)
-        if not request:
+class _Server:
+    """Forks on request until the service is gone, and then ends all that it forked."""
+
+    def __init__(self, control: socket.socket, walls: Walls) -> None:
+        self._control = control
+        self._walls = walls
+        self._forked: list[Group] = []
+
+    def serve(self) -> None:
+        try:
+            while True:
+                request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+                if not request:
+                    return
+                if fds:
+                    self._fork(fds[0])
+                    os.close(fds[0])
+                else:
+                    self._control.send(b"too many open files")
+        finally:
+            for group in self._forked:
+                group.kill()
+
+    def _fork(self, fd: int) -> None:
+        self._forked = [group for group in self._forked if group.lives()]
+        try:
+            pid = self._walls.fork()
+        except OSError as error:
+            self._control.send(str(error).encode()[:60])
             return
-        if fds:
-            _fork(control, fds[0], walls)
-            os.close(fds[0])
-        else:
-            control.send(b"too many open files")
+        if pid == 0:
+            self._be_child(fd)
+        try:
+            group = Group(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
+        except OSError as error:  # it has died already, or there are too many files
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._control.send(str(error).encode()[:60])
+            return
+        self._forked.append(group)
+        socket.send_fds(self._control, [b"%d" % pid], [] if group.pidfd is None else [group.pidfd])
 
-
-def _fork(control: socket.socket, fd: int, walls: Walls) -> None:
-    try:
-        pid = walls.fork()
-    except OSError as error:
-        control.send(str(error).encode()[:60])
-        return
-    if pid == 0:
+    def _be_child(self, fd: int) -> NoReturn:
         status = 1
         try:
-            control.close()
+            os.setsid()  # a group of its own: a signal to "my group" meets no other process
+            self._control.close()
+            for group in self._forked:
+                group.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _be_silent()
-            child.serve(socket.socket(fileno=fd), walls)
+            child.serve(socket.socket(fileno=fd), self._walls)
             status = 0
         finally:
             os._exit(status)
-    if not hasattr(os, "pidfd_open"):
-        control.send(b"%d" % pid)
-        return
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:  # it has died already, or there are too many files
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        control.send(str(error).encode()[:60])
-        return
-    socket.send_fds(control, [b"%d" % pid], [pidfd])
-    os.close(pidfd)
 
 
 def _be_silent() -> None:
