@@ -6,12 +6,13 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 from __future__ import annotations
 
 import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
 from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
@@ -20,6 +21,7 @@ from tests import agents
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+A = TypeVar("A", bound=MultiStepAgent)
 LIBRARIES = ["numpy", "pandas"]
 HOST = ["os", "posix", "socket", "io", "pathlib", "ctypes", "signal", "threading"]
 SCRIPTED_TASK = {"task": "{{task}}", "report": "{{final_answer}}"}
@@ -181,6 +183,59 @@ def make_endless() -> CodeAgent:
 
 def make_halved() -> CodeAgent:
     return make_coder(limits={"processes": 0.5})
+
+
+class Keep(Tool):  # type: ignore[misc, unused-ignore]
+    """Keeps things in its agent's state."""
+
+    name = "keep"
+    description = "Keeps something."
+    inputs = {  # noqa: RUF012 - smolagents' way
+        "under": {"type": "string", "description": "its name"},
+        "what": {"type": "string", "description": "a connection, a parcel, or a text; nothing: only look"},
+    }
+    output_type = "string"
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.agent = agent
+
+    def forward(self, under: str, what: str) -> str:
+        makers: dict[str, Any] = {
+            "connection": _connection,
+            "money": lambda: agents.Money(1, "EUR"),
+            "parcel": lambda: Parcel(1, "kept"),
+            "text": lambda: "kept",
+        }
+        state = self.agent.state
+        if what:
+            state[f"my_{under}"] = makers[what]()  # a ToolCallingAgent replaces an argument that names a key
+        return f"{under} is {type(state.get(f'my_{under}')).__name__}"
+
+
+def _connection() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", check_same_thread=False)
+
+
+def keeping(agent: A) -> A:
+    agent.tools["keep"] = Keep(agent)
+    agent.state["my_made"] = _connection()
+    vars(agent)["carries"] = [Parcel]
+    return agent
+
+
+def make_caller() -> ToolCallingAgent:
+    """Make an agent that calls tools, with a connection in its state."""
+    return keeping(agents.make_scripted())
+
+
+def make_keeper() -> CodeAgent:
+    """Make a coder with a connection in its state."""
+    return keeping(make_coder())
+
+
+def make_threaded_keeper() -> CodeAgent:
+    return keeping(make_threaded())
 
 
 NOTED = "CODERS_NOTED"  # names the file in which `make_observed` notes what its author's functions get

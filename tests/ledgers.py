@@ -309,6 +309,11 @@ def make_keeper() -> ToolCallingAgent:
     return agent
 
 
+def make_caller() -> ToolCallingAgent:
+    """Make an agent with a tool that keeps things in its state."""
+    return coders.keeping(make_teller())
+
+
 def make_wary() -> ToolCallingAgent:
     """Make an agent that itself names a tool that is not to be repeated."""
     agent = make_teller()
@@ -333,5 +338,5 @@ def make_changing() -> ToolCallingAgent:
     return make_teller(instructions=os.environ.get("LEDGER_INSTRUCTIONS", "Be brief."))
 
 
-FACTORIES = "teller writer boss author planner threaded keeper wary judged changing".split()
+FACTORIES = "teller writer boss author planner threaded keeper caller wary judged changing".split()
 AGENTS = ",".join(f"{name}=tests.ledgers:make_{name}" for name in FACTORIES)

@@ -89,6 +89,13 @@ def test_prompts_are_those_of_one_agent(either: Service, script: list[list[Event
         assert turn["reply"] == expected, number
 
 
+def test_logs_of_code_in_a_thread_are_those_of_one_agent(cold: Service) -> None:
+    bare = coders.make_coder()
+    bare.run(json.dumps(LOGGED[0]), reset=False)
+    turn = cold.follow_up(cold.play(*LOGGED[0], agent="threaded"), *BROKEN, SHOWN)
+    assert turn["reply"] == bare.run(json.dumps([*BROKEN, SHOWN]), reset=False)
+
+
 def test_what_code_draws_without_a_seed_is_not_written(cold: Service, outside: Server) -> None:
     draws = "import random\nimport numpy as np\nn = random.random() + random.gauss(0, 1) + np.random.rand()"
     drawn, _ = played(cold, draws, agent="whole")

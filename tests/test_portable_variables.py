@@ -336,7 +336,6 @@ WRONG: list[tuple[Any, str]] = [
     ({"": {"reset": [1]}}, "/variables//reset/0"),
     ({"helper": {"told": ["a"]}}, "/variables/helper/told"),
     ({"helper": {"code": {"a": 1}}}, "/variables/helper"),
-    ({"helper": {"gone": ["a"]}}, "/variables/helper"),
 ]
 
 

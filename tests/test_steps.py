@@ -569,7 +569,7 @@ def test_the_model_is_shown_the_same_after_every_kind_of_step(service: Service) 
 def test_the_model_is_shown_the_same_after_every_kind_of_code(service: Service) -> None:
     boxed = "class Box:\n    def __str__(self):\n        return 'box'\n[Box()]\nBox()"
     scripts: list[list[dict[str, Any]]] = [
-        [{"code": boxed}, {"code": "print('shown')\nundefined"}, {"text": "no code"}, {"say": "one"}],
+        [{"code": boxed}, {"code": "del Box\nprint('shown')\nundefined"}, {"text": "no code"}, {"say": "one"}],
         [{"code": "odd(what='datetime in a zone')"}, {"code": "odd(what='data in data')"}, {"say": "two"}],
         [
             {"code": "make(what='error')"},

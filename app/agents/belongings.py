@@ -7,7 +7,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from app.agents.crossing import dumps, dumps_plain, loads
+from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
+
+from app.agents.code.variables import INTERNAL, Names
+from app.agents.crossing import CannotCrossError, dumps, loads
+from app.agents.plain import text_of
 from app.agents.tool_proxy import unproxied
 
 if TYPE_CHECKING:
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE, GONE, TOLD, LOGS, PIECE, TOOL, RESET = "state", "gone", "told", "logs", "v:", "tool:", "reset:"
+STATE, GONE, HELD, TOLD, LOGS, PIECE, TOOL, RESET = "state", "gone", "held", "told", "logs", "v:", "tool:", "reset:"
 _DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
 GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
@@ -26,8 +30,9 @@ GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone
 class Belongings:
     """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's).
 
-    `path:logs` is what an interpreter's last block printed. `path:tool:…` is what a tool's `get_state()` gave,
-    `path:reset:…` says of a tool without one that it has changed.
+    `path:held` names values that live in this process alone: a rebuilt agent has lost them. `path:logs` is what an
+    interpreter's last block printed. `path:tool:…` is what a tool's `get_state()` gave, `path:reset:…` says of a tool
+    without one that it has changed.
     """
 
     def __init__(self, family: Family, pieces: dict[str, bytes]) -> None:
@@ -42,6 +47,15 @@ class Belongings:
         """The pieces of tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
+        self._made = {member.path: member.agent.state.copy() for member in family.members}
+        """The states as the factory made them."""
+        self._unkept: dict[str, set[str]] = {}
+        """Names in agents' states whose values cannot be kept."""
+        self._lost: dict[str, set[str]] = {member.path: set() for member in family.members}
+        """Names that were lost, of agents whose code has no process of its own."""
+        self._newly_lost: frozenset[str] = frozenset()
+        self._found_lost: frozenset[str] = frozenset()
+        """Names that an earlier turn's process held: first of this rebuilt agent, then of the turn that misses them."""
         for member in family.members:
             self._restore(member)
             member.seat.keeper = self
@@ -95,23 +109,26 @@ class Belongings:
 
     def begin_turn(self) -> str:
         """Give what the model must be told of the turns before; from now on `dropped` names what this turn loses."""
+        for member in self._family.members:
+            self._drop_unkept(member)
         self._gone_before = self._gone()
+        self._found_lost = self._newly_lost & self._gone_before
+        self._newly_lost = frozenset()
         if self._has_played:
             self._reset.clear()
         self._has_played = True
-        head = self._family.head.interpreter
-        untold = sorted(head.gone - self._told) if head else []
-        self._told = (
-            frozenset([*untold, *(self._told & head.gone)]) if head else frozenset()
-        )  # gone again is told again
+        gone = self._gone_of(self._family.head)
+        untold = sorted(gone - self._told)
+        self._told = frozenset(gone)
         return f"\n\n{GONE_SENTENCE.format(names=', '.join(untold))}" if untold else ""
 
     def dropped(self) -> tuple[str, ...]:
-        """Name the variables that this turn could not keep, those of managed agents with their path.
+        """Name the variables that this turn could not keep, or found lost, those of managed agents with their path.
 
         A tool that lost a state of its own, since it cannot give it, is `tool:NAME`.
         """
-        return (*sorted(self._gone() - self._gone_before), *sorted(TOOL + name for name in self._reset))
+        dropped = (self._gone() - self._gone_before) | self._found_lost
+        return (*sorted(dropped), *sorted(TOOL + name for name in self._reset))
 
     def rest(self) -> None:
         """End the interpreters' processes: the turn is over."""
@@ -122,15 +139,21 @@ class Belongings:
         start = f"{member.path}:"
         if state := self._kept.get(start + STATE):
             member.agent.state.update({name: loads(data, self._family.carries) for name, data in loads(state).items()})
+        gone, held = (set(json.loads(self._kept.get(start + piece, b"[]"))) for piece in (GONE, HELD))
+        self._newly_lost |= {_full_name(member, name) for name in held - gone}
+        self._lose(member, gone | held)
+        logs = self._kept.get(start + LOGS, b"").decode()
         if member.interpreter:
-            names = json.loads(self._kept.get(start + GONE, b"[]"))
             pieces = {
                 name.removeprefix(start + PIECE): data
                 for name, data in self._kept.items()
                 if name.startswith(start + PIECE)
             }
-            member.interpreter.variables, member.interpreter.gone = pieces, frozenset(names)
-            member.interpreter.logs = self._kept.get(start + LOGS, b"").decode()
+            member.interpreter.variables, member.interpreter.logs = pieces, logs
+        elif executor := _in_thread(member):
+            executor.state = names = Names(executor.state)
+            names.gone, names.functions = frozenset(gone | held), executor.custom_tools
+            names["_print_outputs"] = PrintContainer().append(logs)
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
         """Give a tool the state that it gave; one that changed and gave none has lost it."""
@@ -154,8 +177,7 @@ class Belongings:
             if not member.agent.state and member.path not in self._states:
                 continue
             before = self._states.get(member.path, {})
-            state = member.agent.state.copy()  # other calls may be at it
-            now = {name: dumps_plain(value, self._family.carries) for name, value in state.items()}
+            now = self._state_of_agent(member)
             written = {name: data for name, data in now.items() if before.get(name) != data}
             gone = [name for name in before if name not in now]
             if written or gone:
@@ -169,10 +191,40 @@ class Belongings:
         known = self._states.setdefault(path, {})
         for name, value in written.items():
             known[name] = value
-            member.agent.state[name] = loads(value, self._family.carries)
+            if value:
+                member.agent.state[name] = loads(value, self._family.carries)
+            else:
+                member.agent.state.pop(name, None)
+                self._lose(member, {name})
         for name in gone:
             known.pop(name, None)
             member.agent.state.pop(name, None)
+
+    def _state_of_agent(self, member: Member) -> dict[str, bytes]:
+        """Return an agent's state: no bytes for a value that cannot be kept, unless the factory makes it again."""
+        found = {}
+        for name, value in member.agent.state.copy().items():  # other calls may be at it
+            try:
+                found[name] = dumps(value, self._family.carries)
+            except CannotCrossError:
+                if self._made[member.path].get(name) is not value:
+                    found[name] = b""
+        return found
+
+    def _drop_unkept(self, member: Member) -> None:
+        """Take from an agent's state what a rebuilt agent would not have: a turn is the same, warm or cold."""
+        if _in_thread(member):
+            return
+        unkept = self._unkept.pop(member.path, set())
+        for name in unkept:
+            member.agent.state.pop(name, None)
+        self._lose(member, unkept)
+
+    def _lose(self, member: Member, names: set[str]) -> None:
+        if member.interpreter:
+            member.interpreter.gone |= names
+        else:
+            self._lost[member.path] |= names
 
     def _place_of(self, tool: Any) -> tuple[str, str]:
         """Give the beginning of a tool's pieces, and its name."""
@@ -192,26 +244,55 @@ class Belongings:
 
     def _now(self) -> Iterator[tuple[str, bytes]]:
         for member in self._family.members:
-            if member.agent.state:
-                yield f"{member.path}:{STATE}", _state(member.agent.state, self._family.carries)
+            state = self._state_of_agent(member)
+            self._unkept[member.path] = {name for name, data in state.items() if not data}
+            if kept := {name: data for name, data in state.items() if data}:
+                yield f"{member.path}:{STATE}", dumps(kept)
+            for piece, names in ((GONE, self._gone_of(member)), (HELD, self._held_of(member))):
+                if names:
+                    yield f"{member.path}:{piece}", json.dumps(sorted(names)).encode()
+            executor = _in_thread(member)
             if member.interpreter:
                 for name, data in member.interpreter.variables.items():
                     yield f"{member.path}:{PIECE}{name}", data
-                if member.interpreter.gone:
-                    yield f"{member.path}:{GONE}", json.dumps(sorted(member.interpreter.gone)).encode()
-                if member.interpreter.logs:
-                    yield f"{member.path}:{LOGS}", member.interpreter.logs.encode()
+            if logs := member.interpreter.logs if member.interpreter else _logs_of(executor):
+                yield f"{member.path}:{LOGS}", logs.encode()
         yield from self._own.items()
+        self._told &= self._gone_of(self._family.head)  # a name that is gone again is told again
         if self._told:
             yield f":{TOLD}", json.dumps(sorted(self._told)).encode()
 
     def _gone(self) -> frozenset[str]:
-        return frozenset(
-            f"{member.path}.{name}" if member.path else name
-            for member in self._family.members
-            if member.interpreter
-            for name in member.interpreter.gone
-        )
+        return frozenset(_full_name(member, name) for member in self._family.members for name in self._gone_of(member))
+
+    def _gone_of(self, member: Member) -> set[str]:
+        """Return the names that an agent had and has no longer, or will not have in the next turn."""
+        lost = {*(member.interpreter.gone if member.interpreter else self._lost[member.path])}
+        unkept = set() if _in_thread(member) else self._unkept.get(member.path, set())
+        return (lost - member.agent.state.keys() - self._held_of(member)) | unkept
+
+    def _held_of(self, member: Member) -> set[str]:
+        """Return the names of code that runs in a thread: they last as long as this session."""
+        executor = _in_thread(member)
+        if executor is None:
+            return set()
+        names = {*executor.state, *executor.custom_tools} - INTERNAL - member.agent.state.keys()
+        names = {name for name in names if not name.startswith("__")}  # smolagents lists methods among the functions
+        return names | self._unkept.get(member.path, set())
+
+
+def _full_name(member: Member, name: str) -> str:
+    return f"{member.path}.{name}" if member.path else name
+
+
+def _in_thread(member: Member) -> LocalPythonExecutor | None:
+    """Return an agent's interpreter where it runs code in this process."""
+    executor = unproxied(getattr(member.agent, "python_executor", None))
+    return executor if isinstance(executor, LocalPythonExecutor) else None
+
+
+def _logs_of(executor: LocalPythonExecutor | None) -> str:
+    return text_of(str(executor.state.get("_print_outputs", ""))) if executor else ""
 
 
 def gives_state(tool: Any) -> bool:
@@ -225,7 +306,3 @@ def _looks_of(tool: Any) -> dict[str, tuple[int, int]]:
         for name, value in vars(tool).copy().items()
         if name not in _NO_STATE and type(value) in _DATA
     }
-
-
-def _state(state: dict[str, Any], carries: tuple[type, ...]) -> bytes:
-    return dumps({name: dumps_plain(value, carries) for name, value in state.items()})

@@ -179,7 +179,9 @@ class TurnView(BaseModel):
     usage: UsageView
     timing: TimingView
     attempts: int
-    dropped_variables: list[str] = Field(description="Variables of the agent's code that could not be kept.")
+    dropped_variables: list[str] = Field(
+        description="Variables of the agent's code, and keys of its state, that could not be kept."
+    )
     left_out: LeftOutView | None = Field(description="What the memory policy left out of the turn's last prompt.")
     rolled_back: bool = Field(
         description="Its steps were dropped: by a turn with `on_busy: rollback`, or a rollback to a turn before it."

@@ -12,14 +12,14 @@ from smolagents.utils import truncate_content
 from app.agents.code.chance import CHANCE, Chance
 from app.agents.code.channel import Channel, ClosedError
 from app.agents.code.guard import stub
-from app.agents.code.variables import Variables
+from app.agents.code.variables import Names, Variables
 from app.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
 from app.agents.effects import error_of
 from app.agents.plain import plain
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from app.agents.code.confinement import Walls
 
@@ -41,26 +41,6 @@ def serve(sock: socket.socket, walls: Walls) -> None:
         pass
 
 
-class _Names(dict[str, Any]):
-    """The interpreter's names. One whose value could not be kept is an error; smolagents would take a similar one."""
-
-    gone: frozenset[str] = frozenset()
-    functions: Collection[str] = ()
-
-    def __contains__(self, name: object) -> bool:
-        if dict.__contains__(self, name):
-            return True
-        if name in self.gone and name not in self.functions:
-            raise InterpreterError(f"The variable `{name}` is gone: its value could not be kept. Define it again.")
-        return False
-
-    def copy(self) -> _Names:
-        """Copy for a function's own names."""
-        names = _Names(self)
-        names.gone, names.functions = self.gone, self.functions
-        return names
-
-
 class _Playground:
     def __init__(self, channel: Channel, begin: dict[str, Any]) -> None:
         self._channel = channel
@@ -69,7 +49,7 @@ class _Playground:
         self._executor = LocalPythonExecutor([], max_print_outputs_length=begin["max_print"], timeout_seconds=None)
         self._executor.additional_authorized_imports = begin["imports"]
         self._executor.authorized_imports = begin["authorized"]  # as the parent has them: errors list them in order
-        self._executor.state = self._names = _Names(self._executor.state)
+        self._executor.state = self._names = Names(self._executor.state)
         self._names.functions = self._executor.custom_tools
         tools: dict[str, Any] = {name: self._stub(name, description) for name, description in begin["tools"]}
         self._executor.send_tools(tools)

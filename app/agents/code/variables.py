@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smolagents.local_python_executor import InterpreterError
+
 from app.agents.code.classes import binds
 from app.agents.code.pieces import SCALARS, Groups, Pickling, Piece, bind, names, piece_id, restore
 from app.agents.code.values import Home, is_settled
@@ -19,6 +21,26 @@ if TYPE_CHECKING:
     from smolagents.local_python_executor import LocalPythonExecutor
 
 INTERNAL = frozenset({"__name__", "_print_outputs", "_operations_count"})
+
+
+class Names(dict[str, Any]):
+    """The interpreter's names. One whose value could not be kept is an error; smolagents would take a similar one."""
+
+    gone: frozenset[str] = frozenset()
+    functions: Collection[str] = ()
+
+    def __contains__(self, name: object) -> bool:
+        if dict.__contains__(self, name):
+            return True
+        if name in self.gone and name not in self.functions:
+            raise InterpreterError(f"The variable `{name}` is gone: its value could not be kept. Define it again.")
+        return False
+
+    def copy(self) -> Names:
+        """Copy for a function's own names."""
+        names = Names(self)
+        names.gone, names.functions = self.gone, self.functions
+        return names
 
 
 @dataclass(frozen=True, slots=True)

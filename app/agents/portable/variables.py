@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from app.agents.belongings import GONE, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from app.agents.belongings import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
 from app.agents.code.chance import CHANCE
 from app.agents.code.interpreter import MOST_NAME_CHARS, MOST_PIECES
 from app.agents.code.limits import limits_of
@@ -76,8 +76,8 @@ class _Export:
         kind, _, name = rest.partition(":")
         if rest == STATE:
             self._add_state(data)
-        elif rest in {GONE, TOLD}:
-            self._names[rest] |= set(json.loads(data))
+        elif rest in {GONE, HELD, TOLD}:
+            self._names[TOLD if rest == TOLD else GONE] |= set(filter(_is_name, json.loads(data)))
         elif rest in {LOGS, PIECE + CHANCE}:
             return
         elif f"{kind}:" == PIECE:
@@ -194,7 +194,7 @@ def _pieces_of(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tupl
 
 
 def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tuple[str, bytes]]:
-    if place.most_bytes is None and (found.code or found.gone):
+    if place.most_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
     left = place.most_bytes or 0
     for name, value in found.code.items():
