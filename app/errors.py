@@ -4,6 +4,7 @@ from __future__ import annotations
 
 NEWER = "is of a format newer than this release: run the one that wrote it, or a later one"
 """What is to be said of stored data that this release does not know."""
+DAMAGED = "What the store holds of this conversation is damaged; restore it from a backup, or delete the conversation."
 
 
 class ServiceError(Exception):

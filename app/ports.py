@@ -54,6 +54,10 @@ class LogReader(Protocol):
         """
         ...
 
+    async def prepare(self, turn: int, after: int) -> None:
+        """Look into the log once. Raises `SealBrokenError`, which would else come amid the stream."""
+        ...
+
     async def end_of(self, turn: int) -> Turn | None:
         """Wait for the turn's end alone, which spares all others; None when stopped."""
         ...

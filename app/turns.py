@@ -97,7 +97,13 @@ class TurnDesk:
         turn = await self._store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
-        return self._watch(turn)
+        watch = self._watch(turn)
+        try:
+            await watch.prepare(after)
+        except BaseException:
+            watch.close()
+            raise
+        return watch
 
     async def cancel(self, ref: Ref, number: int, wait_s: float = 0) -> Turn:
         """Stop a turn, and wait for its end if asked to; one that is over stays as it is."""
@@ -206,6 +212,10 @@ class Watch:
             async for logged in self._reader.follow(self.turn.number, after):
                 self.complete = logged is not None and isinstance(logged.event, TurnEnded)
                 yield logged
+
+    async def prepare(self, after: int) -> None:
+        """Look into the log before anything of it is told. Raises `SealBrokenError`."""
+        await self._reader.prepare(self.turn.number, after)
 
     async def end(self) -> Turn | None:
         """Wait for the turn's end; None when stopped."""

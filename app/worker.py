@@ -162,7 +162,7 @@ class Worker:
             ended = await self._end(lease, outcome)
         except LeaseLostError:
             log.warning("turn %s#%d was taken away", turn.ref, turn.number, extra={"action": "turn.lost", **where})
-        except StoreUnavailableError as error:
+        except (StoreUnavailableError, SealBrokenError) as error:
             log.error("turn %s#%d is left: %s", turn.ref, turn.number, error, extra={"action": "turn.left", **where})  # noqa: TRY400 - the store's outage is no defect of ours
         else:
             if session and ended.status == "finished":

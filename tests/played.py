@@ -79,7 +79,7 @@ class Open:
 
     def write(self, name: str, *, effect: bool) -> None:
         self.grew |= effect and name not in self.journal
-        self.journal[name] = effect
+        self.journal.setdefault(name, effect)
 
     def endings(self, status: str) -> list[Ended]:
         """Give what may come of a commit. An interrupt that nobody was told of takes where it was heard in time."""

@@ -8,6 +8,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from redis.exceptions import ResponseError
+
+from app.errors import SealBrokenError
+from app.stores.script import as_service_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from dataclasses import dataclass
@@ -120,6 +125,11 @@ class Backlog:
 
     def _answered(self, answer: Answer, batch: list[Entry], sent_at: float) -> None:
         error = answer.exception()
+        if isinstance(error, ResponseError):
+            error = as_service_error("emit", error)
+        if isinstance(error, SealBrokenError):
+            self._owner.found_gap()
+            return
         state, *rest = (b"failed",) if error else answer.result()
         if state == b"lost" or (state == b"behind" and self._is_oldest(batch)):
             self._owner.lose()  # behind: what was acknowledged is gone, so it is played on from what is there

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from app.errors import NEWER, SealBrokenError
+from app.errors import DAMAGED, NEWER, SealBrokenError
 from app.events import (
     MessageDelta,
     MessageRestarted,
@@ -47,9 +47,30 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
 NAME_BYTES = 16
+MOST_DIGITS = 16
 HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 _TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
+
+
+def number(data: bytes | None, most: int = 2**53) -> int:
+    """Read a whole number that the store keeps unsealed."""
+    if data is None or not data.isdigit() or len(data) > MOST_DIGITS or (found := int(data)) > most:
+        raise SealBrokenError(DAMAGED)
+    return found
+
+
+def text(data: bytes) -> str:
+    """Read a name that the store keeps unsealed."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise SealBrokenError(DAMAGED) from None
+
+
+def moment(data: bytes | None) -> float:
+    """Read a time of the store's clock, in Unix seconds."""
+    return number(data) / 1_000_000
 
 
 def turn_to_bytes(turn: Turn) -> bytes:
@@ -175,8 +196,13 @@ def ref_of(scope: str) -> Ref:
     return Ref(Owner(owner), conversation_id)
 
 
-def conversation_to_bytes(agent: str, metadata: dict[str, Any]) -> bytes:
-    return to_json({"agent": agent, "metadata": metadata})
+def conversation_to_bytes(agent: str, metadata: dict[str, Any], *, has_terms: bool = False) -> bytes:
+    return to_json({"agent": agent, "metadata": metadata} | ({"terms": True} if has_terms else {}))
+
+
+def has_terms(data: bytes) -> bool:
+    """Tell whether a conversation had terms when its record was sealed; a rollback may have added some since."""
+    return "terms" in from_json(data)
 
 
 def terms_to_bytes(terms: Terms) -> bytes:
@@ -202,7 +228,7 @@ def terms_from_bytes(data: bytes) -> Terms:
 def agent_of(data: bytes, shown: bytes) -> AgentName:
     """Give a conversation's agent as it was sealed; that it is also shown openly is for the scripts alone."""
     sealed = str(from_json(data)["agent"])
-    if sealed != shown.decode():
+    if sealed.encode() != shown:
         raise SealBrokenError
     return AgentName(sealed)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import (
+    DAMAGED,
     ConversationExistsError,
     ConversationNotFoundError,
     NotFoundError,
@@ -22,7 +23,7 @@ from app.errors import (
 from app.events import Logged, TurnEnded
 from app.records import AgentName, Conversation, Failure, Outcome, Page, Terms
 from app.stores import codec
-from app.stores.head import image_blobs, load_images, open_head
+from app.stores.head import check_count, image_blobs, load_images, open_head
 from app.stores.seals import NO_TERMS
 
 if TYPE_CHECKING:
@@ -51,14 +52,14 @@ class Conversations:
 
     async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
         """Make an empty conversation."""
-        partition = self._partitions.of(ref)
+        partition, terms = self._partitions.of(ref), Terms(draft.policy)
         state, *rest = await partition.scripts.call(
             "create",
             owner=ref.owner,
             ref=str(ref),
             agent=agent,
-            record=self._record(ref, agent, draft.metadata),
-            terms=sealed_terms(partition, str(ref), Terms(draft.policy)),
+            record=self._record(ref, agent, draft.metadata, terms),
+            terms=sealed_terms(partition, str(ref), terms),
             ttl=ttl_us(draft.ttl_s),
         )
         if state == b"exists":
@@ -93,7 +94,7 @@ class Conversations:
         elif cursor:
             before = f"({cursor}"
         rows = await partition.scripts.call("list", owner=owner, before=before, limit=most)
-        return [((-int(row[1][4]), place), row) for row in rows]
+        return [((-int(float(score)), place), row) for score, row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
         """Read, change and write, until no other writer comes between; in this process one at a time."""
@@ -112,7 +113,7 @@ class Conversations:
                 "patch",
                 ref=str(ref),
                 read=row[1][1],
-                written=self._record(ref, conversation.agent, draft.metadata),
+                written=self._record(ref, conversation.agent, draft.metadata, terms),
                 read_terms=row[1][7] or b"",
                 terms=sealed_terms(partition, str(ref), terms),
                 ttl=ttl_us(draft.ttl_s),
@@ -125,7 +126,10 @@ class Conversations:
         """End what runs and what waits, then take everything away."""
         partition = self._partitions.of(ref)
         for _ in range(MOST_TRIES):
-            ended = [_cancelled(turn) for turn in await self._turns.open_turns(ref)]
+            try:
+                ended, is_damaged = [_cancelled(turn) for turn in await self._turns.open_turns(ref)], False
+            except SealBrokenError:
+                ended, is_damaged = [], True
             given: list[Argument] = []
             for turn in ended:
                 given += [turn.number, self._seal(codec.turn_to_bytes(turn), ref, "turn", turn.number)]
@@ -136,6 +140,7 @@ class Conversations:
                 ref=str(ref),
                 me=partition.channel,
                 log_ttl_s=partition.log_ttl_s,
+                is_damaged=int(is_damaged),
             )
             if state == b"unknown":
                 raise ConversationNotFoundError
@@ -157,9 +162,11 @@ class Conversations:
             found = await partition.scripts.call("steps", ref=scope, first=place, last=place + most)
             if not found:
                 raise ConversationNotFoundError
-            agent, generation, head_blob, blobs, terms = found
+            shown, generation, head_blob, blobs, terms, stored, queued, record = found
             partition.sealer.terms(scope, terms)
             head = open_head(partition.sealer, scope, generation, head_blob)
+            check_count(head, stored, queued)
+            agent = codec.agent_of(partition.sealer.open(record, scope, "conversation"), shown)
             left, last = head.destroyed if archived else head.out, place + len(blobs)
             start = place
             for index, blob in enumerate(blobs[:most], place):
@@ -176,7 +183,7 @@ class Conversations:
                 break
         page = Page(tuple(items), str(place) if more else None)
         try:
-            return AgentName(agent.decode()), page, await load_images(partition, scope, items)
+            return agent, page, await load_images(partition, scope, items)
         except SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == head_blob:
                 raise
@@ -192,11 +199,13 @@ class Conversations:
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
+        scope, *fields = row
         try:
-            return self.of_row(*row)
-        except SealBrokenError:
-            log.exception("conversation %s cannot be opened", row[0].decode(), extra={"action": "seal.broken"})
-            return None
+            if shown := fields and self.of_row(scope, *fields):
+                return shown
+        except SealBrokenError as error:
+            log.error("conversation %r cannot be listed: %s", scope, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
+        return None
 
     async def _row(self, ref: Ref) -> Any:
         row = await self._partitions.of(ref).scripts.call("show", ref=str(ref))
@@ -204,34 +213,52 @@ class Conversations:
             raise ConversationNotFoundError
         return row
 
-    def of_row(self, scope: bytes, fields: list[bytes], running: bytes, queued: int) -> Conversation:
-        """Open what scripts show of a conversation."""
+    def of_row(  # noqa: PLR0917 - the order is that of the scripts' answers
+        self,
+        scope: bytes,
+        fields: list[bytes],
+        running: bytes,
+        queued: int,
+        stored_turns: int,
+        stored_steps: int,
+        listed_at: bytes,
+    ) -> Conversation:
+        """Open a conversation as scripts show it, and compare its parts."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
-        ref = codec.ref_of(scope.decode())
+        ref = codec.ref_of(codec.text(scope))
         sealer = self._partitions.of(ref).sealer
-        opened = sealer.open(record, str(ref), "conversation")
+        opened = sealer.open(record or b"", str(ref), "conversation")
         terms = sealer.terms(str(ref), sealed)
         head = open_head(sealer, str(ref), generation, sealed_head)
+        check_count(head, stored_steps, queued)
+        if (
+            codec.number(turns) != stored_turns
+            or (listed_at and float(listed_at) != codec.number(created))
+            or (terms == NO_TERMS and codec.has_terms(opened))
+            or (ttl is None) != (expires is None)
+        ):
+            raise SealBrokenError(DAMAGED)
         origin = terms.lineage[0] if terms.lineage else None
         return Conversation(
             ref=ref,
             agent=codec.agent_of(opened, agent),
             metadata=codec.metadata_from_bytes(opened),
-            created_at=int(created) / 1_000_000,
-            updated_at=int(updated) / 1_000_000,
-            turns=int(turns),
+            created_at=codec.moment(created),
+            updated_at=codec.moment(updated),
+            turns=stored_turns,
             step_counts=head.step_counts,
-            running_turn=int(running) if running else None,
+            running_turn=codec.number(running) if running else None,
             queued_turns=queued - 1 if running else queued,
             archived_steps=(head.out & ~head.destroyed).bit_count(),
             policy=terms.policy,
-            ttl_s=int(ttl) / 1_000_000 if ttl else None,
-            expires_at=int(expires) / 1_000_000 if expires else None,
+            ttl_s=None if ttl is None else codec.moment(ttl),
+            expires_at=None if expires is None else codec.moment(expires),
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
         )
 
-    def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any]) -> bytes:
-        return self._seal(codec.conversation_to_bytes(agent, metadata), ref, "conversation")
+    def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any], terms: Terms) -> bytes:
+        data = codec.conversation_to_bytes(agent, metadata, has_terms=terms != NO_TERMS)
+        return self._seal(data, ref, "conversation")
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
         return self._partitions.of(ref).sealer.seal(data, str(ref), *place)

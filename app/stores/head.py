@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.errors import SealBrokenError
+from app.errors import DAMAGED, SealBrokenError
 from app.records import Head
 from app.seal import tag_of
 from app.stores import codec
@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 16
 IMAGES_AT_ONCE = 4
+COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
 def open_head(sealer: Seals, scope: str, generation: bytes, head: bytes) -> Head:
     """Open a conversation's head; before its first commit it has none."""
-    return codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(int(generation))
+    opened = codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
+    if codec.number(generation) != opened.generation:
+        raise SealBrokenError(DAMAGED)
+    return opened
+
+
+def check_count(head: Head, stored: int, queued: int) -> None:
+    """Compare the stored steps with the head. Only a turn that runs, or waits to go on, has steps behind it."""
+    if stored < head.count or (stored > head.count and not queued):
+        raise SealBrokenError(COUNT_SENTENCE)
 
 
 def open_pieces(sealer: Seals, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:

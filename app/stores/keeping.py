@@ -11,7 +11,7 @@ from app.errors import LeaseLostError, SealBrokenError
 from app.past import Past
 from app.seal import tag_of
 from app.stores import codec
-from app.stores.head import VARIABLES_SENTENCE, extend_hash, extended, hidden_so_far, load_images
+from app.stores.head import COUNT_SENTENCE, VARIABLES_SENTENCE, extend_hash, extended, hidden_so_far, load_images
 
 if TYPE_CHECKING:
     from app.events import Event
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from app.stores.partition import Partition
     from app.stores.script import Argument
 
+JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 MOST_AT_ONCE = 200  # events of a log that are opened in one go
-COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 
 
 class Keeping:
@@ -90,7 +90,7 @@ class Keeping:
 
         They are kept also where the rest cannot be read.
         """
-        journal, log, tail = await self._load_past(fence)
+        journal, log, tail, effects = await self._load_past(fence)
         _, fresh = await self._load_variables()
         head, steps = self._start, []
         for index, blob in enumerate(tail, head.count):
@@ -102,7 +102,9 @@ class Keeping:
         self._head, self._pieces, self._knows_tail = head, dict(self._pieces_before), True
         for name, blob in fresh.items():
             self._note_piece(name, blob)
-        written = {name.decode(): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
+        written = {codec.text(name): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
+        if sum(map(bool, written.values())) != effects:
+            raise SealBrokenError(JOURNAL_SENTENCE)
         return Past(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
@@ -160,13 +162,13 @@ class Keeping:
             name, _, blob = entry.partition(b"\n")
             with suppress(ValueError):  # of a newer release: nothing that this one would tell again
                 events.append(
-                    self._partition.log.decode(self._turn.ref, self._turn.number, 0, name.decode(), blob).event
+                    self._partition.log.decode(self._turn.ref, self._turn.number, 0, codec.text(name), blob).event
                 )
             if len(events) % MOST_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others want the loop, too
         return tuple(events)
 
-    async def _load_past(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    async def _load_past(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes], int]:
         state, *found = await self._partition.scripts.call(
             "past",
             ref=self._scope,
@@ -177,13 +179,13 @@ class Keeping:
         )
         if state == b"lost":
             raise LeaseLostError
-        journal, log, tail = found
-        return journal, log, tail
+        journal, log, tail, effects = found
+        return journal, log, tail, codec.number(effects)
 
     async def _load_variables(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         kept, fresh = await self._partition.scripts.call("variables", ref=self._scope, generation=self.generation)
-        found = {name.decode(): blob for name, blob in zip(kept[::2], kept[1::2], strict=True) if name}
-        return found, {name.decode(): blob for name, blob in zip(fresh[::2], fresh[1::2], strict=True)}
+        found = {codec.text(name): blob for name, blob in zip(kept[::2], kept[1::2], strict=True) if name}
+        return found, {codec.text(name): blob for name, blob in zip(fresh[::2], fresh[1::2], strict=True)}
 
     async def _load(self, first: int, end: int) -> list[bytes]:
         if end <= first:

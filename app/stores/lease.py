@@ -7,14 +7,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from app.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
+from app.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from app.events import FINAL, Logged, TurnEnded
 from app.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from app.seal import tag_of
 from app.stores import codec
 from app.stores.backlog import RETRY_S, Backlog
-from app.stores.head import open_head, open_pieces
-from app.stores.keeping import COUNT_SENTENCE, Keeping
+from app.stores.head import COUNT_SENTENCE, open_head, open_pieces
+from app.stores.keeping import Keeping
 from app.stores.stops import CANCEL, as_stopped, rolled_back, stop_of
 from app.stores.told import Told
 
@@ -59,6 +59,7 @@ class HeldLease:
         others_watch: bool,
         pieces: dict[str, bytes],
         defect: SealBrokenError | None,
+        flaw: SealBrokenError | None,
         counted: int,
         fingerprint: str,
         policy: Policy | None,
@@ -82,6 +83,8 @@ class HeldLease:
         self._held_until = 0.0
         self._lost = False
         self._defect = defect
+        self._flaw = flaw
+        self._was_over = turn.outcome is not None  # claimed again because its conversation's queue was damaged
         self._wish: Stop | None = None
 
     @property
@@ -146,8 +149,8 @@ class HeldLease:
 
     def check(self) -> None:
         """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
-        if self._defect:
-            raise self._defect
+        if self._defect or self._flaw:
+            raise self._defect or self._flaw or SealBrokenError
 
     async def settled(self) -> None:
         """Wait until all that was emitted is written."""
@@ -233,13 +236,18 @@ class HeldLease:
         timing = replace(self.turn.timing, finished_at=time.time())
         last_seq = (self._last_seen if self._defect else self._told.last_seq) + 1
         turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
+        turn = self.turn if self._was_over else turn
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
         variables, head = (b"", b"") if by or self._defect else self._keeping.seal_head()
         packed = b"" if self._defect else self._told.packed()
         if packed:
             packed = self._seal(packed, "log", self.turn.number)
-        await self._patiently(lambda: self._commit(turn, record, variables, head, packed, by=by))
+        try:
+            await self._patiently(lambda: self._commit(turn, record, variables, head, packed, by=by))
+        except SealBrokenError:
+            self._defect = self._defect or SealBrokenError(DAMAGED)  # the next try ends it in spite of that
+            raise
         return turn
 
     async def _commit(
@@ -258,7 +266,7 @@ class HeldLease:
             head=head,
             variables=variables,
             record=record,
-            event=FINAL[turn.outcome.status],
+            event="" if self._was_over else FINAL[turn.outcome.status],
             packed=packed,
             logged="" if self._defect else self._told.stored,
             last_seq=turn.last_seq or 0,
@@ -323,24 +331,26 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     counted: int,
     fingerprint: bytes,
     terms: bytes,
+    flaw: bytes,
 ) -> HeldLease:
     """Open what a claim gave; what cannot be opened is a lease with a defect, so that its turn can be ended."""
-    scope, turn = name.decode(), int(number)
+    scope, turn = codec.text(name), codec.number(number)
     ref, seal = codec.ref_of(scope), partition.sealer
     played = Turn(ref, turn, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
-    opened_input, opened_head, defect = TurnInput(), Head(int(generation)), None
+    opened_input, opened_head, defect = TurnInput(), Head(), None
     pieces: dict[str, bytes] = {}
     policy = None
     try:
         policy = seal.terms(scope, terms).policy
-        played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
-        opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
         opened_head = open_head(seal, scope, generation, head)
         pieces = open_pieces(seal, scope, opened_head, variables)
+        played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
+        opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
     except SealBrokenError as error:
         defect = error
     except (ValueError, TypeError, KeyError) as error:  # sealed, but not as this release writes it
         defect = SealBrokenError(f"a stored record cannot be read ({type(error).__name__})")
+    defect = defect or (SealBrokenError(DAMAGED) if played.outcome else None)
     # Behind the head there is a tail only where an earlier attempt left one.
     if not defect and (stored < opened_head.count or (attempt == 1 and stored > opened_head.count)):
         defect = SealBrokenError(COUNT_SENTENCE)
@@ -353,11 +363,12 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         head=opened_head,
         version=tag_of(head) if head else b"",
         logged=logged,
-        others_watch=any(channel.decode() != partition.channel for channel in watchers),
+        others_watch=any(channel != partition.channel.encode() for channel in watchers),
         pieces=pieces,
         defect=defect,
+        flaw=SealBrokenError(DAMAGED) if flaw else None,
         counted=counted,
-        fingerprint=fingerprint.decode(),
+        fingerprint=fingerprint.decode(errors="replace"),
         policy=policy,
     )
     if why:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from app.errors import ServiceError, StoreUnavailableError, TurnNotFoundError
+from app.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
 from app.events import FINAL, Logged, TurnEnded
 from app.stores import codec
 
@@ -27,6 +27,7 @@ SILENCE_S = 14.0  # after which a reader is told of it: proxies cut streams that
 NEVER = 2**53  # a cursor that no log reaches
 MOST_BUFFERED = 1000
 MOST_READ = 500  # events in one go: more are felt on the loop
+CUT_SENTENCE = "The log of this turn does not hold the events that its record counts."
 _FINAL_NAMES = frozenset(FINAL.values())
 
 
@@ -89,8 +90,7 @@ class Log:
         """Open an event; the blob of a final one is the turn's record."""
         scope = str(ref)
         if name in _FINAL_NAMES:
-            record = self._sealer.open(blob, scope, "turn", turn)
-            return Logged(seq, TurnEnded(codec.turn_from_bytes(record, ref, turn)))
+            return Logged(seq, TurnEnded(self._ended(ref, turn, blob)))
         return Logged(seq, codec.event_from_bytes(name, self._sealer.open(blob, scope, "event", turn, name)))
 
     async def read(self, ref: Ref, turn: int, after: int) -> list[Logged]:
@@ -104,14 +104,17 @@ class Log:
         )
         if state == b"unknown":
             raise TurnNotFoundError
-        record, entries, terms = rest
+        record, entries, terms, length = rest
         self._sealer.terms(str(ref), terms)  # of a fork: where its first turns come from
         if state == b"packed":
             return self._unpacked(ref, turn, record, entries[0].partition(b"\n")[2], after)
+        final = self._final(ref, turn, record, after + 1) if state == b"over" else None
+        if final and length and length < final.seq:
+            raise SealBrokenError(CUT_SENTENCE)
         found = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
-        if state == b"over" and not entries:
-            return [self._final(ref, turn, record, after + 1)]
-        return [logged for logged in found if logged]
+        if any(logged and isinstance(logged.event, TurnEnded) and logged.seq != length for logged in found):
+            raise SealBrokenError(CUT_SENTENCE)
+        return [final] if final and not entries else [logged for logged in found if logged]
 
     def _unpacked(self, ref: Ref, turn: int, record: bytes, packed: bytes, after: int) -> list[Logged]:
         events = codec.unpack_events(self._sealer.open(packed, str(ref), "log", turn))
@@ -119,14 +122,22 @@ class Log:
         return [*past, self._final(ref, turn, record, len(events) + 1)]
 
     def _final(self, ref: Ref, turn: int, record: bytes, seq: int) -> Logged:
-        result = codec.turn_from_bytes(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
+        result = self._ended(ref, turn, record)
         return Logged(result.last_seq or seq, TurnEnded(result))
+
+    def _ended(self, ref: Ref, turn: int, record: bytes) -> Turn:
+        """Open the record of a turn whose log says that it is over."""
+        result = codec.turn_from_bytes(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
+        if not result.outcome:
+            raise SealBrokenError(DAMAGED)
+        return result
 
     def _opened(self, ref: Ref, turn: int, seq: int, entry: bytes, record: bytes) -> Logged | None:
         """Open an entry; nothing for an event that only a newer release knows."""
         name, _, blob = entry.partition(b"\n")
+        kind = codec.text(name)
         try:
-            return self.decode(ref, turn, seq, name.decode(), record if name.decode() in _FINAL_NAMES else blob)
+            return self.decode(ref, turn, seq, kind, record if kind in _FINAL_NAMES else blob)
         except ValueError:
             log.warning("an event %s cannot be read", name, extra={"action": "event.unreadable"})
             return None
@@ -185,6 +196,13 @@ class Reader:
                 if isinstance(logged.event, TurnEnded):
                     return logged.event.result
         return None
+
+    async def prepare(self, turn: int, after: int) -> None:
+        """Look into the log once, so that one that cannot be read is an error before anything of it is told."""
+        with suppress(StoreUnavailableError):
+            found = await self._log.read(self._ref, turn, after)
+            self._news[:0] = [(turn, logged) for logged in found]
+            self._must_look = len(found) >= MOST_READ
 
     async def _next(self, turn: int, after: int) -> list[Logged]:
         while not self._must_look:

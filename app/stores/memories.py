@@ -20,8 +20,17 @@ from app.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Term
 from app.seal import tag_of
 from app.stores import codec
 from app.stores.conversations import sealed_terms, ttl_us
-from app.stores.head import extend_hash, extended, load_images, open_head, open_pieces
-from app.stores.keeping import COUNT_SENTENCE
+from app.stores.head import (
+    COUNT_SENTENCE,
+    VARIABLES_SENTENCE,
+    check_count,
+    extend_hash,
+    extended,
+    load_images,
+    open_head,
+    open_pieces,
+)
+from app.stores.seals import NO_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -99,7 +108,7 @@ class Memories:
                 moment.version,
                 await self._as_destroyed(ref, back, head),
                 terms=sealed_terms(self._partitions.of(ref), str(ref), terms),
-                restore=await self._pieces_of(ref, then),
+                restore=await self._pieces_of(ref, then, head),
                 turns=moment.turns,
             )
 
@@ -130,7 +139,7 @@ class Memories:
         partition, new = self._partitions.of(ref), self._neighbour(ref)
         seal, scope = partition.sealer.seal, str(new)
         given: list[Argument] = []
-        for name, tag in (await self._pieces_of(ref, head)).items():
+        for name, tag in (await self._pieces_of(ref, head, moment.head)).items():
             given += [name, tag]
         state, *rest = await partition.scripts.call(
             "fork",
@@ -140,7 +149,7 @@ class Memories:
             read_head=moment.version.head,
             to=scope,
             agent=moment.agent,
-            record=seal(codec.conversation_to_bytes(moment.agent, metadata), scope, "conversation"),
+            record=seal(codec.conversation_to_bytes(moment.agent, metadata, has_terms=True), scope, "conversation"),
             terms=sealed_terms(partition, scope, terms),
             head=seal(codec.head_to_bytes(head), scope, "head") if head.count or head.variables else b"",
             count=head.count,
@@ -165,7 +174,7 @@ class Memories:
                 if page.next_cursor is None:
                     break
             steps = await self._steps(ref, head)
-            wanted = await self._pieces_of(ref, head)
+            wanted = await self._pieces_of(ref, head, head)
             pieces = await self._open_pieces(ref, head, {name: tag for name, tag in wanted.items() if name})
             images = await load_images(self._partitions.of(ref), str(ref), steps)
             if not await self._is_still(ref, moment.version):
@@ -183,6 +192,8 @@ class Memories:
     ) -> Conversation:
         """Make a conversation of what is brought in."""
         partition, scope = self._partitions.of(ref), str(ref)
+        terms = Terms(draft.policy, jumps=brought.jumps)
+        record = codec.conversation_to_bytes(agent, draft.metadata, has_terms=terms != NO_TERMS)
         given, head = await asyncio.to_thread(_sealed_for, partition, scope, brought)
         state, *rest = await partition.scripts.call(
             "adopt",
@@ -190,8 +201,8 @@ class Memories:
             owner=ref.owner,
             ref=scope,
             agent=agent,
-            record=partition.sealer.seal(codec.conversation_to_bytes(agent, draft.metadata), scope, "conversation"),
-            terms=sealed_terms(partition, scope, Terms(draft.policy, jumps=brought.jumps)),
+            record=partition.sealer.seal(record, scope, "conversation"),
+            terms=sealed_terms(partition, scope, terms),
             ttl=ttl_us(draft.ttl_s),
             head=head,
         )
@@ -233,22 +244,22 @@ class Memories:
         state, *rest = await partition.scripts.call("moment", ref=scope, turn=turn)
         if state != b"ok":
             raise _refusal(state, rest)
-        (agent, record, terms, generation, head, turns, ttl), first, then, of_turn = rest
+        row, first, then, of_turn = rest
         if first and not may_run:
             raise _refusal(b"busy", [first])
-        if turn > int(turns) and not any_turn:
+        conversation = self._conversations.of_row(*row)
+        if turn > conversation.turns and not any_turn:
             raise TurnNotFoundError
-        opened_terms = partition.sealer.terms(scope, terms)
-        opened = partition.sealer.open(record, scope, "conversation")
+        _, _, head, generation, _, _, _, terms, ttl, _ = row[1]
         return _Moment(
-            agent=codec.agent_of(opened, agent),
-            metadata=codec.metadata_from_bytes(opened),
-            terms=opened_terms,
+            agent=conversation.agent,
+            metadata=conversation.metadata,
+            terms=partition.sealer.terms(scope, terms),
             version=Version(head or b"", terms or b""),
             head=open_head(partition.sealer, scope, generation, head or b""),
-            turns=int(turns),
-            then=_head_then(partition, scope, int(generation), then) if of_turn else None,
-            ttl_us=int(ttl) if ttl else "",
+            turns=conversation.turns,
+            then=_head_then(partition, scope, codec.number(generation), then) if of_turn else None,
+            ttl_us=codec.number(ttl) if ttl else "",
         )
 
     async def _then(self, ref: Ref, moment: _Moment, turn: int) -> Head:
@@ -272,8 +283,9 @@ class Memories:
             found = await partition.scripts.call(
                 "steps", ref=scope, first=first, last=min(end, first + STEPS_AT_ONCE) - 1
             )
-            if not found or not found[3]:
+            if not found or len(found[3]) != min(end, first + STEPS_AT_ONCE) - first:
                 raise SealBrokenError(COUNT_SENTENCE)
+            check_count(head, *found[5:7])
             for index, blob in enumerate(found[3], first):
                 running = extend_hash(running, blob)
                 if not head.destroyed >> index & 1:
@@ -285,14 +297,17 @@ class Memories:
             raise SealBrokenError(COUNT_SENTENCE)
         return steps
 
-    async def _pieces_of(self, ref: Ref, head: Head) -> dict[str, bytes]:
-        """Give the tags of the variables' pieces by name, with the sealed list of them under the empty name."""
+    async def _pieces_of(self, ref: Ref, head: Head, now: Head) -> dict[str, bytes]:
+        """Return the tags of the variables' pieces by name, with the sealed list of them under the empty name.
+
+        Raises `HistoryGoneError` if an earlier head's list is not kept any more.
+        """
         if not head.variables:
             return {}
         partition = self._partitions.of(ref)
         (listed,) = await partition.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
         if not listed:
-            raise HistoryGoneError
+            raise SealBrokenError(VARIABLES_SENTENCE) if head.variables == now.variables else HistoryGoneError()
         return {"": head.variables, **open_pieces(partition.sealer, str(ref), head, listed)}
 
     async def _open_pieces(self, ref: Ref, head: Head, wanted: dict[str, bytes]) -> dict[str, bytes]:
@@ -445,7 +460,7 @@ def _sealed_moment(partition: Partition, scope: str, head: Head, archived: Itera
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:
     if state == b"busy":
-        running = int(rest[0])
+        running = codec.number(rest[0])
         return BusyError(
             f"Turn {running} of this conversation is running; wait for its end, or stop it.", running_turn=running
         )

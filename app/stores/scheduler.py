@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from app.errors import StoreUnavailableError
+from app.errors import SealBrokenError, StoreUnavailableError
 from app.records import MOST_COUNTED, Queue, Queues
 from app.stores.lease import HeldLease, open_lease
 from app.stores.rounds import FIRST, Rounds
@@ -140,13 +140,15 @@ class Scheduler:
         self._claimed(partition, await answered("claim", answer), at)
 
     def _claimed(self, partition: Partition, answer: Any, at: float) -> None:
-        is_enough, left_since, is_soon, found, left_owner = answer
+        is_enough, left_since, is_soon, found, left_owner, aside = answer
+        _say_thrown(aside)
         if is_soon:
             self._rounds.due(partition)
             self._pause_s = self._affinity_s
         if left_since:
-            self._rounds.due(partition, int(left_since) / 1_000_000, left_owner.decode())
-        leases = [self._opened(partition, fields, at) for fields in found]
+            self._rounds.due(partition, int(left_since) / 1_000_000, left_owner.decode(errors="replace"))
+        opened = [self._opened(partition, fields, at) for fields in found]
+        leases = [lease for lease in opened if lease]
         for lease in leases:
             self._rounds.served(lease.turn.ref.owner)
         self._take(leases)
@@ -186,8 +188,12 @@ class Scheduler:
         while waiting := {*self._late.values(), *self._given_back}:
             await asyncio.wait(waiting)
 
-    def _opened(self, partition: Partition, fields: Sequence[bytes], at: float) -> HeldLease:
-        lease = open_lease(partition, *fields)  # type: ignore[arg-type]
+    def _opened(self, partition: Partition, fields: Sequence[bytes], at: float) -> HeldLease | None:
+        try:
+            lease = open_lease(partition, *fields)  # type: ignore[arg-type]
+        except SealBrokenError:
+            _say_thrown(fields[:1])
+            return None
         lease.confirm(at)
         name = (lease.scope, lease.turn.number)
         self._held[name] = lease
@@ -236,13 +242,14 @@ class Scheduler:
         )
 
     async def _sweep_at(self, partition: Partition, all_are_over: bool) -> int:
-        taken = await partition.scripts.call(
+        taken, thrown = await partition.scripts.call(
             "sweep",
             lease_us=self._lease_us,
             all=int(all_are_over),
             wake=partition.wake,
             tombstone_s=partition.log_ttl_s,
         )
+        _say_thrown(thrown)
         return len(taken)
 
     async def hand_back(self, lease: Lease) -> None:
@@ -290,6 +297,11 @@ class Scheduler:
     @property
     def _lease_us(self) -> int:
         return int(self.lease_s * 1_000_000)
+
+
+def _say_thrown(names: Iterable[bytes]) -> None:
+    for name in names:
+        log.error("%r is damaged, and no worker looks at it any more", name, extra={"action": "store.damaged"})
 
 
 async def _queue_at(partition: Partition, agents: Sequence[AgentName]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from app.errors import StoreUnavailableError
+from app.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,10 @@ _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a line that broke is mostly there again by then
 Argument = str | bytes | int
 _SAFE_TO_REPEAT = frozenset("cancel images list moment peek pieces recall show steps turns variables watch".split())
+_OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of the scripts that work on one conversation, or one owner's
+_DAMAGE = re.compile(
+    r"^DAMAGED |WRONGTYPE |user_script:\d+: |not an integer|index out of range|no such key|not a valid float|overflow"
+)
 _TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
 
@@ -90,12 +94,20 @@ class Scripts:
 
 
 async def answered(name: str, answer: Answer) -> Any:
-    """Wait for what a script gives."""
+    """Wait for a script's answer."""
     try:
         return await answer
     except ResponseError as error:
-        log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})  # noqa: TRY400
-        raise StoreUnavailableError("The store refused an operation.") from error
+        raise as_service_error(name, error) from None
+
+
+def as_service_error(name: str, error: ResponseError) -> ServiceError:
+    """Tell a script that met damaged data of one conversation from a store that refuses to work."""
+    if _OF_ONE & {*script(name).names} and _DAMAGE.search(str(error)):
+        log.error("the store's data is damaged, %s: %s", name, error, extra={"action": "store.damaged"})
+        return SealBrokenError(DAMAGED)
+    log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})
+    return StoreUnavailableError("The store refused an operation.")
 
 
 NAMES = (

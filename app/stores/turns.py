@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import (
+    DAMAGED,
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from app.stores.script import Argument
 
 MOST_GUESSES = 10_000
+MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun anew
 MOVING_PATIENCE_S = 10.0  # how long to try for a number while others take each one; somebody gets on all the while
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
@@ -96,12 +98,11 @@ class Turns:
         return None
 
     async def _begin(self, turn: Turn, wanted: _Wanted, once: Once) -> tuple[Turn, bool]:
-        nth = 0
-        while True:
+        for nth in range(MOST_OF_A_KEY):
             ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
             with suppress(ConversationExistsError):
                 return await self._submit_to(replace(turn, ref=ref), wanted)
-            nth += 1
+        raise ConversationExistsError
 
     def _home(self, owner: Owner, once: Once) -> Partition:
         """Give the partition where a key is looked up, whatever conversation it was sent for."""
@@ -174,18 +175,20 @@ class Turns:
         found = await self._partitions.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
-        records, still_open, sealed, last_turn = found
+        records, still_open, sealed, last_turn, agent = found
         terms = self._partitions.of(ref).sealer.terms(str(ref), sealed)
-        known = {int(number): (at, attempts) for number, at, attempts in still_open}
-        return records, _Known(known, terms, int(last_turn))
+        known = {codec.number(number): (at, attempts) for number, at, attempts in still_open}
+        return records, _Known(known, terms, last_turn, agent)
 
     def _opened(self, ref: Ref, number: int, record: bytes, known: _Known) -> Turn:
         sealer = self._partitions.of(ref).sealer
         turn = codec.turn_from_bytes(sealer.open(record, str(ref), "turn", number), ref, number)
+        if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
+            raise SealBrokenError(DAMAGED)
         at, attempts = known.open.get(number, (b"", b""))
         if known.terms.is_rolled_back(number, known.last):
             turn = replace(turn, rolled_back=True)
-        return codec.started(turn, int(at) / 1_000_000, int(attempts)) if at and not turn.outcome else turn
+        return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
     async def _submit_to(self, turn: Turn, wanted: _Wanted) -> tuple[Turn, bool]:
         """Seal for the number that should come next, and again where the store says that it is another.
@@ -222,15 +225,15 @@ class Turns:
         if state != b"moved":
             raise _refusal(state, rest)
         self._next.pop(turn.ref, None)
-        if rest[0].decode() == agent:
+        if rest[0] == agent.encode():
             self._remember(turn.ref, rest[1], agent)
         return None
 
     async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
-        ref = codec.ref_of(scope.decode())
+        ref = codec.ref_of(codec.text(scope))
         if ref.owner != owner:
             raise SealBrokenError
-        return await self.turn(ref, int(number))
+        return await self.turn(ref, codec.number(number))
 
     async def _expected(self, turn: Turn, wanted: _Wanted) -> tuple[int, AgentName]:
         known = self._next.get(turn.ref)
@@ -239,11 +242,12 @@ class Turns:
         return await self._peek(turn.ref)
 
     async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        agent, turns, record = await self._partitions.of(ref).scripts.call("peek", ref=str(ref))
-        if not agent:
+        found = await self._partitions.of(ref).scripts.call("peek", ref=str(ref))
+        if not found:
             raise ConversationNotFoundError
+        agent, turns, record = found
         opened = self._partitions.of(ref).sealer.open(record or b"", str(ref), "conversation")
-        return int(turns) + 1, codec.agent_of(opened, agent)
+        return turns + 1, codec.agent_of(opened, agent)
 
     async def _submit(self, turn: Turn, wanted: _Wanted) -> Any:
         partition = self._partitions.of(turn.ref)
@@ -301,12 +305,14 @@ class Turns:
 class _Known:
     """What is known of a conversation's turns beside their records.
 
-    `open`: of those that are not over, when they started (empty: not yet) and their attempts; `last`: the last number.
+    `open`: of those that are not over, when they started (empty: not yet) and their attempts; `last`: the last number;
+    `agent`: whose workers they wait for.
     """
 
     open: dict[int, tuple[bytes, bytes]]
     terms: Terms
     last: int
+    agent: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +330,7 @@ class _Wanted:
 def _refusal(state: bytes, rest: list[bytes]) -> Exception:
     match state:
         case b"busy":
-            running = int(rest[0])
+            running = codec.number(rest[0])
             return BusyError(
                 f"Turn {running} of this conversation is running; wait for its end, then send the next, or say with "
                 "on_busy what is to become of the two.",

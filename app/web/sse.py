@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
 
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, ServiceError
 from app.web.common import location_of
 from app.web.events import event_view
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 REVOKED = b": the API key of this stream is not known any more\n\n"
+BROKEN = b": the rest cannot be read; ask for the turn\n\n"
 MOST_FRAMES = 512
 LARGE_BYTES = 64 * 1024
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
@@ -105,8 +106,13 @@ class Frames:
         self, watch: Watch, after: int, *, internal: bool, last_words: Callable[[], bytes]
     ) -> AsyncIterator[bytes]:
         """Yield the events after the cursor as frames, and `last_words` if the watch is stopped early."""
-        async for logged in watch.events(after):
-            yield PING if logged is None else self._frame(watch.turn.ref, watch.turn.number, logged, internal=internal)
+        ref, turn = watch.turn.ref, watch.turn.number
+        try:
+            async for logged in watch.events(after):
+                yield PING if logged is None else self._frame(ref, turn, logged, internal=internal)
+        except ServiceError as error:  # a request for the rest is answered with it
+            log.error("the events of turn %s#%d end early: %s", ref, turn, error, extra={"action": "stream.broken"})  # noqa: TRY400
+            yield BROKEN
         if watch.stopped and not watch.complete:
             yield last_words()
 

@@ -5,8 +5,8 @@
 -- ARGV: ref read_head read_terms turns head terms restores ...wanted
 local conversation, i = key('conversation', ref), 1
 local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'terms', 'turns')
-if not found[1] then return {'unknown'} end
-local first = redis.call('LINDEX', key('queue', ref), 0)
+if not found[1] then check_missing(ref) return {'unknown'} end
+local first = first_of(ref)
 if first then return {'busy', first} end
 if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= '' and found[5] ~= turns) then
   return {'moved'}
@@ -19,6 +19,7 @@ for _ = 1, tonumber(take()) do
   if not pieces[name] then return {'gone', name} end
 end
 if restores == '1' then
+  if redis.call('HLEN', key('variables', ref, generation)) > MOST_PIECES then damaged('variables') end
   for _, name in ipairs(redis.call('HKEYS', key('variables', ref, generation))) do
     if not pieces[name] then put_piece(ref, generation, name, '') end
   end
@@ -27,7 +28,7 @@ end
 local steps = key('steps', ref, generation)
 for _ = 1, tonumber(take()) do
   local index = take()
-  redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index), -16))
+  redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
 end
 for _ = 1, tonumber(take()) do redis.call('HDEL', key('images', ref), take()) end
 redis.call('HSET', conversation, 'head', head)

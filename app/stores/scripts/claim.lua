@@ -7,9 +7,11 @@
 -- A conversation is left for `affinity_us` to the worker that played it last: that one has its agent at hand.
 -- One that has waited for it for `longest_us` goes to any. The first of the answer says that nothing more is to be taken, here or
 -- elsewhere, for the sake of such a turn; the second is since when the oldest waits that was left and may be taken (or empty); the
--- third that something was left for so short a time that it is worth waiting for; the last whose turn is next here (or empty).
+-- third that something was left for so short a time that it is worth waiting for; the fifth whose turn is next here (or empty).
+-- The last are conversations that are damaged and were taken out of the ready set. One whose turn can still be ended as broken is
+-- claimed with a `flaw`.
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
-local claims, skipped, spent, first_place, passed, at, is_enough, is_soon = {}, {}, {}, {}, 0, now(), 0, 0
+local claims, skipped, spent, first_place, aside, passed, at, is_enough, is_soon = {}, {}, {}, {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
 most = tonumber(most)
 
@@ -87,8 +89,13 @@ local function begun(ref, turn, attempt)
   return redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. attempt) == 1
 end
 
+-- A score that lies in the future is no score of this service: whoever it belongs to has waited long enough.
+local function waited_us(score)
+  return at >= score and at - score or math.huge
+end
+
 local function is_another_ones(ref, score)
-  if at - score >= tonumber(affinity_us) then return false end
+  if waited_us(score) >= tonumber(affinity_us) then return false end
   local last = string.match(redis.call('HGET', key('conversation', ref), 'committed') or '', '^%d+:(.-):')
   return last and last ~= worker
 end
@@ -99,54 +106,112 @@ local function reserve()
   return true
 end
 
-for i = 1, #agents, 2 do adopt(agents[i]) end
-while #claims < most and passed < 1000 do
-  local ref, score, place = next_ready()
-  if not ref then break end
-  local conversation, turn = key('conversation', ref), redis.call('LINDEX', key('queue', ref), 0)
+-- Claim a conversation, or pass it over. True: nothing more is to be taken.
+local function consider(ref, score, place, flaw)
+  local conversation, turn = key('conversation', ref), first_of(ref)
   local run = turn and key('run', ref, turn)
   local known = turn and redis.call('HMGET', run, 'attempts', 'counted', 'fingerprint', 'effects') or {}
-  local counted = tonumber(known[2] or 0)
-  local suspect = counted == most_counted - 1 and at - score < tonumber(longest_us)
+  local attempt, counted, effects = whole(known[1] or '0'), whole(known[2] or '0'), whole(known[4] or '0')
+  if not (attempt and counted and effects) or counted > 100 then damaged('run') end
+  local suspect = counted == most_counted - 1 and waited_us(score) < tonumber(longest_us)
   if suspect and (idle ~= '1' or #claims > 0) then
     if #claims == 0 and reserve() then
       is_enough = 1
-      break
+      return true
     end
-    skip(ref, place)
-  elseif turn and is_another_ones(ref, score) then
-    skip(ref, place)
+    return skip(ref, place)
+  elseif turn and flaw == '' and is_another_ones(ref, score) then
     is_soon = 1
-  elseif known[3] and known[3] ~= agents[place + 1] and begun(ref, turn, 1) and at - score < tonumber(patience_us) then
-    skip(ref, place)
-  else
-    take(ref, place)
-    if not turn then
-      passed = passed + 1
-    else
-      local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
-      redis.call('HSET', conversation, 'fence', fence)
-      redis.call('ZADD', leases, at + lease_us, ref)
-      local attempt = tonumber(known[1] or 0)
-      if attempt == 0 or begun(ref, turn, attempt) then
-        attempt = redis.call('HINCRBY', run, 'attempts', 1)
-      end
-      redis.call('HSETNX', run, 'started', at)
-      if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
-      redis.call('HSET', run, 'effects_at', known[4] or 0, 'written', 0, 'claimed', at)
-      local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
-      local head = redis.call('HMGET', conversation, 'generation', 'head', 'terms')
-      claims[#claims + 1] = {ref, turn, fence, attempt, at - state[1], redis.call('LINDEX', key('turns', ref), turn - 1) or '',
-        state[2] or '', head[1], head[2] or '', redis.call('LLEN', key('steps', ref, head[1])),
-        redis.call('LLEN', key('log', ref, turn)), state[3] or '', redis.call('SMEMBERS', key('watch', ref, turn)),
-        redis.call('HGET', key('variables', ref, head[1]), '') or '', counted, state[4], head[3] or ''}
-      if suspect then
-        if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
-        is_enough = 1
-        break
-      end
+    return skip(ref, place)
+  elseif known[3] and known[3] ~= agents[place + 1] and flaw == '' and begun(ref, turn, 1)
+    and waited_us(score) < tonumber(patience_us) then
+    return skip(ref, place)
+  end
+  take(ref, place)
+  if not turn then
+    passed = passed + 1
+    return
+  end
+  local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
+  redis.call('HSET', conversation, 'fence', fence)
+  redis.call('ZADD', leases, at + lease_us, ref)
+  if attempt == 0 or begun(ref, turn, attempt) then
+    attempt = redis.call('HINCRBY', run, 'attempts', 1)
+  end
+  if (attempt == 1 and effects > 0) or (attempt > 1 and not (known[3] and begun(ref, turn, attempt - 1))) then
+    flaw = 'journal'
+  end
+  redis.call('HSETNX', run, 'started', at)
+  if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
+  redis.call('HSET', run, 'effects_at', effects, 'written', 0, 'claimed', at)
+  local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint')
+  local head = redis.call('HMGET', conversation, 'generation', 'head', 'terms')
+  claims[#claims + 1] = {ref, turn, fence, attempt, at - (whole(state[1]) or damaged('run')),
+    redis.call('LINDEX', key('turns', ref), turn - 1) or '', state[2] or '', head[1] or '', head[2] or '',
+    redis.call('LLEN', key('steps', ref, head[1] or '')), redis.call('LLEN', key('log', ref, turn)), state[3] or '',
+    redis.call('SRANDMEMBER', key('watch', ref, turn), MOST_WATCHING),
+    redis.call('HGET', key('variables', ref, head[1] or ''), '') or '', counted, state[4] or '', head[3] or '', flaw}
+  if suspect then
+    if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
+    is_enough = 1
+  end
+  return suspect
+end
+
+local function consider_damaged(ref, score, place)
+  local queue, turn = key('queue', ref), nil
+  if redis.call('TYPE', queue).ok ~= 'list' then redis.call('DEL', queue) end
+  for _ = 1, MOST_QUEUED do
+    turn = redis.call('LINDEX', queue, 0)
+    if not turn or whole(turn) then break end
+    redis.call('LPOP', queue)
+  end
+  if turn then clear_damage(ref, turn) end
+  return consider(ref, score, place, 'keys')
+end
+
+local function set_aside(ref, place)
+  leave(agents[place], ref)
+  redis.call('ZREM', leases, ref)
+  passed = passed + 1
+  aside[#aside + 1] = ref
+end
+
+-- Sets of another type are nobody's: turns that wait in them are found again when their owner submits the next.
+local function throw_away_other_types(name)
+  local found = redis.call('TYPE', name).ok
+  if found ~= 'zset' and found ~= 'none' then
+    redis.call('DEL', name)
+    aside[#aside + 1] = name
+  end
+end
+
+local function first_look()
+  for i = 1, #agents, 2 do adopt(agents[i]) end
+  return next_ready()
+end
+
+if not pcall(first_look) then
+  for i = 1, #agents, 2 do
+    throw_away_other_types(key('ready', agents[i]))
+    throw_away_other_types(key('owners', agents[i]))
+    for _, owner in ipairs(redis.call('ZRANGE', key('owners', agents[i]), 0, 999)) do
+      throw_away_other_types(key('share', agents[i], owner))
     end
+  end
+  first_look()
+end
+while #claims < most and passed < 1000 do
+  local ref, score, place = next_ready()
+  if not ref then break end
+  local is_sound, is_last = pcall(consider, ref, score, place, '')
+  if not is_sound then is_sound, is_last = pcall(consider_damaged, ref, score, place) end
+  if not is_sound then
+    set_aside(ref, place)
+  elseif is_last then
+    break
   end
 end
 local left = next_ready()
-return {is_enough, left and string.format('%.0f', oldest_since()) or '', is_soon, claims, left and owner_of(left) or ''}
+local since = left and math.max(0, math.min(oldest_since(), at))
+return {is_enough, since and string.format('%.0f', since) or '', is_soon, claims, left and owner_of(left) or '', aside}

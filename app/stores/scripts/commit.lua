@@ -5,6 +5,7 @@
 -- With `rollback` (the number of the turn that wants it) the conversation is left as the turn found it: its first `count`
 -- steps (empty: all that there are) and its variables. A commit that does not know of a rollback is told, and ends nothing.
 -- `written` is how many writes this claim made: where the store has fewer it went back behind what it had acknowledged.
+-- An empty `count` ends a turn that was damaged: what stands in the way of its end is deleted.
 -- The variables that came with the tail become the conversation's too; `variables` is the sealed list of all, if it changed.
 -- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback me wake log_ttl_s
 local conversation = key('conversation', ref)
@@ -13,9 +14,11 @@ if not holds(ref, fence) then
   if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
   return {'lost'}
 end
+if count == '' then clear_damage(ref, turn) end
 local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end
-if tonumber(redis.call('HGET', key('run', ref, turn), 'written') or 0) < tonumber(written) then return {'behind'} end
+local stored_writes = whole(redis.call('HGET', key('run', ref, turn), 'written') or '0') or damaged('run')
+if stored_writes < tonumber(written) then return {'behind'} end
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
 if count ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
@@ -43,7 +46,8 @@ end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
 local seq = tonumber(last_seq)
-if packed == '' then
+if event == '' then  -- the turn was over already: a queue that was damaged named it again
+elseif packed == '' then
   seq = append(ref, turn, event, '', record, me)
 else
   redis.call('DEL', key('log', ref, turn))

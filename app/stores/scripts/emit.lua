@@ -10,7 +10,8 @@ if not holds(ref, fence) then return {'lost'} end
 redis.call('ZADD', leases, 'XX', now() + lease_us, ref)
 local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
 local images, fresh_variables = key('images', ref), key('fresh', ref, generation)
-local written, number, seqs, i = tonumber(redis.call('HGET', run, 'written') or 0), tonumber(serial), {}, 1
+local written, number, seqs, i = whole(redis.call('HGET', run, 'written') or '0'), tonumber(serial), {}, 1
+if not written then damaged('run') end
 if number > written + 1 then return {'behind'} end
 local function take() i = i + 1 return entries[i - 1] end
 while i <= #entries do
@@ -23,7 +24,7 @@ while i <= #entries do
       return {'gap'}
     end
     if length == tonumber(index) then redis.call('RPUSH', steps, step) end
-    if name ~= '' and redis.call('HSET', journal, name, result) == 1 and result ~= '' then
+    if name ~= '' and redis.call('HSETNX', journal, name, result) == 1 and result ~= '' then
       redis.call('HINCRBY', run, 'effects', 1)
     end
   end

@@ -2,13 +2,13 @@
 -- and terms of its own. `wanted` are the pieces of variables as (name, tag).
 -- ARGV: owner ref read_head to agent record terms head count turn ttl ...wanted
 local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
-if not from[1] then return {'unknown'} end
-local first = redis.call('LINDEX', key('queue', ref), 0)
+if not from[1] then check_missing(ref) return {'unknown'} end
+local first = first_of(ref)
 if first then return {'busy', first} end
 if (from[3] or '') ~= read_head then return {'moved'} end
 if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
 local generation, pieces = from[2], {}
-local last = redis.call('HGET', key('conversation', ref), 'turns')
+local last = turns_of(ref)
 for i = 1, #wanted, 2 do
   pieces[i] = piece_of(ref, generation, wanted[i], wanted[i + 1])
   if not pieces[i] then return {'gone', wanted[i]} end
@@ -24,7 +24,7 @@ if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM',
 for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], pieces[i]) end
 create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
-  redis.call('HGET', key('conversation', ref), 'old_bytes') or 0)
+  whole(redis.call('HGET', key('conversation', ref), 'old_bytes')) or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
 if redis.call('EXISTS', key('moments', to)) == 0 then note_moment(to, turn) end  -- an older release kept none
 set_ttl(to, ttl)

@@ -1,7 +1,10 @@
--- An owner's conversations at this partition, newest first, from the score `before` on (as ZREVRANGEBYSCORE reads it).
+-- An owner's conversations at this partition with their scores, newest first, from the score `before` on (as
+-- ZREVRANGEBYSCORE reads it). One that was damaged has its name alone.
 -- ARGV: owner before limit
 local rows = {}
-for _, ref in ipairs(redis.call('ZREVRANGEBYSCORE', key('owner', owner), before, '-inf', 'LIMIT', 0, limit)) do
-  rows[#rows + 1] = row(ref)
+local found = redis.call('ZREVRANGEBYSCORE', key('owner', owner), before, '(0', 'WITHSCORES', 'LIMIT', 0, limit)
+for i = 1, #found, 2 do
+  local is_sound, shown = pcall(row, found[i])
+  rows[#rows + 1] = {found[i + 1], is_sound and shown or {found[i]}}
 end
 return rows

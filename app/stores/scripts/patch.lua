@@ -3,7 +3,7 @@
 -- ARGV: ref read written read_terms terms ttl
 local conversation = key('conversation', ref)
 local current = redis.call('HMGET', conversation, 'record', 'terms')
-if not current[1] then return {'unknown'} end
+if not current[1] then check_missing(ref) return {'unknown'} end
 if current[1] ~= read or (current[2] or '') ~= read_terms then return {'moved'} end
 redis.call('HSET', conversation, 'record', written, 'updated', now())
 if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end

@@ -6,6 +6,65 @@ local function key(kind, ...)
 end
 
 local leases = partition .. ':leases'
+local MOST_QUEUED = 10000  -- entries of one queue that a script looks at
+local MOST_PIECES = 20000  -- of the variables of one conversation
+local MOST_WATCHING = 1000  -- replicas that are told of one turn
+
+-- Refuse a conversation whose keys are not as the service writes them: `seal_broken` for it alone.
+local function damaged(what)
+  error({err = 'DAMAGED ' .. what})
+end
+
+-- Whole numbers are the only ones that the store keeps; nil for anything else.
+local function whole(text)
+  return text and #text <= 16 and string.match(text, '^%d+$') and tonumber(text) or nil
+end
+
+-- Tell an id that was never used, or was deleted, from a conversation that lost its fields.
+local function check_missing(ref)
+  local conversation = key('conversation', ref)
+  if redis.call('EXISTS', conversation) == 1 and redis.call('HEXISTS', conversation, 'deleted') == 0 then
+    damaged('conversation')
+  end
+end
+
+-- The number of the last turn. It equals the number of records, so a loop over turns is bounded by them.
+local function turns_of(ref)
+  local turns, stored = redis.call('HGET', key('conversation', ref), 'turns'), redis.call('LLEN', key('turns', ref))
+  if turns ~= string.format('%d', stored) then damaged('turns') end
+  return stored
+end
+
+-- The number of the first turn that runs or waits, as text; nil: none does.
+local function first_of(ref)
+  local first = redis.call('LINDEX', key('queue', ref), 0)
+  if first and not whole(first) then damaged('queue') end
+  return first or nil
+end
+
+-- Delete what keeps a turn from being claimed or ended: keys of another type, counters that are no numbers.
+local function clear_damage(ref, turn)
+  local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
+  local types = {
+    list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref, generation), key('log', ref, turn)},
+    hash = {key('images', ref), key('moments', ref), key('old', ref), key('variables', ref, generation),
+      key('fresh', ref, generation), key('run', ref, turn), key('journal', ref, turn)},
+    set = {key('watch', ref, turn)},
+  }
+  for expected, names in pairs(types) do
+    for _, name in ipairs(names) do
+      local found = redis.call('TYPE', name).ok
+      if found ~= expected and found ~= 'none' then redis.call('DEL', name) end
+    end
+  end
+  for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started'}) do
+    local value = redis.call('HGET', key('run', ref, turn), name)
+    if value and not whole(value) then redis.call('HDEL', key('run', ref, turn), name) end
+  end
+  if not whole(redis.call('HGET', key('conversation', ref), 'fences')) then
+    redis.call('HDEL', key('conversation', ref), 'fences')
+  end
+end
 
 local function now()
   local t = redis.call('TIME')
@@ -15,7 +74,10 @@ end
 -- Scores are unique within an owner's list, so that a page's cursor is a score.
 local function create(owner, ref, agent, record)
   local list, at = key('owner', owner), now()
-  while redis.call('ZCOUNT', list, at, at) > 0 do at = at + 1 end
+  for _ = 1, 1000 do
+    if redis.call('ZCOUNT', list, at, at) == 0 then break end
+    at = at + 1
+  end
   redis.call('ZADD', list, at, ref)
   redis.call('HSET', key('conversation', ref), 'agent', agent, 'record', record, 'created', at, 'updated', at,
     'turns', 0, 'generation', 0)
@@ -24,8 +86,9 @@ end
 -- The one way into a turn's log. Replicas with readers are told, but for the one that is writing: it has the reply.
 -- A final event has no blob of its own: it is the turn's record, which is told instead.
 local function tell(ref, turn, seq, name, told, me)
-  for _, channel in ipairs(redis.call('SMEMBERS', key('watch', ref, turn))) do
-    if channel ~= me then
+  local watch, replica = key('watch', ref, turn), partition .. ':replica:'
+  for _, channel in ipairs(redis.call('SRANDMEMBER', watch, MOST_WATCHING)) do
+    if channel ~= me and string.sub(channel, 1, #replica) == replica then
       redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, told}, '\n'))
     end
   end
@@ -88,7 +151,7 @@ end
 
 -- A conversation with a time to live is used: it begins anew.
 local function touch(ref)
-  local ttl = redis.call('HGET', key('conversation', ref), 'ttl')
+  local ttl = whole(redis.call('HGET', key('conversation', ref), 'ttl'))
   if not ttl then return end
   local expires = string.format('%.0f', now() + ttl)
   redis.call('HSET', key('conversation', ref), 'expires', expires)
@@ -123,13 +186,14 @@ local function put_piece(ref, generation, name, blob)
   local tag = string.sub(before, -16)
   if redis.call('HSETNX', old, tag, before) == 0 then return end
   redis.call('RPUSH', order, tag)
-  local size = redis.call('HINCRBY', conversation, 'old_bytes', #before)
+  local size = (whole(redis.call('HGET', conversation, 'old_bytes')) or 0) + #before
   while size > 67108864 do
     local oldest = redis.call('LPOP', order)
     if not oldest then break end
-    size = redis.call('HINCRBY', conversation, 'old_bytes', -redis.call('HSTRLEN', old, oldest))
+    size = size - redis.call('HSTRLEN', old, oldest)
     redis.call('HDEL', old, oldest)
   end
+  redis.call('HSET', conversation, 'old_bytes', string.format('%.0f', math.max(0, size)))
 end
 
 -- A piece by its name and tag: as it is, or as it was before; nothing where it is not kept any more.
@@ -142,14 +206,16 @@ end
 -- All that a conversation has. A tombstone keeps the id for a while: numbers begin again with a new conversation.
 local function take_away(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
-  local found = redis.call('HMGET', conversation, 'agent', 'generation')
-  redis.call('DEL', conversation, key('steps', ref, found[2]), key('turns', ref), key('queue', ref), key('images', ref),
-    key('variables', ref, found[2]), key('fresh', ref, found[2]), key('moments', ref), key('old', ref), key('oldest', ref))
+  local found = redis.pcall('HMGET', conversation, 'agent', 'generation')
+  local agent, generation = found[1] or '', found[2] or 0
+  redis.call('DEL', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
+    key('variables', ref, generation), key('fresh', ref, generation), key('moments', ref), key('old', ref),
+    key('oldest', ref))
   redis.call('HSET', conversation, 'deleted', now())
   redis.call('EXPIRE', conversation, tombstone_s)
   redis.call('ZREM', leases, ref)
   redis.call('ZREM', partition .. ':expiring', ref)
-  if found[1] then leave(found[1], ref) end
+  leave(agent, ref)
   redis.call('ZREM', key('owner', owner), ref)
 end
 
@@ -159,18 +225,20 @@ local function recall(idem, digest)
   local known = idem ~= '' and redis.call('GET', key('idem', idem))
   if not known then return nil end
   local ref, turn, created, asked = string.match(known, '^(.-)\n(.-)\n(.-)\n(.*)$')
+  if not ref then damaged('idem') end
   if asked ~= digest then return {'reused'} end
   if ref == '' then return nil end
   if redis.call('HGET', key('conversation', ref), 'created') ~= created then return {'gone'} end
   return {'attached', ref, turn}
 end
 
--- What lists and pages show of a conversation.
+-- The fields that lists and pages show of a conversation, and the lengths that its sealed head is compared with.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
     'updated', 'turns', 'terms', 'ttl', 'expires')
-  local queue = redis.call('LRANGE', key('queue', ref), 0, -1)
-  local running = ''
-  if queue[1] and redis.call('HEXISTS', key('run', ref, queue[1]), 'started') == 1 then running = queue[1] end
-  return {ref, fields, running, #queue}
+  local first, running = first_of(ref), ''
+  if first and redis.call('HEXISTS', key('run', ref, first), 'started') == 1 then running = first end
+  return {ref, fields, running, redis.call('LLEN', key('queue', ref)), redis.call('LLEN', key('turns', ref)),
+    redis.call('LLEN', key('steps', ref, fields[4] or '')),
+    redis.call('ZSCORE', key('owner', owner_of(ref)), ref) or ''}
 end

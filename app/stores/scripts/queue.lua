@@ -3,6 +3,6 @@
 local found, at = {}, now()
 for i, agent in ipairs(agents) do
   local first = redis.call('ZRANGE', key('ready', agent), 0, 0, 'WITHSCORES')
-  found[i] = {redis.call('ZCARD', key('ready', agent)), first[1] and math.max(0, at - first[2]) or 0}
+  found[i] = {redis.call('ZCARD', key('ready', agent)), first[1] and math.min(math.max(0, at - first[2]), at) or 0}
 end
 return found

@@ -4,10 +4,10 @@
 local lost, stopped, until_us = {}, {}, now() + lease_us
 for i = 1, #held, 3 do
   local ref, turn, place = held[i], held[i + 2], (i - 1) / 3
-  if holds(ref, held[i + 1]) then
+  if redis.pcall('HGET', key('conversation', ref), 'fence') == held[i + 1] then
     redis.call('ZADD', leases, until_us, ref)
-    local why = redis.call('HGET', key('run', ref, turn), 'cancel')
-    if why then stopped[#stopped + 1] = {place, why} end
+    local why = redis.pcall('HGET', key('run', ref, turn), 'cancel')
+    if type(why) == 'string' then stopped[#stopped + 1] = {place, why} end
   else
     lost[#lost + 1] = place
   end

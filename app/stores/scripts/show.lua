@@ -1,3 +1,3 @@
 -- ARGV: ref
-if not redis.call('HGET', key('conversation', ref), 'agent') then return false end
+if not redis.call('HGET', key('conversation', ref), 'agent') then check_missing(ref) return false end
 return row(ref)

@@ -12,8 +12,9 @@ local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('share', agent, owner)) >= 3 * left
 end
-local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'turns'), nil
+local found, first = {redis.call('HGET', key('conversation', ref), 'agent')}, nil
 if not found[1] then
+  check_missing(ref)
   if conversation == '' then return {'unknown'} end
   if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'taken'} end
   if turn ~= '1' then return {'unknown'} end
@@ -22,7 +23,8 @@ if not found[1] then
 else
   if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- asked again: the answer was lost
   if conversation ~= '' and idem ~= '' then return {'taken'} end
-  first = redis.call('LINDEX', key('queue', ref), 0)
+  found[2] = turns_of(ref)
+  first = first_of(ref)
   if first and on_busy == 'reject' then return {'busy', first} end
   if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_waiting) then return {'full', most_waiting} end
   if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved', found[1], found[2] + 1} end
