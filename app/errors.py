@@ -66,6 +66,11 @@ class InvalidRequestError(ServiceError):
         """Name the field by its JSON pointer."""
         return cls(f"{pointer or 'body'}: {message}", errors=[{"pointer": pointer, "message": message}])
 
+    @classmethod
+    def in_parameter(cls, place: str, name: str, message: str) -> InvalidRequestError:
+        """Name a parameter of the request's `path`, `query` or `header`."""
+        return cls(f"{place} {name}: {message}", errors=[{"in": place, "parameter": name, "message": message}])
+
 
 class UnknownAgentError(InvalidRequestError):
     """No agent of that name is configured here."""

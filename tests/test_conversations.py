@@ -218,7 +218,7 @@ def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, A
     where = f"/conversations/{planned['conversation_id']}"
     for path in ("/conversations", f"{where}/steps", f"{where}/turns"):
         found = problem(service.client.get(path, params=query), 422, "invalid_request")
-        assert next(iter(query)) in found["errors"][0]["pointer"]
+        assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("query", next(iter(query)))
 
 
 @pytest.mark.parametrize("cursor", [str(2**31), str(2**53 + 1), str(2**63 - 1), str(2**63), "9" * 20])

@@ -354,7 +354,7 @@ def test_an_id_in_a_path_is_held_to_its_letters(service: Service, name: str) -> 
             ("POST", f"/conversations/{name}/turns", {"message": "hi"}),
         ):
             found = problem(service.client.request(method, path, json=body), 422, "invalid_request")
-            assert "conversation_id" in found["errors"][0]["pointer"]
+            assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("path", "conversation_id")
 
 
 def test_an_unknown_agent_is_named(service: Service) -> None:
@@ -444,9 +444,18 @@ def test_an_unknown_path_is_not_found(service: Service, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", "/turn", "POST"), ("DELETE", "/turn", "POST"), ("POST", "/agents", "GET"), ("PUT", "/livez", "GET")],
+    [
+        ("GET", "/turn", "POST"),
+        ("DELETE", "/turn", "POST"),
+        ("POST", "/agents", "GET"),
+        ("PUT", "/livez", "GET"),
+        ("PUT", "/conversations", "GET, POST"),
+        ("PUT", "/conversations/c", "DELETE, GET, PATCH"),
+        ("PUT", "/conversations/c/turns", "GET, POST"),
+        ("PUT", "/conversations/import", "DELETE, GET, PATCH, POST"),
+    ],
 )
-def test_a_method_that_a_path_does_not_take_is_told_which_one_it_does(
+def test_a_method_that_a_path_does_not_take_is_told_which_ones_it_does(
     service: Service, method: str, path: str, allowed: str
 ) -> None:
     response = service.client.request(method, path)
@@ -603,3 +612,63 @@ def _assert_readable(service: Service, turn: dict[str, Any]) -> None:
     assert service.get(f"{where}/turns")["items"] == [turn]
     service.get(f"{where}/steps")
     assert service.follow_up(turn, {"say": "goes on"})["reply"] == "goes on"
+
+
+UNKNOWN_PARAMETERS = [
+    ("POST", "/turn", {"message": "hi"}),
+    ("POST", "/conversations", {}),
+    ("GET", "/conversations", None),
+    ("GET", "/conversations/{}", None),
+    ("PATCH", "/conversations/{}", {}),
+    ("DELETE", "/conversations/{}", None),
+    ("GET", "/conversations/{}/steps", None),
+    ("GET", "/conversations/{}/messages", None),
+    ("GET", "/conversations/{}/turns", None),
+    ("POST", "/conversations/{}/turns", {"message": "hi"}),
+    ("GET", "/conversations/{}/turns/1", None),
+    ("GET", "/conversations/{}/turns/1/events", None),
+    ("POST", "/conversations/{}/turns/1/cancel", None),
+    ("POST", "/conversations/{}/prune", {}),
+    ("POST", "/conversations/{}/fork", {}),
+    ("POST", "/conversations/{}/rollback", {"turn": 1}),
+    ("GET", "/conversations/{}/export", None),
+    ("POST", "/conversations/import", {}),
+    ("GET", "/agents", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), UNKNOWN_PARAMETERS, ids=lambda part: str(part)[:30])
+def test_an_unknown_query_parameter_is_refused(
+    service: Service, kept: str, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    with nothing_stored(service):
+        response = service.client.request(method, path.format(kept), json=body, params={"limitt": "1"})
+        found = problem(response, 422, "invalid_request")
+    assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("query", "limitt")
+
+
+@pytest.mark.parametrize("path", ["/conversations", "/conversations/{}/turns", "/conversations/{}/steps"])
+def test_an_empty_cursor_is_refused(service: Service, kept: str, path: str) -> None:
+    found = problem(service.client.get(path.format(kept), params={"cursor": ""}), 422, "invalid_request")
+    assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("query", "cursor")
+
+
+@pytest.mark.parametrize("path", ["/turn", "/conversations"])
+def test_an_empty_agent_is_refused(service: Service, path: str) -> None:
+    body = {"agent": "", "message": "hi"} if path == "/turn" else {"agent": ""}
+    assert problem(service.post(path, **body), 422, "invalid_request")["errors"][0]["pointer"] == "/agent"
+
+
+@pytest.mark.parametrize("prefer", ["respond-async, wait=1", "wait=1, respond-async"])
+def test_a_client_may_wait_and_then_go_on(service: Service, tmp_path: Path, prefer: str) -> None:
+    gate = tmp_path / "gate"
+    body = {"agent": "scripted", "message": json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "ok"}])}
+    began = time.monotonic()
+    slow = service.client.post("/turn", json=body, headers={"Prefer": prefer})
+    waited_s = time.monotonic() - began
+    gate.touch()
+    quick = service.client.post("/turn", json={"agent": "scripted", "message": "[]"}, headers={"Prefer": prefer})
+
+    assert (slow.status_code, slow.headers["preference-applied"]) == (202, "respond-async, wait=1")
+    assert 1 <= waited_s < 5
+    assert quick.status_code == 200

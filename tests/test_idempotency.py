@@ -201,7 +201,7 @@ def test_a_key_that_comes_with_another_request_is_refused(pair: tuple[Service, S
     first = made(ask(pair[0], key, DONE, **BASE))
     with nothing_stored(pair[0]):
         found = problem(ask(pair[1], key, DONE, **BASE | OTHERS[what]), 422, "idempotency_key_reused")
-        assert found["errors"][0]["pointer"] == "header:Idempotency-Key"
+        assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("header", "Idempotency-Key")
         assert "new key" in found["detail"]
     assert made(ask(pair[1], key, DONE, **BASE)) == first
 
@@ -247,7 +247,7 @@ def test_a_key_that_cannot_be_is_refused(service: Service, bad: str) -> None:
     with nothing_stored(service):
         response = service.client.post("/turn", json={"message": "hi", "agent": "demo"}, headers=headers)
         found = problem(response, 422, "invalid_request")
-        assert found["errors"][0]["pointer"] == "header:Idempotency-Key"
+        assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("header", "Idempotency-Key")
 
 
 @pytest.mark.parametrize(

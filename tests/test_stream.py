@@ -198,12 +198,13 @@ def test_a_cursor_beyond_the_end_of_a_running_turn_waits_for_what_follows_it(ser
 
 @pytest.mark.parametrize("cursor", NO_CURSORS)
 def test_what_is_no_cursor_is_refused_and_named(service: Service, ended: Event, cursor: str) -> None:
-    for where, response in (
-        ("header:Last-Event-ID", ask(service, ended, last=cursor.encode())),
-        ("query:after", ask(service, ended, after=cursor)),
-        ("header:Last-Event-ID", ask(service, ended, last=cursor.encode(), after=1)),
+    for where, name, response in (
+        ("header", "Last-Event-ID", ask(service, ended, last=cursor.encode())),
+        ("query", "after", ask(service, ended, after=cursor)),
+        ("header", "Last-Event-ID", ask(service, ended, last=cursor.encode(), after=1)),
     ):
-        assert problem(response, 422, "invalid_request")["errors"][0]["pointer"] == where
+        found = problem(response, 422, "invalid_request")["errors"][0]
+        assert (found["in"], found["parameter"]) == (where, name)
 
 
 def test_a_turn_whose_log_has_expired_still_answers_with_its_final_event(strict: Service) -> None:

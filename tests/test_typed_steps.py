@@ -94,21 +94,21 @@ def test_there_may_be_none_of_a_type_and_a_cursor_beyond_the_end_gives_nothing(s
 
 
 @pytest.mark.parametrize(
-    ("query", "pointer"),
+    ("query", "parameter"),
     [
-        ({"type": "actions"}, "query:type"),
-        ({"type": ""}, "query:type"),
-        ({"type": "action", "limit": 0}, "query:limit"),
-        ({"type": "action", "cursor": "x"}, "query:cursor"),
-        ({"archived": "maybe"}, "query:archived"),
+        ({"type": "actions"}, "type"),
+        ({"type": ""}, "type"),
+        ({"type": "action", "limit": 0}, "limit"),
+        ({"type": "action", "cursor": "x"}, "cursor"),
+        ({"archived": "maybe"}, "archived"),
     ],
     ids=str,
 )
-def test_what_is_no_type_is_refused(service: Service, query: Json, pointer: str) -> None:
+def test_what_is_no_type_is_refused(service: Service, query: Json, parameter: str) -> None:
     turn = service.play(DONE, agent="plain")
     answer = service.client.get(at(turn, "/steps"), params=query)
     assert answer.status_code == 422, answer.text
-    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+    assert [(error["in"], error["parameter"]) for error in answer.json()["errors"]] == [("query", parameter)]
 
 
 @pytest.mark.timeout(120)

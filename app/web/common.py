@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
 Internal = Annotated[bool, Query(description="Name python_interpreter and final_answer too.")]
-Prefer = Annotated[str | None, Header(description="`respond-async`, or `wait=SECONDS`: how long to wait for the end.")]
+Prefer = Annotated[
+    str | None,
+    Header(
+        description="`respond-async`: answer at once; `wait=SECONDS`: how long to wait for the end. Both: wait so long."
+    ),
+]
 OnDisconnect = Annotated[
     Literal["cancel"] | None, Query(description="`cancel`: stop the turn when this stream's reader goes away.")
 ]
 TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
-Cursor = Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before.")]
+Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the page before.")]
 
 _MEANINGS = {
     400: "The request is not sound: its body is not JSON in UTF-8, ends too early, or its Host is missing or wrong.",
@@ -82,15 +87,8 @@ def number_of(cursor: str | None, first: int) -> int:
     if cursor is None:
         return first
     if not (cursor.isascii() and cursor.isdigit()):
-        raise InvalidRequestError.at("query:cursor", "is not a next_cursor of this list")
+        raise InvalidRequestError.in_parameter("query", "cursor", "is not a next_cursor of this list")
     return min(max(int(cursor), first), 2**31)
-
-
-def only(request: Request, *known: str) -> None:
-    """Refuse parameters that are not known: one that is misspelt would have the request do something else."""
-    for name in request.query_params:
-        if name not in known:
-            raise InvalidRequestError.at(f"query:{name[:50]}", f"is not known here; there are: {', '.join(known)}")
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -21,6 +21,7 @@ from app.web.schemas import (
     page_view,
     step_view,
 )
+from app.web.strict import StrictRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ IMAGE_HEADERS = {
 
 def conversation_routes(conversations: Conversations) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["conversations"])
+    router = APIRouter(tags=["conversations"], route_class=StrictRoute)
 
     @router.post(
         "/conversations",
@@ -132,7 +133,7 @@ def patch_of(body: ConversationPatch) -> Callable[[Draft], Draft]:
 
 def agent_routes(conversations: Conversations) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["agents"])
+    router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
     @router.get("/agents", responses={200: {"model": AgentList}, **problems()})
     async def agents(_owner: CallerOwner) -> Response:

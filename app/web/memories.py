@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from app.portable import read_json
 from app.records import AgentName, Ref
-from app.web.common import CallerOwner, PathId, answer, only, problems
+from app.web.common import CallerOwner, PathId, answer, problems
 from app.web.schemas import (
     ConversationView,
     ForkRequest,
@@ -23,6 +23,7 @@ from app.web.schemas import (
     message_view,
     prune_view,
 )
+from app.web.strict import StrictRoute
 
 if TYPE_CHECKING:
     from app.memories import Memories
@@ -34,13 +35,15 @@ NewId = Annotated[
     str | None,
     Query(alias="id", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The new conversation's id; else one is made."),
 ]
-Agent = Annotated[str | None, Query(max_length=64, description="The new conversation's agent; else the document's.")]
+Agent = Annotated[
+    str | None, Query(min_length=1, max_length=64, description="The new conversation's agent; else the document's.")
+]
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
 def memory_routes(memories: Memories) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["memory"])
+    router = APIRouter(tags=["memory"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}"
 
     @router.post(
@@ -51,7 +54,6 @@ def memory_routes(memories: Memories) -> APIRouter:
     )
     async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
         """Make a conversation of an exported one, or of what smolagents' `agent.memory.get_full_steps()` gives."""
-        only(request, "id", "agent")
         document = await asyncio.to_thread(read_json, await request.body())
         made = await memories.bring_in(owner, document, new_id, AgentName(agent) if agent is not None else None)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
@@ -67,14 +69,12 @@ def memory_routes(memories: Memories) -> APIRouter:
     async def prune(
         owner: CallerOwner,
         conversation_id: PathId,
-        request: Request,
         body: Annotated[PruneRequest | None, Body()] = None,
         *,
         dry_run: Dry = False,
         destroy: Destroy = False,
     ) -> Response:
         """Take out of the memory what a policy drops: archived, on record as before, or destroyed."""
-        only(request, "dry_run", "destroy")
         wanted = body or PruneRequest()
         policy = None if wanted.policy is None else tuple(wanted.policy)
         destroys = destroy or wanted.destroy

@@ -9,16 +9,19 @@ _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
 
 def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
-    """Give the seconds to wait and what to say of the preference in `Preference-Applied` (nothing where none is)."""
-    for part in (prefer or "").split(","):
-        word = part.partition(";")[0]
-        if word.strip().lower() == "respond-async":
-            return 0.0, "respond-async"
-        match = _WAIT.fullmatch(word)
-        if match:
-            wait_s = min(int(match[1]), int(longest_s) or longest_s)
-            return float(wait_s), f"wait={wait_s:g}"
-    return longest_s, None
+    """Return the seconds to wait for a turn's end, and the value of `Preference-Applied` (None: no preference).
+
+    Both together mean: wait so long, and then go on without the client.
+    """
+    words = [part.partition(";")[0].strip() for part in (prefer or "").split(",")]
+    waits = [match for word in words if (match := _WAIT.fullmatch(word))]
+    is_async = "respond-async" in map(str.lower, words)
+    applied = ["respond-async"] if is_async else []
+    wait_s = 0.0 if is_async else longest_s
+    if waits:
+        wait_s = float(min(int(waits[0][1]), int(longest_s) or longest_s))
+        applied.append(f"wait={wait_s:g}")
+    return wait_s, ", ".join(applied) or None
 
 
 def wants_stream(accept: str | None) -> bool:

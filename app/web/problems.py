@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from app import errors
 from app.policies import TAGS
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request
+    from starlette.types import Scope
 
 MOST_PROBLEMS = 20
 MOST_POINTER_CHARS = 200
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +60,11 @@ OF_A_WORKER = _OF_THE_FRAMEWORK | {
 
 
 class FieldProblem(BaseModel):
-    """One field that does not hold what it should."""
+    """A field of the body, named by its JSON pointer, or a parameter that does not hold what it should."""
 
-    pointer: str
+    pointer: str | None = Field(None, description="JSON pointer into the body; empty: the body as a whole.")
+    place: Literal["path", "query", "header"] | None = Field(None, alias="in", description="Of a parameter.")
+    parameter: str | None = Field(None, description="The parameter's name.")
     message: str
 
 
@@ -115,10 +120,10 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
         return response_to(_as_service_error(error))
 
     @app.exception_handler(HTTPException)
-    async def found_by_framework(_request: Request, error: HTTPException) -> JSONResponse:
+    async def found_by_framework(request: Request, error: HTTPException) -> JSONResponse:
         response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError()))
-        if error.headers and "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
+        if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.headers["Allow"] = ", ".join(_methods_of(app, request.scope))
         return response
 
     @app.exception_handler(Exception)
@@ -127,20 +132,30 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
         return response_to(errors.ServiceError())
 
 
+def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
+    """Return the methods that a path takes. The framework's own answer names those of its first route alone."""
+    asked = ({**scope, "method": method} for method in METHODS)
+    return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)]
+
+
 def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
-    problems = []
+    problems: list[dict[str, object]] = []
+    sentences = []
     for problem in error.errors()[:MOST_PROBLEMS]:
         if problem["type"] == "json_invalid":
             return errors.MalformedError(f"The body is no JSON: {problem.get('ctx', {}).get('error', 'syntax error')}.")
         place, *path = problem["loc"]
         path = [part for part in path if part not in TAGS]
-        pointer = (
-            "".join(f"/{_escaped(part)}" for part in path) if place == "body" else f"{place}:{'.'.join(map(str, path))}"
-        )
         message = str(problem["msg"]).removeprefix("Value error, ")
-        problems.append({"pointer": pointer, "message": message})
-    sentence = "; ".join(f"{problem['pointer'] or 'body'}: {problem['message']}" for problem in problems[:5])
-    return errors.InvalidRequestError(sentence, errors=problems)
+        if place == "body":
+            pointer = "".join(f"/{_escaped(part)}" for part in path)
+            problems.append({"pointer": pointer, "message": message})
+            sentences.append(f"{pointer or 'body'}: {message}")
+        else:
+            name = ".".join(map(str, path))
+            problems.append({"in": place, "parameter": name, "message": message})
+            sentences.append(f"{place} {name}: {message}")
+    return errors.InvalidRequestError("; ".join(sentences[:5]), errors=problems)
 
 
 def _escaped(part: object) -> str:

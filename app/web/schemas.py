@@ -24,7 +24,7 @@ MOST_FIELDS = 50
 
 # Names are left to `storable`: an error that holds half a character as a name could not be told.
 JsonObject = Annotated[dict[Any, Any], AfterValidator(storable)]
-AgentName = Annotated[str, Field(max_length=64)]
+AgentName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Body(BaseModel):

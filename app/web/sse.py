@@ -87,10 +87,10 @@ class TurnStream(EventSourceResponse):
 
 def cursor_of(header: str | None, query: str | None) -> int:
     """Read a cursor; the header wins, since a browser sends it when it comes back."""
-    for place, value in (("header:Last-Event-ID", header), ("query:after", query)):
+    for place, name, value in (("header", "Last-Event-ID", header), ("query", "after", query)):
         if value:
             if not (value.isascii() and value.isdigit() and len(value) < 16):  # noqa: PLR2004 - no log is that long
-                raise InvalidRequestError.at(place, "is not the id of an event: a number")
+                raise InvalidRequestError.in_parameter(place, name, "is not the id of an event: a number")
             return int(value)
     return 0
 

@@ -11,6 +11,7 @@ from app.web.common import CallerOwner, Internal, Limits, OnDisconnect, PathId, 
 from app.web.prefer import wait_of
 from app.web.schemas import TurnView
 from app.web.sse import EVENT_STREAM, TurnStream, cursor_of
+from app.web.strict import StrictRoute
 from app.web.turns import turn_answer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ After = Annotated[str | None, Query(description="Number of an event: only those 
 
 def watch_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["turns"])
+    router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.get(
         "/conversations/{conversation_id}/turns/{number}/events",
