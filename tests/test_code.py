@@ -399,6 +399,21 @@ def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Serv
     assert (turn["status"], turn["dropped_variables"]) == ("finished", [])
 
 
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise KeyboardInterrupt('now')", "KeyboardInterrupt: now"),
+    ],
+)
+def test_code_that_wants_to_exit_is_told_so_and_keeps_its_variables(alone: Service, block: str, said: str) -> None:
+    turn, (_, error, after) = played(alone, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent="walled")
+    assert f"due to: {said}. To end with an answer, call final_answer." in error
+    assert printed(after) == "2"
+    assert turn["status"] == "finished"
+
+
 @pytest.mark.parametrize("victims", [children, zygotes])
 def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     alone: Service, tmp_path: Path, victims: Callable[[Service], list[psutil.Process]]

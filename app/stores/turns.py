@@ -344,8 +344,8 @@ def _refusal(state: bytes, rest: list[bytes]) -> Exception:
         case b"overloaded":
             return OverloadedError()
         case b"reused":
-            place = {"pointer": "header:Idempotency-Key", "message": "was sent with another request before"}
-            return IdempotencyKeyReusedError(errors=[place])
+            named = {"in": "header", "parameter": "Idempotency-Key"}
+            return IdempotencyKeyReusedError(errors=[{**named, "message": "was sent with another request before"}])
         case b"gone":
             return ConversationNotFoundError(
                 "The conversation of the turn that this Idempotency-Key made was deleted; use a new key for a new turn."

@@ -100,6 +100,9 @@ class _Playground:
             done |= {"output": output, "final": result.is_final_answer, "text": _text(result.output)}
         except Exception as error:  # noqa: BLE001 - all that code can raise is for the model to read
             done["error"] = str(error) or type(error).__name__
+        except BaseException as error:  # noqa: BLE001 - `exit` and its like: they would end this process
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            done["error"] = f"Code execution failed due to: {reason}. To end with an answer, call final_answer."
         finally:
             self._running = False
         logs = self._executor.state.get("_print_outputs")
