@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.documents import document_of, opened, turns_of
 from app.errors import StoreUnavailableError
-from app.records import Brought, Draft, Ref
+from app.records import Brought, Draft, Ref, with_gaps
 
 if TYPE_CHECKING:
     from app.conversations import Conversations
@@ -53,16 +53,16 @@ class Memories:
             if policy is not None:
                 self._agents.check_policy(memory.agent, policy, "/policy")
             weighed = await asyncio.to_thread(self._agents.weigh, memory.agent, memory, wanted)
-            places = [memory.steps[place].index for place in weighed.left_out]
+            count, places = len(weighed.left_out), [memory.steps[at].index for at in weighed.left_out + weighed.edits]
             if dry_run:
                 more = (await self._conversations.show(ref)).archived_steps if destroy else 0
-                return weighed, len(places) + more, None
+                return weighed, count + more, None
             if destroy:
                 destroyed = await self._store.destroy(ref, memory.version, places)
                 if destroyed:
                     return weighed, destroyed[1], destroyed[0]
             elif amended := await self._store.archive(ref, memory.version, places):
-                return weighed, len(places), amended
+                return weighed, count, amended
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
@@ -76,7 +76,7 @@ class Memories:
     async def export(self, ref: Ref) -> dict[str, Any]:
         """Take a whole conversation out as a document."""
         record = await self._store.record(ref)
-        steps = [step.data for step in record.steps]
+        steps = with_gaps(record.steps)
         agent = record.conversation.agent
         portable = await asyncio.to_thread(self._agents.export, agent, steps, record.attachments, record.pieces)
         return document_of(record, portable)

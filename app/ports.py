@@ -222,7 +222,10 @@ class Lease(Protocol):
         ...
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
-        """Load the steps that the model is shown, verified, with their attachments."""
+        """Load the entries that make the memory, verified, with their attachments.
+
+        The bytes of one that is out of the memory are empty, so that entries keep their distances.
+        """
         ...
 
     async def variables(self) -> dict[str, bytes]:
@@ -466,7 +469,10 @@ class Agents(Protocol):
     def build(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> Session:
-        """Make a session whose agent has these steps in its memory, and these variables; called in a thread."""
+        """Make a session whose memory these entries make, and with these variables; called in a thread.
+
+        Empty bytes stand for an entry that is out of the memory.
+        """
         ...
 
     def unplayed_task(self, turn: Turn, given: TurnInput) -> PackedStep:

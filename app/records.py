@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from dataclasses import dataclass
 
     from app.policies import Policy
@@ -21,6 +21,8 @@ TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
+EntryType = StepType | Literal["edit"]
+"""Of an entry of the record. An edit is a change of the memory by a callback of the agent's author."""
 
 MOST_COUNTED = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
 
@@ -186,6 +188,8 @@ class Weighed:
     after: Weight
     left_out: tuple[int, ...]
     shortened: int
+    edits: tuple[int, ...] = ()
+    """Places of the entries that hold later versions of the steps that it leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +297,7 @@ class PackedStep:
     `variables` are the pieces that changed with it, by name; None takes one away.
     """
 
-    type: StepType
+    type: EntryType
     turn: int
     data: bytes
     attachments: dict[str, bytes]
@@ -329,7 +333,7 @@ class StoredStep:
     """A step as the store gives it back."""
 
     index: int
-    type: StepType
+    type: EntryType
     turn: int
     data: bytes
     attachments: tuple[str, ...]
@@ -338,6 +342,12 @@ class StoredStep:
     rolled_back: bool = False
     unanswered: bool = False
     """A task whose turn ended before its first step was finished. Known to pages of steps alone."""
+
+
+def with_gaps(steps: Sequence[StoredStep]) -> list[bytes]:
+    """Return the steps' bytes at their distances; empty bytes stand for one that is missing."""
+    data = {step.index: step.data for step in steps}
+    return [data.get(index, b"") for index in range(min(data), max(data) + 1)] if data else []
 
 
 @dataclass(frozen=True, slots=True)

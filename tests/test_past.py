@@ -21,7 +21,7 @@ from tests.test_scripts import AGENT, DONE, Loop, claim_one, ref_of, version
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.records import OnBusy, Ref, StepType
+    from app.records import EntryType, OnBusy, Ref
     from app.seal import Sealer
     from app.stores.lease import HeldLease
     from app.stores.space import Store
@@ -53,7 +53,7 @@ class Life:
     ref: Ref
     now: State = field(default_factory=State)
     after: list[State] = field(default_factory=lambda: [State()])
-    steps: list[tuple[StepType, int, bytes]] = field(default_factory=list)
+    steps: list[tuple[EntryType, int, bytes]] = field(default_factory=list)
     destroyed: set[int] = field(default_factory=set)
 
     @property

@@ -19,6 +19,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from app.agents.code.nursery import Nursery
 from app.agents.demo import make_demo, make_demo_code
+from app.agents.edits import Overlay
 from app.agents.session import AgentSession
 from app.agents.steps import pack
 from app.events import TurnQueued, TurnStarted
@@ -69,11 +70,11 @@ def samples() -> Iterator[bytes]:
     kept: list[PackedStep] = []
     nursery = Nursery([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
-        session, kind = AgentSession(make(), [], {}, (), nursery), make.__name__
+        session, kind = AgentSession(make(), Overlay(), {}, (), nursery), make.__name__
         version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
         for number, message in enumerate(messages(), 1):
             if number % 12 == 1:
-                session = AgentSession(make(), [], {}, (), nursery)
+                session = AgentSession(make(), Overlay(), {}, (), nursery)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.turn_to_bytes(turn)
             turn = codec.started(turn, time.time(), 1)

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from app.agents.code.confinement import ENOUGH
 from app.agents.code.limits import limits_of
 from app.agents.code.nursery import Nursery
 from app.agents.describe import describe
+from app.agents.edits import Overlay
 from app.agents.family import code_runs_in, runs_in_child
 from app.agents.fingerprint import fingerprint_of
 from app.agents.insight import Insight
@@ -35,14 +36,13 @@ from app.agents.session import AgentSession, clean_up, unplayed_task
 from app.agents.steps import unpack
 from app.agents.thrift import forget_torch, keep_templates, mark_default_loggers
 from app.errors import AgentUnavailableError, ServiceError, StartError
-from app.records import AgentInfo, AgentName, AgentVersion, Usage
+from app.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.agents.code.confinement import Level
     from app.agents.memory import Function
-    from app.agents.steps import Step
     from app.past import Past
     from app.policies import Policy
     from app.ports import Session
@@ -142,12 +142,12 @@ class Catalog:
     def build(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> Session:
-        """Make a live agent with these steps in its memory, and these variables."""
+        """Make a live agent with the memory that these entries make, and these variables."""
         entry = self._entry(name)
-        memory = _unpacked(entry, steps, attachments)
+        overlay = _overlay(entry, steps, attachments)
         return AgentSession(
             self._new(entry),
-            memory,
+            overlay,
             variables,
             entry.carries,
             self._nursery,
@@ -168,20 +168,24 @@ class Catalog:
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
         with self._insight(name, memory, policy) as insight:
-            return insight.messages(summary_mode=summary_mode)
+            return insight[0].messages(summary_mode=summary_mode)
 
     def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
         """Say what a prune of the memory would leave out."""
-        with self._insight(name, memory, policy) as insight:
-            return insight.weigh()
+        with self._insight(name, memory, policy) as (insight, overlay):
+            weighed = insight.weigh()
+        at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
+        left_out = {overlay.order[place] for place in weighed.left_out}
+        edits = tuple(at[place] for place, of in overlay.versions.items() if of in left_out)
+        return replace(weighed, left_out=tuple(sorted(at[place] for place in left_out)), edits=edits)
 
     @contextmanager
-    def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[Insight]:
+    def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[tuple[Insight, Overlay]]:
         entry = self._entry(name)
-        steps = _unpacked(entry, [step.data for step in memory.steps], memory.attachments)
-        agent = self._new(entry)
+        overlay = _overlay(entry, with_gaps(memory.steps), memory.attachments)
+        agent, policy = self._new(entry), entry.info.policy if policy is None else policy
         try:
-            yield Insight(agent, steps, entry.info.policy if policy is None else policy, entry.own_policies)
+            yield Insight(agent, overlay.memory(), policy, entry.own_policies), overlay
         finally:
             clean_up(agent)
 
@@ -221,9 +225,12 @@ class Catalog:
         return self._entries[name]
 
 
-def _unpacked(entry: _Entry, steps: Sequence[bytes], attachments: dict[str, bytes]) -> list[Step]:
+def _overlay(entry: _Entry, entries: Sequence[bytes], attachments: dict[str, bytes]) -> Overlay:
     opened = functools.cache(image_from_bytes)  # steps that show the same image share it, as when they were made
-    return [unpack(step, attachments, entry.carries, opened) for step in steps]
+    overlay = Overlay()
+    for data in entries:
+        overlay.add(unpack(data, attachments, entry.carries, opened) if data else None)
+    return overlay
 
 
 def factories_of(spec: str) -> list[tuple[str, Callable[[], MultiStepAgent]]]:

@@ -34,7 +34,8 @@ class Looked:
     def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
         """`at_contents`: what is known of them is of what they hold, and not only of which they are."""
         self._memory = agent.memory
-        self._compares = at_contents and _may_change_steps(agent)
+        self._only_grows = not may_change_steps(agent)
+        self._compares = at_contents and not self._only_grows
         self._marks: list[tuple[object, ...]] = []
         self._steps: Sequence[MemoryStep] = ()
         self._end = 0
@@ -44,12 +45,13 @@ class Looked:
         """Give how many of the steps before `end` are those of the last time, from the first on, but for recent ones.
 
         From now on these are those of the last time; a list that is given here is not changed, but for the agent's
-        memory, which only grows.
+        memory.
         """
         before, count, last = self._steps, self._end, self._last
-        self._steps, self._end = steps, end
+        is_growing = steps is self._memory.steps and self._only_grows
+        self._steps, self._end = steps if is_growing or steps is not self._memory.steps else list(steps), end
         self._last = steps[end - 1] if end else None
-        if before is steps is self._memory.steps:
+        if before is steps and is_growing:
             known = count if count <= end and (not count or steps[count - 1] is last) else 0
         else:
             known = len(list(takewhile(bool, map(is_, islice(before, count), islice(steps, end)))))
@@ -186,7 +188,7 @@ def _sum(up_to: Sequence[int], places: Iterable[int] | None) -> int:
     return up_to[-1] if places is None else sum(up_to[place + 1] - up_to[place] for place in places)
 
 
-def _may_change_steps(agent: MultiStepAgent) -> bool:
+def may_change_steps(agent: MultiStepAgent) -> bool:
     """Tell whether the agent's author gave it what is handed its memory, and may change steps that are over."""
     if type(agent) not in {CodeAgent, ToolCallingAgent} or agent.final_answer_checks:
         return True

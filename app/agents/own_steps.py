@@ -1,4 +1,4 @@
-"""Memory steps of the service's own, beside those of smolagents: notes of the scratchpad, and summaries."""
+"""Entries of the service's own, beside smolagents' steps: notes of the scratchpad, summaries, and edits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from smolagents.models import ChatMessage, MessageRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from app.agents.steps import Step
+
+
+Runs = list[tuple[int, int]]
+"""First and last distance of entries that follow each other."""
 
 
 @dataclass
@@ -40,6 +46,20 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
         """Show it to the model, in any mode."""
         return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
+
+
+@dataclass
+class EditStep(MemoryStep):  # type: ignore[misc, unused-ignore]
+    """One change of the memory.
+
+    `step` takes the place of the entry `of` steps before this one; without `of` it is a new last step. `gone` names
+    entries that leave the memory, `order` all that stay in it.
+    """
+
+    step: Step | None = None
+    of: int | None = None
+    gone: Runs | None = None
+    order: Runs | None = None
 
 
 def replaced_notes(notes: Iterable[NoteStep]) -> dict[int, NoteStep]:

@@ -17,21 +17,22 @@ from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, TaskSte
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
+from app.agents.edits import Edits
 from app.agents.effects import without_text
 from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from app.agents.family import equip
-from app.agents.grown import CallIds
+from app.agents.grown import CallIds, may_change_steps
 from app.agents.halt import DivergedError, Halt
 from app.agents.memory import PolicyFailedError
-from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.own_steps import EditStep, NoteStep, SummaryStep
 from app.agents.pictures import drop_pixels, image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
 from app.agents.scratchpad import scratchpad_of
-from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
+from app.agents.steps import StepTooLargeError, finished, pack, step_type, strip, unpack
 from app.agents.summarizer import Summarizer
 from app.agents.texts import joined
-from app.agents.thrift import make_thrifty, shown_memory_of
+from app.agents.thrift import KeptCallbacks, make_thrifty, shown_memory_of
 from app.agents.tool_proxy import see_tools
 from app.policies import policy_data, policy_of
 from app.records import Failure, Outcome
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from app.agents.code.nursery import Nursery
+    from app.agents.edits import Overlay
     from app.agents.journal import Journal
     from app.agents.memory import Function
+    from app.agents.steps import Step
     from app.events import StepEvent
     from app.past import Past
     from app.policies import Policy
@@ -71,7 +74,7 @@ class AgentSession:
     def __init__(
         self,
         agent: MultiStepAgent,
-        steps: Sequence[Step],
+        overlay: Overlay,
         variables: dict[str, bytes],
         carries: Sequence[type],
         nursery: Nursery,
@@ -82,12 +85,13 @@ class AgentSession:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
         self._agent = agent
         self._carries = tuple(carries)
-        agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
+        agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
         make_thrifty(agent)
+        self._edits = Edits(overlay) if may_change_steps(agent) else None
         self._policy = policy
         self._calls = CallIds(agent)
         self._shown = shown_memory_of(agent, own_policies or {})
-        if isinstance(agent, CodeAgent):
+        if isinstance(agent, CodeAgent) and (overlay.has_gaps or not self._edits):
             agent.step_callbacks.register(ActionStep, self._name_calls_apart)
         if self._shown:
             agent.step_callbacks.register(ActionStep, self._shown.note_shown)
@@ -120,19 +124,15 @@ class AgentSession:
         tail = self._tail = _Tail(
             self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings, past=past
         )
+        if self._edits:
+            tail.watch(self._edits, self._agent)
         track.before_model_call = tail.keep_finished
         if past and self._scratchpad:
             self._scratchpad.expect(past.effects)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
-            run = self._run(turn, given, tail)
-            tail.keep_finished()  # the task, before anything can stop the turn
-            for item in run:
-                tail.keep_finished()
-                if isinstance(item, FinalAnswerStep):
-                    answer = FinalAnswerStep(without_text(item.output))
-            tail.keep_finished()
+            answer = self._answer(turn, given, tail)
         except Halt:
             if recorder.journal.diverged:
                 return tail.outcome("failed", error=DIVERGED)
@@ -147,6 +147,7 @@ class AgentSession:
             if tail.defect:
                 failure = Failure(tail.defect.code, tail.defect.message)
         finally:
+            tail.unwatch()
             self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
             self._belongings.rest()
             self.held_bytes = drop_pixels(self._agent.memory.steps) + self._belongings.size()
@@ -159,6 +160,17 @@ class AgentSession:
         track = self._family.head.seat.track
         if track:
             track.recorder.cut_model_calls()
+
+    def _answer(self, turn: Turn, given: TurnInput, tail: _Tail) -> FinalAnswerStep | None:
+        run, answer = self._run(turn, given, tail), None
+        tail.keep_finished()  # the task, before anything can stop the turn
+        for item in run:
+            tail.keep_finished()
+            if isinstance(item, FinalAnswerStep):
+                answer = FinalAnswerStep(without_text(item.output))
+        tail.keep_whole()
+        tail.keep_edits()
+        return answer
 
     def broken_off(self) -> Outcome:
         """Give what was kept of the turn so far; its thread may still be at it."""
@@ -242,6 +254,8 @@ class _Tail:
         past: Past | None,
     ) -> None:
         self._memory = agent.memory
+        self._edits: Edits | None = None
+        self._callbacks: KeptCallbacks | None = None
         self._turn = turn
         self._carries = carries
         self._stage = stage
@@ -260,30 +274,90 @@ class _Tail:
         last = self._memory.steps[-1] if self._memory.steps else None
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
+    def watch(self, edits: Edits, agent: MultiStepAgent) -> None:
+        """Record steps before the author's callbacks may take them away, and edits afterwards."""
+        self._edits = edits
+        edits.begin_turn()
+        if isinstance(agent.step_callbacks, KeptCallbacks):
+            self._callbacks = agent.step_callbacks
+            self._callbacks.before = self._before_callbacks
+
+    def unwatch(self) -> None:
+        if self._callbacks:
+            self._callbacks.before = None
+
+    def _before_callbacks(self, step: MemoryStep) -> None:
+        self.keep_whole()
+        if self._edits:
+            self._edits.note_own(step)
+
     def keep_finished(self) -> None:
         """Pack new steps. Notes and summaries go with the first step after them, and are not kept without one."""
-        if len(self._memory.steps) == self._looked_at:  # asked at every event of the run
+        if self._edits:
+            self._next = self._edits.old(self._memory.steps)
+        elif len(self._memory.steps) == self._looked_at:  # asked at every event of the run
             return
         self._looked_at = len(self._memory.steps)
-        fresh = self._memory.steps[self._next :]
-        whole = list(itertools.takewhile(finished, fresh))
+        self._keep(list(itertools.takewhile(finished, self._memory.steps[self._next :])))
+
+    def keep_whole(self) -> None:
+        """Pack all new steps while none is half: a callback may have taken from one what tells that it is finished."""
+        if self._edits:
+            self._next = self._edits.old(self._memory.steps)
+            self._keep(self._memory.steps[self._next :])
+        else:
+            self.keep_finished()
+
+    def keep_edits(self) -> None:
+        """Pack what callbacks changed of the steps before the agent's new ones."""
+        if not self._edits or self._redo_edits():
+            return
+        for edit in self._edits.find(self._memory.steps[: self._edits.old(self._memory.steps)]):
+            if edit.step is not None:
+                strip(edit.step)
+            packed = self._packed(edit)
+            self._edits.add(edit)
+            self._stage.tell(None, packed)
+
+    def _keep(self, whole: list[Any]) -> None:
         while whole and isinstance(whole[-1], NoteStep | SummaryStep):
             del whole[-1]
+        if whole:
+            self.keep_edits()
         for step in whole:
-            if self._past:
+            if self._redo_edits():
                 self._take_from_past(step, is_last=step is whole[-1])
                 continue
             strip(step)
-            try:
-                packed = pack(step, self._turn, self._carries)
-            except StepTooLargeError as error:
-                self.defect = error
-                raise
+            packed = self._packed(step)
             if step is whole[-1] and self._changes_variables(step):
                 packed = replace(packed, variables=self._belongings.changes())
             self._stage.tell(self._finished(step), packed)
-            self._kept += _taken(step)
-            self._next += 1
+            self._add(step)
+
+    def _add(self, step: Step) -> None:
+        if self._edits:
+            self._edits.add(step)
+        self._kept += _taken(step)
+        self._next += 1
+
+    def _packed(self, entry: Step) -> PackedStep:
+        try:
+            return pack(entry, self._turn, self._carries)
+        except StepTooLargeError as error:
+            self.defect = error
+            raise
+
+    def _redo_edits(self) -> bool:
+        """Apply the edits that an earlier attempt recorded at this place. True if it recorded more steps."""
+        while self._past:
+            entry = unpack(self._past[0], self._attachments, self._carries)
+            if not isinstance(entry, EditStep):
+                return True
+            del self._past[0]
+            if self._edits:
+                self._edits.redo(entry, self._memory.steps)
+        return False
 
     def _take_from_past(self, step: MemoryStep, *, is_last: bool) -> None:
         """Put the step that an earlier attempt kept in the place of the replayed one: with its times, and its ids.
@@ -291,15 +365,14 @@ class _Tail:
         The variables were kept with the last one; if that is missing, they are to be kept again.
         """
         kept = unpack(self._past.pop(0), self._attachments, self._carries)
-        if step_type(kept) != step_type(step):
+        if isinstance(kept, EditStep) or step_type(kept) != step_type(step):
             self._track.recorder.journal.diverged = True
             raise DivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept))
         if is_last and self._changes_variables(step):
             self._belongings.changes()
-        self._kept += _taken(kept)
-        self._next += 1
+        self._add(kept)
 
     def _changes_variables(self, step: MemoryStep) -> bool:
         return _taken(step) or self.task_changes_variables
@@ -313,6 +386,7 @@ class _Tail:
         if not self.defect:
             with contextlib.suppress(StepTooLargeError):
                 self.keep_finished()
+                self.keep_edits()
 
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""

@@ -13,6 +13,7 @@ import fractions
 import io
 import pickle
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import PIL.Image
@@ -23,7 +24,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
 from app.agents.failures import is_swallowed_failure
-from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.own_steps import EditStep, NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
 from app.agents.plain import labelled, plain
 from app.errors import SealBrokenError, ServiceError
@@ -32,15 +33,15 @@ from app.records import PackedStep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from app.records import StepType
+    from app.records import EntryType
 
-Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep
+Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
 _OWN = frozenset(
     {
-        *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, ToolCall, Timing, TokenUsage),
+        *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, EditStep, ToolCall, Timing, TokenUsage),
         *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
     }
 )
@@ -54,11 +55,12 @@ _CARRIED: frozenset[type] = frozenset(
 )
 
 
-_TYPES: tuple[tuple[type, StepType], ...] = (
+_TYPES: tuple[tuple[type, EntryType], ...] = (
     (TaskStep, "task"),
     (PlanningStep, "planning"),
     (NoteStep, "note"),
     (SummaryStep, "summary"),
+    (EditStep, "edit"),
 )
 
 
@@ -132,7 +134,7 @@ def agent_error(name: str, message: str) -> AgentError:
     return _error(name, message)
 
 
-def step_type(step: MemoryStep) -> StepType:
+def step_type(step: MemoryStep) -> EntryType:
     return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
 
 
@@ -146,8 +148,10 @@ def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, 
     return file.getvalue(), pickler.attachments, pickler.is_sure
 
 
-def _simplified(step: MemoryStep, carries: frozenset[type]) -> MemoryStep:
+def _simplified(step: Any, carries: frozenset[type]) -> Any:
     """Copy a step with a text in place of each part that cannot be carried."""
+    if isinstance(step, EditStep):
+        return replace(step, step=_simplified(step.step, carries))
     if not isinstance(step, ActionStep):
         return step
     fields = vars(step) | {"action_output": _sound(step.action_output, carries)}

@@ -18,7 +18,7 @@ from smolagents.monitoring import AgentLogger, LogLevel
 from app.agents.shown_memory import ShownMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from smolagents.memory import MemoryStep
 
@@ -59,7 +59,7 @@ def make_thrifty(agent: MultiStepAgent) -> None:
     if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
         agent.write_memory_to_messages = ShownMemory(agent)  # type: ignore[method-assign]
     if type(agent.step_callbacks) is CallbackRegistry:
-        agent.step_callbacks = _KeptCallbacks(agent.step_callbacks)
+        agent.step_callbacks = KeptCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
         make_thrifty(managed)
 
@@ -73,15 +73,21 @@ def shown_memory_of(agent: MultiStepAgent, own_policies: dict[str, Function]) ->
     return shown
 
 
-class _KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
-    """Calls an agent's callbacks, each of which is looked at once: smolagents inspects its signature at every step."""
+class KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
+    """Calls an agent's callbacks, each of which is looked at once: smolagents inspects its signature at every step.
+
+    `before` is called before them.
+    """
 
     def __init__(self, registry: CallbackRegistry) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         vars(self).update(vars(registry))
         self._takes_one: dict[int, bool] = {}  # by identity: the registry keeps them alive
+        self.before: Callable[[MemoryStep], None] | None = None
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
+        if self.before:
+            self.before(memory_step)
         for kind in type(memory_step).__mro__:
             for call in self._callbacks.get(kind, ()):
                 takes_one = self._takes_one.get(id(call))

@@ -148,7 +148,15 @@ def mark_of(step: MemoryStep) -> tuple[object, ...]:
         parts = _PARTS[kind] if kind else _plan
     mark: tuple[object, ...] = parts(step)
     images: Any = mark[-1]
-    return (*mark, len(images)) if isinstance(images, list) else mark
+    if isinstance(images, list):
+        mark = (*mark, *images)
+    calls: Any = getattr(step, "tool_calls", None)
+    return (*mark, tuple(map(_call, calls))) if calls else mark
+
+
+def _call(call: Any) -> tuple[object, ...]:
+    arguments = call.arguments
+    return (call.name, call.id, tuple(arguments.items()) if isinstance(arguments, dict) else arguments)
 
 
 def _plan(step: MemoryStep) -> tuple[object, ...]:

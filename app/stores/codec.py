@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from app.events import Event
-    from app.records import PackedStep, StepType
+    from app.records import EntryType, PackedStep
 
 _TURN = TypeAdapter(Turn)
 _EVENTS: dict[str, TypeAdapter[Any]] = {
@@ -50,7 +50,7 @@ NAME_BYTES = 16
 MOST_DIGITS = 16
 HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
-_TYPES: tuple[StepType, ...] = ("task", "planning", "action", "note", "summary")  # by number: add, never move
+_TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")  # by number: add, never move
 
 
 def number(data: bytes | None, most: int = 2**53) -> int:

@@ -176,8 +176,8 @@ class Conversations:
                 if left >> index & 1:
                     continue
                 step = _step(partition, scope, head, index, blob)
-                if kind in {None, step.type}:
-                    items.append(_noted(partition, scope, head, step, blobs[place - start : place - start + 1]))
+                if step.type != "edit" and kind in {None, step.type}:
+                    items.append(_noted(partition, scope, head, step, blobs[place - start :]))
             more = place < last
             if len(items) == limit or not more or place >= end:
                 break
@@ -271,12 +271,15 @@ def _step(partition: Partition, scope: str, head: Head, index: int, blob: bytes)
 
 def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
     """Note on the task of a turn that is over whether the step after it, if any, is of another turn."""
-    place = step.index + 1
-    if step.type != "task" or place > head.count or head.destroyed >> place & 1:
+    if step.type != "task" or step.index + 1 > head.count:
         return step
-    return replace(
-        step, unanswered=all(_step(partition, scope, head, place, blob).turn != step.turn for blob in following)
-    )
+    for index, blob in enumerate(following, step.index + 1):
+        if head.destroyed >> index & 1:
+            return step
+        after = _step(partition, scope, head, index, blob)
+        if after.type != "edit":
+            return replace(step, unanswered=after.turn != step.turn)
+    return replace(step, unanswered=True)
 
 
 def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:

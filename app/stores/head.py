@@ -15,7 +15,7 @@ from app.stores import codec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from app.records import StepType, StoredStep
+    from app.records import EntryType, StepType, StoredStep
     from app.stores.partition import Partition
     from app.stores.seals import Seals
 
@@ -67,10 +67,15 @@ async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) ->
     return found
 
 
-def extended(head: Head, kind: StepType, blob: bytes) -> Head:
+def extended(head: Head, kind: EntryType, blob: bytes) -> Head:
     """Take one more sealed step under the head."""
-    counts = {**head.step_counts, kind: head.step_counts.get(kind, 0) + 1}
+    counts = counted(head.step_counts, kind, 1)
     return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
+
+
+def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:
+    """Return the counts with more steps of a kind. Edits are not counted."""
+    return counts if kind == "edit" else {**counts, kind: counts.get(kind, 0) + more}
 
 
 def extend_hash(running: bytes, blob: bytes) -> bytes:

@@ -62,19 +62,21 @@ class Keeping:
         return self._knows_tail and self._head.count == self._start.count
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
-        """Load what the model is shown at the turn's start; a gap, a swap or a cut is a `SealBrokenError`."""
+        """Load the entries that make the memory at the turn's start; a gap, a swap or a cut is a `SealBrokenError`.
+
+        The bytes of one that is out of the memory are empty.
+        """
         head = self._start
         blobs = await self._load(head.shown_from, head.count)
         running = head.shown_hash
-        steps = []
+        steps: list[StoredStep | None] = []
         for index, blob in enumerate(blobs, head.shown_from):
             running = extend_hash(running, blob)
-            if not head.out >> index & 1:
-                steps.append(self._open_step(blob, index))
+            steps.append(None if head.out >> index & 1 else self._open_step(blob, index))
         if running != head.hash or len(blobs) != head.count - head.shown_from:
             raise SealBrokenError(COUNT_SENTENCE)
-        images = await load_images(self._partition, self._scope, steps)
-        return [step.data for step in steps], images
+        images = await load_images(self._partition, self._scope, filter(None, steps))
+        return [step.data if step else b"" for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
         """Load the pieces of the turn's start; one that is missing or not in the sealed list is a SealBrokenError."""

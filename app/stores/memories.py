@@ -24,6 +24,7 @@ from app.stores.head import (
     COUNT_SENTENCE,
     VARIABLES_SENTENCE,
     check_count,
+    counted,
     extend_hash,
     extended,
     load_images,
@@ -91,7 +92,7 @@ class Memories:
         images = {name for step in gone for name in step.attachments} - kept
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
         amended = await self._amend(ref, version, head, gone=[step.index for step in gone], images=sorted(images))
-        return (amended, len(gone)) if amended else None
+        return (amended, sum(step.type != "edit" for step in gone)) if amended else None
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
         """Go back to what the conversation was after a turn (0: before the first): steps and variables."""
@@ -329,7 +330,7 @@ class Memories:
         counts = dict(head.step_counts)
         for step in steps:
             if step.index in out:
-                counts[step.type] -= 1
+                counts = counted(counts, step.type, -1)
         return replace(head, step_counts=counts)
 
     async def _as_destroyed(self, ref: Ref, then: Head, now: Head) -> Head:
@@ -408,7 +409,7 @@ def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
     counts: dict[StepType, int] = {}
     for step in steps:
         if not head.out >> step.index & 1:
-            counts[step.type] = counts.get(step.type, 0) + 1
+            counts = counted(counts, step.type, 1)
     return counts
 
 
@@ -431,7 +432,7 @@ def _sealed_for(partition: Partition, scope: str, brought: Brought) -> tuple[lis
         given.append(blob)
         head = extended(head, step.type, blob)
         if index in archived:
-            head.step_counts[step.type] -= 1
+            head = replace(head, step_counts=counted(head.step_counts, step.type, -1))
         if index < hidden:
             head = replace(head, shown_from=index + 1, shown_hash=head.hash)
         images |= step.attachments

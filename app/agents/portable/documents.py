@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
 
+from app.agents.edits import without_gaps
 from app.agents.pictures import look_at
 from app.agents.portable.checks import Strict, checked
 from app.agents.portable.images import Images, image_as_json
@@ -39,10 +40,15 @@ class _ImageIn(Strict):
 def export(
     steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...]
 ) -> Portable:
-    """Give what these hold as JSON data; of the attachments those that a step shows."""
-    documents = tuple(written(unpack(step, attachments, carries, look_at)) for step in steps)
-    shown = {name for step in documents for member in _IMAGES for name in step.get(member) or ()}
-    shown |= {step["action_output_image"] for step in documents if step.get("action_output_image")}
+    """Give what these hold as JSON data; of the attachments those that a step shows.
+
+    Empty bytes stand for a step that is destroyed: the distances between entries are those of the document.
+    """
+    opened = [unpack(step, attachments, carries, look_at) if step else None for step in steps]
+    documents = tuple(written(step) for step in without_gaps(opened) if step is not None)
+    holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
+    shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
+    shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
     values, missing = export_variables(variables)
     return Portable(documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing)
 

@@ -9,7 +9,7 @@ from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.own_steps import NoteStep, SummaryStep
+from app.agents.own_steps import EditStep, NoteStep, SummaryStep
 from app.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, Text, checked
 from app.agents.portable.written import LABELS
 from app.agents.prompts import note_shown
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from app.agents.steps import Step
 
 MOST_TURNS = 1_000_000_000
+MOST_PLACES = 100_000
+_Run = Annotated[list[int], Field(min_length=2, max_length=2)]
+_Runs = Annotated[list[_Run], Field(fail_fast=True)]
 Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
 
 
@@ -162,13 +165,41 @@ class SummaryIn(StepIn):
         return SummaryStep(self.text, self.recent, self.input_tokens, self.output_tokens)
 
 
-AnyStepIn = TaskIn | PlanningIn | ActionIn | NoteIn | SummaryIn
+class EditIn(StepIn):
+    """A change of the memory; numbers are distances to entries before this one, of which there are `index`."""
+
+    type: Literal["edit"]
+    step: Any = None
+    of: Annotated[int, Field(ge=0, le=MOST_TURNS)] | None = None
+    gone: _Runs | None = None
+    order: _Runs | None = None
+
+    def made(self, pointer: str, images: Images) -> EditStep:
+        inner = None
+        if self.step is not None:
+            data = {**self.step, "turn": self.turn} if isinstance(self.step, dict) else self.step
+            inner_in = read_step(data, f"{pointer}/step")
+            if isinstance(inner_in, EditIn):
+                raise InvalidRequestError.at(f"{pointer}/step/type", "is an edit, which no edit holds")
+            inner = made(inner_in, f"{pointer}/step", images)
+        for name, runs in (("gone", self.gone), ("order", self.order)):
+            index = int(pointer.rpartition("/")[2])
+            if any(not index >= first >= last >= 0 for first, last in runs or ()):
+                raise InvalidRequestError.at(f"{pointer}/{name}", "holds what are no distances to entries before it")
+            if sum(first - last + 1 for first, last in runs or ()) > MOST_PLACES:
+                raise InvalidRequestError.at(f"{pointer}/{name}", f"names more than {MOST_PLACES} entries")
+        runs_of = [None if runs is None else [(a, b) for a, b in runs] for runs in (self.gone, self.order)]
+        return EditStep(inner, self.of, *runs_of)
+
+
+AnyStepIn = EditIn | TaskIn | PlanningIn | ActionIn | NoteIn | SummaryIn
 _BY_TYPE: dict[str, type[AnyStepIn]] = {
     "task": TaskIn,
     "planning": PlanningIn,
     "action": ActionIn,
     "note": NoteIn,
     "summary": SummaryIn,
+    "edit": EditIn,
 }
 
 

@@ -10,7 +10,7 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import MessageRole
 
-from app.agents.own_steps import NoteStep
+from app.agents.own_steps import EditStep, NoteStep
 from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
 from app.agents.portable.values import MOST_COUNT, flaw_of
@@ -49,6 +49,9 @@ class _Writing:
         elif isinstance(step, NoteStep):
             text = self._text("/text", step.text)
             members = {"number": step.number, "text": text, "replaces": step.replaces}
+        elif isinstance(step, EditStep):
+            inner = None if step.step is None else written(step.step)
+            members = {"step": inner, "of": step.of, "gone": step.gone, "order": step.order}
         else:
             counts = {"input_tokens": step.input_tokens, "output_tokens": step.output_tokens}
             members = {"text": self._text("/text", step.text), "recent": step.recent, **counts}
