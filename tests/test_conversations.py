@@ -367,7 +367,8 @@ def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same
             old.let_go()
             until(lambda: figures(brief)["smolsessions_threads_busy"] == 1)
             assert brief.get("/conversations/twin")["running_turn"] == 1
-            assert brief.get("/conversations/twin/steps")["items"] == []
+            steps = brief.get("/conversations/twin/steps")["items"]
+            assert [str(tmp_path / "new") in step["task"] for step in steps] == [True]
         assert (new.answer()["status"], new.answer()["reply"]) == ("finished", "new")
     steps = brief.get("/conversations/twin/steps")["items"]
     assert [step["type"] for step in steps] == ["task", "action", "action"]

@@ -177,7 +177,8 @@ local function set_aside(ref, place)
   aside[#aside + 1] = ref
 end
 
--- Sets of another type are nobody's: turns that wait in them are found again when their owner submits the next.
+-- Sets of another type are deleted. Turns that waited in them stay unclaimed until their conversation is made ready again:
+-- when they are cancelled, or their conversation is deleted.
 local function throw_away_other_types(name)
   local found = redis.call('TYPE', name).ok
   if found ~= 'zset' and found ~= 'none' then
