@@ -34,7 +34,7 @@ class Walls:
         """Make the strongest that the platform gives; code may read these folders, and nothing that is hidden."""
         self._used = _address_space()
         self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-        self._apart, self._rules, self._filters, self._forked = False, None, False, 0
+        self._apart, self._rules, self._filters, self._forked = False, None, None, 0
         if self._libc:
             readable = Readable.outside(hidden, folders)
             self._apart = _works(lambda: namespaces.enter(readable))
@@ -43,7 +43,9 @@ class Walls:
             elif landlock.version():
                 self._rules = landlock.Rules(readable)
             self._libc.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-            self._filters = seccomp.has_filter() and _works(self._filter)
+            self._filters = self._make_filters() if seccomp.has_filter() else None
+            if self._filters and not _works(self._filters[False].install):
+                self._filters = None
         keep_memory_private()
         self._own_uids = os.getuid() == 0 and _works(_become_stranger)
 
@@ -78,15 +80,14 @@ class Walls:
         if self._rules:
             self._rules.restrict()
         if self._filters:
-            self._filter(processes=processes > 0)
+            self._filters[processes > 0].install()
 
-    def _filter(self, *, processes: bool = False) -> None:
+    def _make_filters(self) -> dict[bool, seccomp.Filter]:
+        """Make a filter for agents whose code may start processes, and one for others."""
         version = self._rules.version if self._rules else 0
-        seccomp.restrict(
-            processes=processes,
-            writes=self._apart or version >= landlock.TRUNCATES,
-            signals=self._apart or version >= landlock.SCOPES,
-        )
+        writes = self._apart or version >= landlock.TRUNCATES
+        signals = self._apart or version >= landlock.SCOPES
+        return {some: seccomp.Filter(processes=some, writes=writes, signals=signals) for some in (False, True)}
 
 
 def keep_memory_private() -> None:

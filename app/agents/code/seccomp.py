@@ -49,35 +49,42 @@ def has_filter() -> bool:
     return sys.platform == "linux" and platform.machine() in _ARCHITECTURES
 
 
-def restrict(*, processes: bool, writes: bool, signals: bool) -> None:
-    """Install the filter in this process, for good. Raises `OSError`.
+class Filter:
+    """A filter for processes to come; a process adds its own id (a program that is made anew takes it 1 ms)."""
 
-    Args:
-        processes: leave starting processes, threads and programs to the limits of resources.
-        writes: leave opening files for writing to another means.
-        signals: leave signals to another means; else the process can signal itself alone.
-    """
-    program = _program(platform.machine(), processes=processes, writes=writes, signals=signals)
-    instructions = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
-    libc: Any = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(SET_SECCOMP, FILTER_MODE, header, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    def __init__(self, *, processes: bool, writes: bool, signals: bool) -> None:
+        """Refuse all but what is left to other means.
 
-
-def _program(machine: str, *, processes: bool, writes: bool, signals: bool) -> bytes:
-    refused = _refused(machine, processes=processes, writes=writes)
-    known = calls.numbers(calls.CHECKED, machine)
-    checks = _checks(processes=processes, writes=writes, signals=signals)
-    return b"".join(
-        (
-            *(_step(LOAD, ARCHITECTURE_AT), _step(EQUAL, _ARCHITECTURES[machine], 1), _step(RETURN, KILL)),
-            *(_step(LOAD, NUMBER_AT), _step(AT_LEAST, calls.NEWEST + 1, 0, 1), _fail(errno.ENOSYS)),
-            *(_step(EQUAL, number, 0, 1) + _fail(error) for number, error in refused.items()),
-            *(_checked(known[name], check) for name, check in checks.items() if name in known),
-            _step(RETURN, ALLOW),
+        Args:
+            processes: starting processes, threads and programs.
+            writes: opening files for writing.
+            signals: signals; else a process can signal itself alone.
+        """
+        machine = platform.machine()
+        self._known = calls.numbers(calls.CHECKED, machine)
+        self._signals = signals
+        refused = _refused(machine, processes=processes, writes=writes)
+        self._start = b"".join(
+            (
+                *(_step(LOAD, ARCHITECTURE_AT), _step(EQUAL, _ARCHITECTURES[machine], 1), _step(RETURN, KILL)),
+                *(_step(LOAD, NUMBER_AT), _step(AT_LEAST, calls.NEWEST + 1, 0, 1), _fail(errno.ENOSYS)),
+                *(_step(EQUAL, number, 0, 1) + _fail(error) for number, error in refused.items()),
+                self._checks(_checks(processes=processes, writes=writes)),
+            )
         )
-    )
+
+    def install(self) -> None:
+        """Install the filter in this process, for good. Raises `OSError`."""
+        own = self._checks(_own_checks(os.getpid(), signals=self._signals))
+        program = self._start + own + _step(RETURN, ALLOW)
+        instructions = ctypes.create_string_buffer(program, len(program))
+        header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+        libc: Any = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(SET_SECCOMP, FILTER_MODE, header, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def _checks(self, checks: dict[str, _Check]) -> bytes:
+        return b"".join(_checked(self._known[name], check) for name, check in checks.items() if name in self._known)
 
 
 def _refused(machine: str, *, processes: bool, writes: bool) -> dict[int, int]:
@@ -94,25 +101,28 @@ def _refused(machine: str, *, processes: bool, writes: bool) -> dict[int, int]:
     return refused
 
 
-def _checks(*, processes: bool, writes: bool, signals: bool) -> dict[str, _Check]:
+def _checks(*, processes: bool, writes: bool) -> dict[str, _Check]:
     owners = (SET_OWNER, SET_OWNERS_SIGNAL, SET_OWNER_EXTENDED)
     devices = (SET_SOCKETS_OWNER, SET_SOCKETS_GROUP, TYPE_INTO_TERMINAL, CONSOLE, SET_FLAGS, SET_ATTRIBUTES)
-    itself = _Check(0, (0, os.getpid()))
     checks = {
-        "prlimit64": itself,
         "fcntl": _Check(1, owners, only=False),  # a signal to any process, when a socket has news
         "ioctl": _Check(1, devices, only=False),
         "socketpair": _Check(1, (STREAM, SEQUENCE), mask=KIND_OF_SOCKET),  # a datagram goes to any address
     }
-    if not signals:
-        names = ("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-        checks |= {"kill": itself} | dict.fromkeys(names, _Check(0, (os.getpid(),)))
     if not writes:
         closed = _Check(1, (0,), mask=OPENS_TO_WRITE, error=errno.EACCES)
         checks |= {"open": closed, "openat": _Check(2, (0,), mask=OPENS_TO_WRITE, error=errno.EACCES)}
     if processes:
         checks["clone"] = _Check(0, (0,), mask=NEW_NAMESPACES)
     return checks
+
+
+def _own_checks(pid: int, *, signals: bool) -> dict[str, _Check]:
+    itself = _Check(0, (0, pid))
+    if signals:
+        return {"prlimit64": itself}
+    names = ("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+    return {"prlimit64": itself, "kill": itself} | dict.fromkeys(names, _Check(0, (pid,)))
 
 
 def _checked(number: int, check: _Check) -> bytes:
