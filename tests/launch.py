@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NEW_MOUNTS, BIND, RECURSIVE, PRIVATE = 0x20000, 4096, 16384, 1 << 18
+NEW_MOUNTS, BIND, RECURSIVE, PRIVATE, DETACH = 0x20000, 4096, 16384, 1 << 18, 2
 SET_SECCOMP, FILTER_MODE, SET_NO_NEW_PRIVILEGES = 22, 2, 38
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
@@ -76,6 +76,8 @@ def _reveal(paths: set[Path]) -> None:
         for path, stage in staged:
             path.mkdir(parents=True, exist_ok=True)
             _bind(stage, path)
+            _check(_libc.umount2(os.fsencode(stage), DETACH))
+            stage.rmdir()
 
 
 def _bind(source: Path, target: Path) -> None:
