@@ -23,7 +23,6 @@ from app.stores.conversations import sealed_terms, ttl_us
 from app.stores.head import (
     COUNT_SENTENCE,
     VARIABLES_SENTENCE,
-    check_count,
     counted,
     extend_hash,
     extended,
@@ -286,7 +285,6 @@ class Memories:
             )
             if not found or len(found[3]) != min(end, first + STEPS_AT_ONCE) - first:
                 raise SealBrokenError(COUNT_SENTENCE)
-            check_count(head, *found[5:7])
             for index, blob in enumerate(found[3], first):
                 running = extend_hash(running, blob)
                 if not head.destroyed >> index & 1:
