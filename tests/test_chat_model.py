@@ -208,6 +208,17 @@ class TestTheFactory:
             assert [request.key for request in llm.requests] == ["none"]
             assert model_of(openai).client.base_url.host == "api.openai.com"
 
+    @pytest.mark.parametrize("base", [None, "https://api.openai.com/v1"])
+    def test_limits_an_answer_of_openai_by_the_name_that_its_reasoning_models_take(
+        self, monkeypatch: pytest.MonkeyPatch, base: str | None
+    ) -> None:
+        monkeypatch.setenv("CHAT_KEY", KEY)
+
+        model = model_of(chat_factory(ChatOptions("gpt-5-mini", base, "CHAT_KEY", max_tokens=50))())
+
+        with closing(model.client):
+            assert model.kwargs == {"max_completion_tokens": 50}
+
     @pytest.mark.parametrize("value", [None, "", "  "])
     def test_names_the_variable_that_holds_no_key(self, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
         monkeypatch.delenv("MISSING_KEY", raising=False)

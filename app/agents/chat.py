@@ -101,10 +101,13 @@ def _model(options: ChatOptions) -> OpenAIModel:
     except ImportError as error:
         raise StartError("the chat agent needs the openai package; pip install 'smolsessions[openai]'") from error
     first_byte_s = max(options.first_byte_s, options.timeout_s)
-    chosen: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    api_base = options.api_base or OPENAI_BASE
+    # OpenAI's reasoning models refuse max_tokens; other endpoints may not know max_completion_tokens.
+    limit = "max_completion_tokens" if api_base == OPENAI_BASE else "max_tokens"
+    chosen: dict[str, Any] = {limit: options.max_tokens, "temperature": options.temperature}
     model = OpenAIModel(
         model_id=options.model_id,
-        api_base=options.api_base or OPENAI_BASE,
+        api_base=api_base,
         api_key=key,
         # The model proxy retries, in view of the stream's readers. smolagents' own retries sleep 120 s and more.
         client_kwargs={
