@@ -1,10 +1,11 @@
 # One image for every role: `serve` (HTTP and turns), `web`, `work`. Without API keys it refuses to listen to a network:
 #
 #   docker build -t smolsessions .
-#   docker run --rm smolsessions new-api-key ada > api-keys      # the key itself is shown once, beside the file
-#   docker run --rm -p 8000:8000 -v smolsessions:/data -v "$PWD/api-keys:/run/api-keys:ro" \
+#   (umask 027; docker run --rm smolsessions new-api-key ada > api-keys)      # shows the key itself once, beside the file
+#   docker run --rm -p 8000:8000 -v smolsessions:/data -v "$PWD/api-keys:/run/api-keys:ro" --group-add "$(id -g)" \
 #     -e SMOLSESSIONS_API_KEYS_FILE=/run/api-keys --read-only --stop-timeout 40 smolsessions
 #
+# `--group-add` lets the service read the file, which not all users may read; an engine without root takes 0 there.
 # `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running steps may end. Any `--user` will do.
 # Your own agents: FROM smolsessions, COPY my_agents.py . and ENV SMOLSESSIONS_AGENTS=name=my_agents:factory.
 # Packages that they need: USER 0, RUN pip --python /opt/smolsessions install …, USER 10001:10001.

@@ -108,17 +108,15 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
 
 
 def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
-    """Read the keys of a file; with `create` a missing one is made first, readable by its owner alone."""
-    if create and path.exists():
-        check_private(path, "seal key file")
-    elif create:
+    """Read the keys of a file that not all users may read; `create` makes a missing one, for its owner alone."""
+    if create and not path.exists():
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".seal-", delete=False) as file:  # 0600
             file.write(new_key() + "\n")
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).rename(path)  # whole or not at all, whenever the power fails
     try:
-        return parse_keys(path.read_text())
+        keys = parse_keys(path.read_text())
     except StartError as error:
         raise StartError(f"the seal key file {path}: {error.message}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -127,6 +125,8 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
             f"the seal key file {path} cannot be read ({why}): put the keys there that the store was written with, or, "
             "if it is new, what `smolsessions new-key` prints, and let the service's user read it"
         ) from error
+    check_private(path, "seal key file" if create else "SMOLSESSIONS_SEAL_KEYS_FILE")
+    return keys
 
 
 def _bind(place: tuple[str | int, ...]) -> bytes:

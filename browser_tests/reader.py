@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from playwright.sync_api import expect
 
+from tests.service import write_private
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -136,9 +138,7 @@ def paste(page: Page, file: FilePayload) -> None:
 
 
 def keys_file(folder: Path) -> Path:
-    path = folder / "keys"
-    path.write_text(f"reader {hashlib.sha256(KEY.encode()).hexdigest()}\n")
-    return path
+    return write_private(folder / "keys", f"reader {hashlib.sha256(KEY.encode()).hexdigest()}\n")
 
 
 def forgive(sins: list[str], text: str, at_least: int = 1) -> None:

@@ -55,6 +55,7 @@ class Image:
         mounts: Mapping[str, Path] | None = None,
         writable: Sequence[str] = (),
         entrypoint: Sequence[str] | None = None,
+        group: int | None = None,
     ) -> list[str]:
         """Give the command that becomes this image's process: same process id, same signals.
 
@@ -65,11 +66,13 @@ class Image:
             mounts: what of this machine appears at which path; read-only but for `writable`.
             writable: paths of mounts.
             entrypoint: in place of ENTRYPOINT; CMD does not apply then.
+            group: one beside the user's own, as with `--group-add`.
         """
         uid, _, gid = (user or self.user).partition(":")
         variables = [f"{name}={value}" for name, value in {**self.environment, **(environment or {})}.items()]
         words = [*self.entrypoint, *(arguments or self.cmd)] if entrypoint is None else [*entrypoint, *arguments]
-        inside = ["setpriv", f"--reuid={uid}", f"--regid={gid or 0}", "--clear-groups", "--no-new-privs"]
+        groups = "--clear-groups" if group is None else f"--groups={group}"
+        inside = ["setpriv", f"--reuid={uid}", f"--regid={gid or 0}", groups, "--no-new-privs"]
         inside += ["env", "-i", "-C", self.workdir, *variables, *words]
         return _apart(self.root, mounts or {}, set(writable), inside)
 

@@ -157,6 +157,13 @@ class Service:
         return status
 
 
+def write_private(path: Path, text: str) -> Path:
+    """Write a file that its owner alone may read, as the service asks of secrets."""
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
 def spawn(
     folder: Path,
     settings: dict[str, str],

@@ -15,7 +15,7 @@ import pytest
 from tests.patient import Patient, playing, two_services, until_all_answer
 from tests.problems import problem
 from tests.refusals import Refused, sentence_of, started
-from tests.service import Service, run
+from tests.service import Service, run, write_private
 from tests.streaming import posting, watching
 from tests.test_busy import held, shown
 from tests.test_idempotency import ask, made
@@ -514,8 +514,7 @@ def test_the_rights_that_a_refusal_names_are_those_that_do(guarded: Guarded, tmp
 
 
 def test_a_password_may_be_in_a_file_which_may_change(guarded: Guarded, tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text(f"{ANOTHER}\n")
+    file = write_private(tmp_path / "password", f"{ANOTHER}\n")
     address = guarded.cluster.url(user="worker", password="x").replace(":x@", "@")
     settings = guarded.settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(file)}
     with Service(tmp_path / "service", settings) as service:
@@ -534,8 +533,7 @@ def refused(guarded: Guarded) -> dict[str, Refused]:
     """Give starts that cannot work on a cluster that is guarded, and what each must be told."""
     cluster, settings = guarded.cluster, guarded.settings
     theirs = new_authority(guarded.folder / "theirs")
-    wrong_file = guarded.folder / "wrong"
-    wrong_file.write_text("wrong-sesame\n")
+    wrong_file = write_private(guarded.folder / "wrong", "wrong-sesame\n")
     address, port = cluster.url(user="worker", password="x").replace(":x@", "@"), free_port()
     plain = f"redis+cluster://worker:{quote(ANOTHER, safe='')}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
     return {

@@ -295,9 +295,7 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert {name for name in made if made[name] != after[name]} == {"api-keys", "store-password"}
     assert (key != again, after["store-password"]) == (True, b"mine")
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "secrets", *(tmp_path / "secrets").iterdir())]
-    assert (
-        modes == [0o700] + [0o644] * 4
-    )  # closed to others here; whoever a container runs as can read what it is given
+    assert modes == [0o700] + [0o640] * 4  # compose gives its containers the group
 
 
 def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
@@ -328,5 +326,8 @@ def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: 
         assert sorted(named) == sorted(f"/run/secrets/{secret}" for secret in service["secrets"])
         assert int(service["stop_grace_period"].removesuffix("s")) >= Settings.model_fields["drain_s"].default + CLOSE_S
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    for service in services.values():  # none runs as the owner of the files
+        assert service["group_add"] == [compose["x-group"]["group_add"][0]]
+        assert service["group_add"][0].startswith("${SECRETS_GROUP:?")
     assert services["work"]["deploy"]["replicas"] == 2
     assert services["web"]["ports"] == ["127.0.0.1:8000:8000"]

@@ -16,7 +16,7 @@ from redis import Redis
 from app.seal import new_key
 from tests import agents
 from tests.problems import nothing_stored, problem, send
-from tests.service import Service
+from tests.service import Service, write_private
 from tests.streaming import log_of
 from tests.test_going_back import (
     KINDS,
@@ -132,8 +132,7 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
 
 
 def test_it_is_anybodys_who_has_the_document(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(line("ada", ADA) + line("bob", BOB))
+    keys = write_private(tmp_path / "keys", line("ada", ADA) + line("bob", BOB))
     with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
         hers = make(locked, ADA, agent="scripted")["id"]
         say(locked, ADA, "hello", hers)

@@ -15,7 +15,7 @@ from redis import Redis
 
 from tests import rememberers
 from tests.problems import nothing_stored, problem
-from tests.service import Service
+from tests.service import Service, write_private
 from tests.streaming import log_of
 from tests.test_busy import follow, held
 from tests.test_owners import ADA, BOB, ask, line, make, say
@@ -636,8 +636,7 @@ def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Servic
 
 
 def test_a_turn_that_is_not_there_and_another_owners_conversation_are_not_found(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(line("ada", ADA) + line("bob", BOB))
+    keys = write_private(tmp_path / "keys", line("ada", ADA) + line("bob", BOB))
     with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
         hers = make(locked, ADA, agent="scripted")["id"]
         say(locked, ADA, "secret", hers)

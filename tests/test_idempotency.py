@@ -17,7 +17,7 @@ from redis import Redis
 
 from app.seal import new_key
 from tests.problems import nothing_stored, problem
-from tests.service import Service
+from tests.service import Service, write_private
 from tests.streaming import EVENTS, Stream, log_of, place
 from tests.test_busy import follow, held, shown
 from tests.test_stop import DONE, ECHO, stop, wait
@@ -231,8 +231,8 @@ def test_how_the_answer_is_wanted_and_the_order_of_names_make_no_other_request(
 def test_the_same_key_of_another_owner_is_another_key(tmp_path: Path, key: str) -> None:
     keys = {"alice": "a-secret", "bob": "b-secret"}
     lines = [f"{owner} {hashlib.sha256(secret.encode()).hexdigest()}" for owner, secret in keys.items()]
-    (tmp_path / "keys").write_text("\n".join(lines), "utf-8")
-    with Service(tmp_path / "service", {"API_KEYS_FILE": str(tmp_path / "keys"), "AGENTS": ""}) as service:
+    file = write_private(tmp_path / "keys", "\n".join(lines))
+    with Service(tmp_path / "service", {"API_KEYS_FILE": str(file), "AGENTS": ""}) as service:
         turns = []
         for secret in (*keys.values(), *keys.values()):
             headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": key}

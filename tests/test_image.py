@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -26,6 +27,7 @@ pytest_plugins = ["tests.llm"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
 
 MOST_MB = 230
+GROUP = 4242  # of who owns the file of API keys: `--group-add "$(id -g)"`
 NEEDED = """
 import importlib.metadata, json
 from packaging.requirements import Requirement
@@ -61,7 +63,8 @@ class Owner:
         assert status == 0, errors
         self.keys = folder / "api-keys"
         self.keys.write_text(line)
-        self.keys.chmod(0o444)
+        os.chown(self.keys, -1, GROUP)
+        self.keys.chmod(0o640)
         self.headers = {"Authorization": f"Bearer {errors.splitlines()[-1]}"}
         self._mounts = {place: self.volume, "/run/api-keys": self.keys}
         self._place, self._log = place, folder / "log"
@@ -71,7 +74,7 @@ class Owner:
     ) -> AbstractContextManager[Container]:
         settings = {"SMOLSESSIONS_PORT": "0", "SMOLSESSIONS_API_KEYS_FILE": "/run/api-keys"} | dict(environment or {})
         command = image.command(
-            *arguments, user=user, environment=settings, mounts=self._mounts, writable=[self._place]
+            *arguments, user=user, environment=settings, mounts=self._mounts, writable=[self._place], group=GROUP
         )
         return started(command, self._log)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.problems import nothing_stored, problem, send
 from tests.refusals import Refused, sentence_of, started
-from tests.service import Service, run
+from tests.service import Service, run, write_private
 from tests.test_store import until
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def line(owner: str, key: str) -> str:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service with two owners, one of them with two keys; its file has comments and blank lines."""
     folder = tmp_path_factory.mktemp("locked")
-    keys = folder / "keys"
-    keys.write_text(
-        f"# who may come in\n\n{line('ada', ADA)}\n   # her phone\n{line('ada', SECOND)}\n{line('bob', BOB)}"
+    keys = write_private(
+        folder / "keys",
+        f"# who may come in\n\n{line('ada', ADA)}\n   # her phone\n{line('ada', SECOND)}\n{line('bob', BOB)}",
     )
     with Service(folder, {"API_KEYS_FILE": str(keys)}) as running:
         yield running
@@ -198,6 +198,16 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         assert "line 2" in service.log()
 
 
+def test_a_keys_file_that_all_users_may_read_later_is_warned_of_and_read(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    with _serving(tmp_path, keys, line("ada", ADA)) as service:
+        keys.chmod(0o644)
+        assert _let_in(service, ADA, BOB) == [True, False]
+        assert f"run `chmod o-rwx {keys}`" in service.log()
+        _rewrite(keys, line("bob", BOB))
+        assert _let_in(service, ADA, BOB) == [False, True]
+
+
 def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with _serving(tmp_path, keys, line("ada", ADA)) as service:
@@ -262,7 +272,7 @@ def test_a_keys_file_is_refused_with_its_line_and_the_mend_for(what: str, ending
 
 
 def _serving(folder: Path, keys: Path, text: str) -> Service:
-    keys.write_text(text)
+    write_private(keys, text)
     return Service(folder, {"API_KEYS_FILE": str(keys)})
 
 
@@ -287,7 +297,7 @@ def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes
 
 def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path) -> None:
     keys, gate = tmp_path / "keys", tmp_path / "gate"
-    keys.write_text(line("ada", ADA) + line("bob", BOB))
+    write_private(keys, line("ada", ADA) + line("bob", BOB))
     settings = {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
     with Service(tmp_path / "service", settings) as service:
         post(service, ADA, {"call": [["wait_for", {"path": str(gate)}]]}, {"say": "the first"})

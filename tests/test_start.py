@@ -31,7 +31,7 @@ from app.settings import Settings
 from app.stores.embedded import RESTARTS, embedded_server
 from app.stores.refusals import RIGHTS
 from tests.refusals import Refused, sentence_of, started
-from tests.service import AGENTS, ROOT, Service, run, spawn
+from tests.service import AGENTS, ROOT, Service, run, spawn, write_private
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
@@ -60,6 +60,7 @@ while not Path("go").exists() and time.monotonic() < end:
 """
 NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 
+SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
 REFUSED = {
     "a store of its own without keys": Refused(
         {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions new-key`")
@@ -211,21 +212,37 @@ def test_data_that_all_users_may_read_is_refused(
     assert KEY_A not in sentence
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("name", SECRET_FILES)
+def test_a_file_of_secrets_that_all_users_may_read_is_refused(tmp_path: Path, name: str, *, linked: bool) -> None:
+    file = link = write_private(tmp_path / "secret", SECRET_FILES[name])
+    file.chmod(0o604)
+    if linked:
+        link = tmp_path / "link"
+        link.symlink_to(file)
+    store = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A} if name == "REDIS_PASSWORD_FILE" else {}
+    sentence = sentence_of(run(tmp_path / "service", store | {name: str(link)}))
+    assert f"all users of this machine may read the SMOLSESSIONS_{name} {link}: run `chmod o-rwx {link}`" in sentence
+    assert SECRET_FILES[name] not in sentence
+
+
 def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(0o2770)
     (data / "seal.key").write_text(KEY_A)
-    (data / "seal.key").chmod(0o440)
-    with Service(tmp_path) as service:
+    keys, link = write_private(tmp_path / "keys", SECRET_FILES["API_KEYS_FILE"]), tmp_path / "link"
+    link.symlink_to(keys)  # as Kubernetes mounts a Secret
+    for file in (data / "seal.key", keys):
+        file.chmod(0o440)
+    with Service(tmp_path, {"API_KEYS_FILE": str(link)}) as service:
         assert service.client.get("/readyz").status_code == 200
 
 
 def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
     outside_store: str, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(run(tmp_path, {}, "new-key")[1])
+    keys = write_private(tmp_path / "keys", run(tmp_path, {}, "new-key")[1])
     settings = {"REDIS_URL": f"unix://:{SECRET}@{outside_store}", "SEAL_KEYS_FILE": str(keys)}
     with Service(tmp_path, settings) as running:
         said = dict(line.strip().split(maxsplit=1) for line in running.said[1:])
@@ -299,7 +316,7 @@ def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp
     try:
         server.start()
         server.ask("ACL", "SETUSER", "turner", "reset", "on", ">one", *RIGHTS.split())
-        file.write_text("one")
+        write_private(file, "one")
         url = f"redis://turner@{HOST}:{server.port}"
         settings = {"REDIS_URL": url, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": str(file)}
         with Service(tmp_path / "service", settings) as service:
@@ -384,8 +401,7 @@ def test_new_api_key_makes_a_line_that_lets_its_owner_in_and_nobody_else(tmp_pat
     status, line, errors = run(tmp_path / "making", {}, "new-api-key", "ada@example.org")
     key = errors.splitlines()[-1]
     assert (status, line.split()[0], key in line) == (0, "ada@example.org", False)
-    keys = tmp_path / "api-keys"
-    keys.write_text(line)
+    keys = write_private(tmp_path / "api-keys", line)
     with Service(tmp_path, {"HOST": "0.0.0.0", "API_KEYS_FILE": str(keys)}) as service:
         assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, with an API key"
         answers = [_list(service, key), _list(service, key[:-1]), _list(service, None)]

@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 
 from tests.problems import problem
-from tests.service import Service
+from tests.service import Service, write_private
 from tests.streaming import EVENTS, FINAL, gone, log_of, place, posting, watching
 from tests.test_store import begin, over, until
 
@@ -57,7 +57,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service with owners, a page elsewhere, and little patience: with readers, and in keeping logs."""
     folder = tmp_path_factory.mktemp("strict")
     lines = [f"{owner} {hashlib.sha256(key.encode()).hexdigest()}" for owner, key in KEYS.items()]
-    (folder / "keys").write_text("\n".join(lines))
+    write_private(folder / "keys", "\n".join(lines))
     settings = {
         "API_KEYS_FILE": str(folder / "keys"),
         "CORS_ORIGINS": f"https://page.example, {PAGE}",

@@ -21,6 +21,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import StartError
+from app.permissions import check_private
 from app.stores.sentinels import Sentinels
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _look_at_files(address: Address) -> None:
     try:
         if address.password_file:
             address.password_file.read_text()
+            check_private(address.password_file, "SMOLSESSIONS_REDIS_PASSWORD_FILE")
         if address.ca_file:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(address.ca_file)
     except UnicodeError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.errors import StartError, UnauthorizedError
+from app.permissions import check_private, open_to_all
 from app.records import Owner
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 LOCAL = Owner("local")
 _LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
+_OPEN = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _KEY = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
@@ -35,7 +37,11 @@ class _Held:
 
 
 class Callers:
-    """Finds the owner behind a request. The keys file is read again when it changes."""
+    """Finds the owner behind a request. The keys file is read again when it changes.
+
+    A file that all users may read is refused at start. One that becomes so later is warned of and read, since a
+    refusal would keep its new keys out and its revoked keys in.
+    """
 
     def __init__(self, path: Path | None, *, loopback: bool) -> None:
         self._path = path
@@ -47,6 +53,7 @@ class Callers:
         self._timer: asyncio.TimerHandle | None = None
         if path:
             self._refresh(path)
+            check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
 
     @classmethod
     def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Callers:
@@ -122,6 +129,8 @@ class Callers:
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             if changed_at != self._read_at:
                 self._owners = _read(path)
+                if self._read_at and open_to_all(found):
+                    log.warning(_OPEN, path, path, extra={"action": "keys.open"})
                 self._read_at = changed_at
                 if not self._owners:
                     log.warning("%s holds no key, so nobody can connect", path, extra={"action": "keys.none"})
