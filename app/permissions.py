@@ -16,8 +16,8 @@ def check_private(path: Path, kind: str) -> None:
     """Raise `StartError` if all users of the machine may read a file or folder; a link counts by its target."""
     if open_to_all(path.stat()):
         raise StartError(
-            f"all users of this machine may read the {kind} {path}: run `chmod o-rwx {path}`, and replace the keys if "
-            "others may have read them"
+            f"all users of this machine may read the {kind} {path}: run `chmod o-rwx {path}`, and replace the "
+            "secrets in it if others may have read them"
         )
 
 

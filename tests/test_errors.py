@@ -500,12 +500,13 @@ def test_a_model_that_fails_is_a_failed_turn_that_keeps_its_words_to_itself(serv
     assert service.get(f"/conversations/{turn['conversation_id']}/turns/1") == turn
 
 
-def test_the_turn_after_a_failed_one_is_shown_nothing_of_its_half_step(service: Service) -> None:
-    fresh = service.play({"prompt": True})
-    failed = service.play({"raise": SECRET})
-    assert service.steps(failed) == []
-    after = service.follow_up(failed, {"prompt": True})
-    assert (after["turn"], after["status"], after["reply"]) == (2, "finished", fresh["reply"])
+def test_the_turn_after_a_failed_one_is_shown_its_task_and_nothing_of_its_half_step(service: Service) -> None:
+    scripts = [{"raise": SECRET}], [{"shown": True}]
+    failed = service.play(*scripts[0])
+    assert [(step["type"], step["unanswered"]) for step in service.steps(failed)] == [("task", True)]
+    after = service.follow_up(failed, *scripts[1])
+    assert (after["turn"], after["status"]) == (2, "finished")
+    assert json.loads(after["reply"]) == [["user", f"New task:\n{json.dumps(script)}"] for script in scripts]
 
 
 def test_a_failed_turn_keeps_the_steps_that_it_finished(service: Service) -> None:
