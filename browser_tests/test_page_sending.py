@@ -85,6 +85,10 @@ def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Servic
     expect(page.locator("#viewer img")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).to_be_hidden()
+    page.reload()
+    expect(answer(page)).to_have_text("Seen.")
+    expect(page.locator(".said .picture img")).to_have_count(2)
+    page.wait_for_function("() => [...document.querySelectorAll('.said img')].every((i) => i.naturalWidth)")
 
 
 def test_what_is_no_image_is_not_attached(opened: Open, service: Service) -> None:

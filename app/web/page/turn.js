@@ -15,6 +15,7 @@ export class TurnCard {
   #number;
   #pictures;
   #said = make("div", { className: "said-text" });
+  #given = make("div", { className: "pictures" });
   #steps = make("ol", { className: "steps" });
   #summary = make("span", { className: "work-text" });
   #work;
@@ -37,14 +38,14 @@ export class TurnCard {
     this.#pictures = pictures;
     this.#replay = replay;
     this.#said.textContent = message;
-    const given = make("div", { className: "pictures" }, ...files.map((file) => pictures.ofFile(file)));
+    this.#given.append(...files.map((file) => pictures.ofFile(file)));
     const summary = make("summary", {}, make("span", { className: "mark", "aria-hidden": "true" }), this.#summary);
     this.#work = make("details", { className: "work" }, summary, this.#steps);
     this.#work.addEventListener("toggle", () => this.#opened());
     this.element = make("article", { className: "turn", "aria-label": `Turn ${number}` },
-      make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), given, this.#said),
+      make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), this.#given, this.#said),
       make("div", { className: "played" }, this.#work, this.#answer, this.#note, this.#foot));
-    show(given, files.length > 0);
+    show(this.#given, files.length > 0);
     show(this.#answer, false);
   }
 
@@ -54,6 +55,13 @@ export class TurnCard {
 
   get message() {
     return this.#said.textContent;
+  }
+
+  /** Show the images that came with the message, unless this browser sent them. */
+  attach(images) {
+    if (this.#given.childElementCount) return;
+    this.#given.append(...images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of the message`)));
+    show(this.#given, images.length > 0);
   }
 
   /** How it ended, to be read out. */
