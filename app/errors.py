@@ -109,7 +109,7 @@ class ConflictError(ServiceError):
 
 
 class ConversationExistsError(ConflictError):
-    """A conversation with this id exists, or did lately; use another id, or none (SMOLSESSIONS_LOG_TTL_S)."""
+    """A conversation with this id exists, or did lately; use another id, or none (SMOLSESSIONS_ID_REUSE_S)."""
 
     code = "conversation_exists"
 

@@ -159,10 +159,9 @@ class Settings(BaseSettings):
         description="How long a running step may take to finish after SIGTERM or Ctrl-C; its turn goes on elsewhere.",
     )
     log_ttl_s: int = Field(
-        3600,
-        ge=1,
-        description="How long the log of a turn that is over is kept, and a deleted conversation's id stays taken.",
+        0, ge=0, description="How long the log of a turn that is over is kept; 0: as long as its conversation."
     )
+    id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
     warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
     warm_mb: float = Field(
         512, ge=0, description="Megabytes of images and variables that agents kept in memory hold together, at most."

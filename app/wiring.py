@@ -172,6 +172,7 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
     return Options(
         lease_s=settings.lease_s,
         log_ttl_s=settings.log_ttl_s,
+        id_reuse_s=settings.id_reuse_s,
         max_waiting=settings.max_waiting_turns,
         max_queued=settings.max_queued_turns,
         partitions=settings.partitions,

@@ -238,7 +238,7 @@ def test_what_is_deleted_at_one_service_is_gone_at_the_other(
         for node in cluster.primaries()
         for key in node.ask("KEYS", f"*{name}*")
     }
-    assert left <= {"conversation", "log", "idem"}
+    assert left <= {"conversation", "idem"}
 
 
 def goes_on(pair: Pair, turns: list[Event]) -> None:

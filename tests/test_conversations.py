@@ -61,7 +61,7 @@ MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service that nobody else uses, and that forgets what was deleted after a second."""
-    with Service(tmp_path_factory.mktemp("brief"), {"LOG_TTL_S": "1"}) as running:
+    with Service(tmp_path_factory.mktemp("brief"), {"ID_REUSE_S": "1"}) as running:
         yield running
 
 

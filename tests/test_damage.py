@@ -27,7 +27,7 @@ AGENT = "code"
 SETTINGS = {"WARM_SESSIONS": "0", "WAIT_S": "30", "DRAIN_S": "1", "THREADS": "4"}
 LONGEST_S = 10.0  # of any answer, on a busy machine
 LATEST_S = 20.0  # for the end of a turn that was taken over
-AT_REST = "conversation turns steps images variables moments old oldest log".split()
+AT_REST = "conversation turns steps images variables moments old oldest log logs longlogs".split()
 OPEN = "conversation turns steps images variables fresh moments queue run journal watch log".split()
 MANY = 100_000
 ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
@@ -218,12 +218,13 @@ def code_of(body: Any) -> str | None:
 def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
     """Read all that can be read: each answer is as it was, or says that it is broken.
 
-    Times of a conversation are not sealed. A log expires, and then its last event is left.
+    Times of a conversation are not sealed. Of a missing log the last event is left: logs expire, or are destroyed.
     """
     is_time = any(f".b'{name}' {how}" in what for name in ("updated", "expires", "ttl") for how in TIMES)
     at = f"/conversations/{it.id}"
     may_differ_at = [at, f"{at}/export"] if is_time else []
-    if ":log:" in what and what.endswith("deleted"):
+    is_whole = "'." not in what and what.endswith("another's")
+    if (":log:" in what and what.endswith("deleted")) or (":logs:" in what and (is_whole or what.endswith("deleted"))):
         may_differ_at = [path for path in it.reads if path.endswith("/events")]
     for path in it.reads:
         status, body, took_s = it.get(path)

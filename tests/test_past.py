@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -276,11 +277,20 @@ class Machine(RuleBasedStateMachine):
         assert counted == {kind: kinds.count(kind) for kind in kinds}
         assert record.conversation.archived_steps == len((now.archived - life.destroyed) | rolled_back)
 
+    def teardown(self) -> None:
+        """See that logs went with destroyed steps alone."""
+        if sys.exc_info()[0] is None:  # else something has failed already
+            for life in self.lives:
+                gone = {life.steps[place][1] for place in life.destroyed}
+                for number in range(1, life.turns + 1):
+                    logged = self.loop.run(test_scripts.read(self.store, str(life.ref), number))
+                    assert (logged[0][0] == 1) == (number not in gone)
+
 
 def test_whatever_is_done_a_conversation_is_what_a_whole_copy_of_it_would_be(
     socket_path: Path, raw: Raw, sealer: Sealer
 ) -> None:
-    with Loop(socket_path, sealer) as loop:
+    with Loop(socket_path, sealer, log_ttl_s=0) as loop:
         run_state_machine_as_test(
             cast("type[Machine]", partial(Machine, loop, raw)),
             settings=settings(

@@ -70,6 +70,7 @@ AGENT = AgentName("scripted")
 KIND = "0123456789abcdef"
 LEASE_S = 60.0
 LOG_TTL_S = 60
+ID_REUSE_S = 90
 DONE = Outcome("finished", reply="done")
 PARTITION = "{p000}"
 LEASES = f"{PARTITION}:leases"
@@ -77,7 +78,7 @@ BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
 OWNERS = f"{PARTITION}:owners:{AGENT}"
 ALONE = f"{PARTITION}:alone"
-AT_REST = {"conversation", "log", "turns", "steps", "images", "variables", "moments", "old", "oldest"}
+AT_REST = {*"conversation log logs longlogs turns steps images variables moments old oldest".split()}
 MOST_WAITING = 3  # of the replicas that do whatever
 SEALER = Sealer(parse_keys(new_key()))
 
@@ -112,9 +113,15 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 @asynccontextmanager
 async def opened(
-    socket_path: Path, sealer: Sealer, *, max_waiting: int = 100, max_queued: int = 1000
+    socket_path: Path, sealer: Sealer, *, max_waiting: int = 100, max_queued: int = 1000, log_ttl_s: int = LOG_TTL_S
 ) -> AsyncIterator[Store]:
-    options = Options(lease_s=LEASE_S, log_ttl_s=LOG_TTL_S, max_waiting=max_waiting, max_queued=max_queued)
+    options = Options(
+        lease_s=LEASE_S,
+        log_ttl_s=log_ttl_s,
+        id_reuse_s=ID_REUSE_S,
+        max_waiting=max_waiting,
+        max_queued=max_queued,
+    )
     async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
         yield store
 
@@ -838,7 +845,7 @@ async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(stores: tuple[Stor
         await lease.commit(DONE)
     assert log_of(raw, "c") == ["turn.queued", "turn.started", "turn.cancelled"]
     assert set(raw.keys("*local/c*")) == {key("conversation", "c"), key("log", "c", 1)}
-    assert all(0 < raw.ttl(name) <= LOG_TTL_S for name in raw.keys("*local/c*"))
+    assert 0 < raw.ttl(key("log", "c", 1)) <= LOG_TTL_S < raw.ttl(key("conversation", "c")) <= ID_REUSE_S
     assert raw.zcard(LEASES) == 0
     for store in stores:
         with pytest.raises(ConversationExistsError):
@@ -932,6 +939,7 @@ class Loop:
 
     socket_path: Path
     sealer: Sealer
+    log_ttl_s: int = LOG_TTL_S
     stores: list[Store] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -947,7 +955,7 @@ class Loop:
 
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
-        open_one = partial(opened, self.socket_path, self.sealer, max_waiting=MOST_WAITING)
+        open_one = partial(opened, self.socket_path, self.sealer, max_waiting=MOST_WAITING, log_ttl_s=self.log_ttl_s)
         async with open_one() as one, open_one() as other:
             self.stores = [one, other]
             self._ready.set()
@@ -1380,8 +1388,8 @@ class Machine(RuleBasedStateMachine):
         kinds = {found.removeprefix(f"{PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*{name}*")}
         assert kinds <= ({"conversation", "log"} if should.deleted else AT_REST)
         assert set(should.ended) == set(should.logs) == set(range(1, should.turns + 1))
+        self.see_that_logs_last(name, should)
         if not should.lives:
-            assert {number: log_of(self.raw, name, number) for number in should.logs} == should.logs
             return
         one, other = self.loop.stores
         assert self.loop.run(texts_of(one, name)) == should.steps
@@ -1391,6 +1399,20 @@ class Machine(RuleBasedStateMachine):
         for turn in page.items:
             logged = self.loop.run(read(other, name, turn.number))
             assert logged == list(enumerate(should.logs[turn.number], 1))
+
+    def see_that_logs_last(self, name: str, should: Played) -> None:
+        """See that logs expire, or else that a live conversation has each of them once and a deleted one none."""
+        apart = {int(found.rpartition(":")[2]) for found in self.raw.keys(key("log", name, "*"))}
+        expiring = {number for number in apart if self.raw.ttl(key("log", name, number)) > 0}
+        noted = {int(number) for number in self.raw.smembers(key("longlogs", name))}
+        packed = {int(number) for number in self.raw.hkeys(key("logs", name))}
+        if self.loop.log_ttl_s:
+            assert (apart, expiring, noted, packed) == ({*should.logs}, apart, set(), set())
+            if not should.lives:
+                assert {number: log_of(self.raw, name, number) for number in should.logs} == should.logs
+        else:
+            assert (apart, expiring, apart & packed) == (noted, set(), set())
+            assert apart | packed == ({*should.logs} if should.lives else set())
 
 
 def ended_as(turn: Turn) -> Ended:
@@ -1405,12 +1427,13 @@ async def read(store: Store, conversation: str, turn: int) -> list[tuple[int, st
         return [(logged.seq, logged.event.type) async for logged in reader.follow(turn) if logged]
 
 
-def test_whatever_replicas_do_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer) -> None:
-    with Loop(socket_path, sealer) as loop:
+@pytest.mark.parametrize("log_ttl_s", [0, LOG_TTL_S])
+def test_whatever_replicas_do_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int) -> None:
+    with Loop(socket_path, sealer, log_ttl_s) as loop:
         run_state_machine_as_test(
             cast("type[Machine]", partial(Machine, loop, raw)),
             settings=settings(
-                max_examples=150,
+                max_examples=75,
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BRIEF_S, LONG_S = 1.0, 3600.0
-FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1"}
+FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,7 @@ class Conversations:
                 ref=str(ref),
                 me=partition.channel,
                 log_ttl_s=partition.log_ttl_s,
+                tombstone_s=partition.id_reuse_s,
                 is_damaged=int(is_damaged),
             )
             if state == b"unknown":

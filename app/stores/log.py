@@ -107,7 +107,7 @@ class Log:
         record, entries, terms, length = rest
         self._sealer.terms(str(ref), terms)  # of a fork: where its first turns come from
         if state == b"packed":
-            return self._unpacked(ref, turn, record, entries[0].partition(b"\n")[2], after)
+            return self._unpacked(ref, turn, record, entries[0], after)
         final = self._final(ref, turn, record, after + 1) if state == b"over" else None
         if final and length and length < final.seq:
             raise SealBrokenError(CUT_SENTENCE)

@@ -78,7 +78,10 @@ class Memories:
         return await self._amend(ref, version, replace(head, archived=head.archived | bits))
 
     async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
-        """Delete steps, and all that are archived or rolled back, with the images that no other step shows."""
+        """Delete steps, and all that are archived or rolled back.
+
+        Images that no other step shows go with them, and the logs of their turns: a log shows its turn's steps.
+        """
         head = await self._without(ref, version, places)
         if head is None:
             return None
@@ -90,7 +93,7 @@ class Memories:
         kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
         images = {name for step in gone for name in step.attachments} - kept
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
-        amended = await self._amend(ref, version, head, gone=[step.index for step in gone], images=sorted(images))
+        amended = await self._amend(ref, version, head, gone=gone, images=sorted(images))
         return (amended, sum(step.type != "edit" for step in gone)) if amended else None
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
@@ -350,14 +353,15 @@ class Memories:
         terms: bytes = b"",
         restore: dict[str, bytes] | None = None,
         turns: int | None = None,
-        gone: Sequence[int] = (),
+        gone: Sequence[StoredStep] = (),
         images: Sequence[str] = (),
     ) -> Conversation | None:
         partition, scope = self._partitions.of(ref), str(ref)
         given: list[Argument] = [len(restore or {})]
         for name, tag in (restore or {}).items():
             given += [name, tag]
-        given += [len(gone), *gone, len(images), *images]
+        turns_gone = sorted({step.turn for step in gone})
+        given += [len(gone), *(step.index for step in gone), len(images), *images, len(turns_gone), *turns_gone]
         state, *rest = await partition.scripts.call(
             "amend",
             *given,

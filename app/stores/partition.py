@@ -25,6 +25,7 @@ class Partition:
     channel: str
     wake: str
     log_ttl_s: int
+    id_reuse_s: int
     lease_s: float
 
 

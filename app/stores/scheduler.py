@@ -247,7 +247,7 @@ class Scheduler:
             lease_us=self._lease_us,
             all=int(all_are_over),
             wake=partition.wake,
-            tombstone_s=partition.log_ttl_s,
+            tombstone_s=partition.id_reuse_s,
         )
         _say_thrown(thrown)
         return len(taken)

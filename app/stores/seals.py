@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from app.seal import Sealer
 
 MOST_KNOWN = 10_000
-COPIED = frozenset({"turn", "step", "image", "variable", "variables"})
+COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
+OF_TURNS = frozenset({"turn", "log", "event"})
 """What a fork has as its origin sealed it; all else of it is its own, but for the heads of the turns before it."""
 NO_TERMS = Terms()
 
@@ -59,7 +60,7 @@ class Seals:
             return self._sealer.open(blob, scope, *place)
         except SealBrokenError:
             for origin in origins:
-                if place[0] == "turn" and int(place[1]) > origin.turn:
+                if place[0] in OF_TURNS and int(place[1]) > origin.turn:
                     break  # later than the fork
                 with suppress(SealBrokenError):
                     return self._sealer.open(blob, origin.scope, *place)

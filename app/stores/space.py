@@ -53,6 +53,7 @@ class Options:
     log_ttl_s: int
     max_waiting: int
     max_queued: int
+    id_reuse_s: int = 3600
     partitions: int | None = None
     replicated: bool = False
     patience_s: float = 0.0
@@ -116,7 +117,8 @@ async def open_store(
 def _partition(line: Line, name: str, sealer: Sealer, me: str, options: Options) -> Partition:
     scripts, seals, channel = Scripts(line, name), Seals(sealer), f"{name}:replica:{me}"
     turn_log = Log(scripts, seals, channel)
-    return Partition(scripts, seals, turn_log, channel, f"{name}:wake", options.log_ttl_s, options.lease_s)
+    ttls = (options.log_ttl_s, options.id_reuse_s)
+    return Partition(scripts, seals, turn_log, channel, f"{name}:wake", *ttls, options.lease_s)
 
 
 def _listen(

@@ -1,6 +1,7 @@
 -- Change between turns what a conversation's memory is: a new head, and terms (empty: as they are), take the place of those that
 -- were read. `wanted` are numbers of things and the things: the pieces of variables as (name, tag), where `restores` says that
--- they are to be these and no others; indexes of steps of which the tag alone is to stay; names of images to be thrown away.
+-- they are to be these and no others; indexes of steps of which the tag alone is to stay; names of images to be thrown away;
+-- numbers of turns whose logs are deleted.
 -- `turns` (empty: any) is how many there must be.
 -- ARGV: ref read_head read_terms turns head terms restores ...wanted
 local conversation, i = key('conversation', ref), 1
@@ -11,6 +12,7 @@ if first then return {'busy', first} end
 if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= '' and found[5] ~= turns) then
   return {'moved'}
 end
+check_logs(ref)
 local function take() i = i + 1 return wanted[i - 1] end
 local pieces, generation = {}, found[2]
 for _ = 1, tonumber(take()) do
@@ -31,6 +33,7 @@ for _ = 1, tonumber(take()) do
   redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
 end
 for _ = 1, tonumber(take()) do redis.call('HDEL', key('images', ref), take()) end
+for _ = 1, tonumber(take()) do delete_log(ref, take()) end
 redis.call('HSET', conversation, 'head', head)
 if terms ~= '' then redis.call('HSET', conversation, 'terms', terms) end
 redis.call('HSET', conversation, 'updated', now())

@@ -7,6 +7,7 @@ if redis.call('HEXISTS', run, 'started') == 1 then
   stop(ref, turn, '1')
   return {'told'}
 end
+check_logs(ref)
 redis.call('LSET', key('turns', ref), turn - 1, record)
 if redis.call('LINDEX', key('queue', ref), 0) == turn then note_moment(ref, turn) end  -- else it counts as the one before it
 redis.call('LREM', key('queue', ref), 1, turn)

@@ -19,6 +19,7 @@ local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '
 if by and rollback == '' then return {'rollback', by} end
 local stored_writes = whole(redis.call('HGET', key('run', ref, turn), 'written') or '0') or damaged('run')
 if stored_writes < tonumber(written) then return {'behind'} end
+check_logs(ref)
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
 if count ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
@@ -51,7 +52,11 @@ elseif packed == '' then
   seq = append(ref, turn, event, '', record, me)
 else
   redis.call('DEL', key('log', ref, turn))
-  redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
+  if log_ttl_s == '0' then
+    redis.call('HSET', key('logs', ref), turn, packed)
+  else
+    redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
+  end
   tell(ref, turn, seq, event, record, me)
 end
 close(ref, turn, log_ttl_s)

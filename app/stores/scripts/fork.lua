@@ -9,15 +9,25 @@ if (from[3] or '') ~= read_head then return {'moved'} end
 if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
 local generation, pieces = from[2], {}
 local last = turns_of(ref)
+check_logs(ref)
 for i = 1, #wanted, 2 do
   pieces[i] = piece_of(ref, generation, wanted[i], wanted[i + 1])
   if not pieces[i] then return {'gone', wanted[i]} end
 end
-local function copy(kind, generation)
-  redis.call('COPY', key(kind, ref, generation), key(kind, to, generation), 'REPLACE')
+local function copy(kind, part)
+  redis.call('COPY', key(kind, ref, part), key(kind, to, part), 'REPLACE')
 end
-for _, kind in ipairs({'turns', 'images', 'moments', 'old', 'oldest'}) do copy(kind) end
-for number = turn + 1, last do redis.call('HDEL', key('moments', to), number) end
+for _, kind in ipairs({'turns', 'images', 'moments', 'old', 'oldest', 'logs'}) do copy(kind) end
+for number = turn + 1, last do
+  redis.call('HDEL', key('moments', to), number)
+  redis.call('HDEL', key('logs', to), number)
+end
+for _, number in ipairs(long_logs(ref)) do
+  if (whole(number) or last + 1) <= tonumber(turn) then
+    copy('log', number)
+    redis.call('SADD', key('longlogs', to), number)
+  end
+end
 copy('steps', generation)
 if count == '0' then redis.call('DEL', key('steps', to, generation)) else redis.call('LTRIM', key('steps', to, generation), 0, count - 1) end
 if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM', key('turns', to), 0, turn - 1) end

@@ -9,6 +9,7 @@ local leases = partition .. ':leases'
 local MOST_QUEUED = 10000  -- entries of one queue that a script looks at
 local MOST_PIECES = 20000  -- of the variables of one conversation
 local MOST_WATCHING = 1000  -- replicas that are told of one turn
+local MOST_LONG_LOGS = 100000  -- of one conversation
 
 -- Refuse a conversation whose keys are not as the service writes them: `seal_broken` for it alone.
 local function damaged(what)
@@ -42,20 +43,22 @@ local function first_of(ref)
   return first or nil
 end
 
+local function delete_unless(expected, name)
+  local found = redis.call('TYPE', name).ok
+  if found ~= expected and found ~= 'none' then redis.call('DEL', name) end
+end
+
 -- Delete what keeps a turn from being claimed or ended: keys of another type, counters that are no numbers.
 local function clear_damage(ref, turn)
   local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
   local types = {
     list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref, generation), key('log', ref, turn)},
     hash = {key('images', ref), key('moments', ref), key('old', ref), key('variables', ref, generation),
-      key('fresh', ref, generation), key('run', ref, turn), key('journal', ref, turn)},
-    set = {key('watch', ref, turn)},
+      key('fresh', ref, generation), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
+    set = {key('watch', ref, turn), key('longlogs', ref)},
   }
   for expected, names in pairs(types) do
-    for _, name in ipairs(names) do
-      local found = redis.call('TYPE', name).ok
-      if found ~= expected and found ~= 'none' then redis.call('DEL', name) end
-    end
+    for _, name in ipairs(names) do delete_unless(expected, name) end
   end
   for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started'}) do
     local value = redis.call('HGET', key('run', ref, turn), name)
@@ -130,10 +133,31 @@ local function make_ready(ref, wake)
   if wake ~= '' then redis.call('SPUBLISH', wake, owner_of(ref)) end
 end
 
--- A turn is over: its working keys go, its log stays for a while.
+-- Logs that last as long as their conversation (`log_ttl_s` is 0): `logs` holds the packed ones by turn. A log that is not
+-- packed stays a list of its own, and `longlogs` holds its turn.
+local function check_logs(ref)
+  redis.call('HLEN', key('logs', ref))
+  redis.call('SCARD', key('longlogs', ref))
+end
+
+local function long_logs(ref)
+  return redis.call('SRANDMEMBER', key('longlogs', ref), MOST_LONG_LOGS)
+end
+
+local function delete_log(ref, turn)
+  redis.call('HDEL', key('logs', ref), turn)
+  redis.call('SREM', key('longlogs', ref), turn)
+  redis.call('UNLINK', key('log', ref, turn))
+end
+
+-- Delete the working keys of a turn that is over. Its log stays for `log_ttl_s`.
 local function close(ref, turn, log_ttl_s)
   redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn))
-  redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
+  if log_ttl_s ~= '0' then
+    redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
+  elseif redis.call('EXISTS', key('log', ref, turn)) == 1 then
+    redis.call('SADD', key('longlogs', ref), turn)
+  end
 end
 
 -- Ask a turn to stop, for `1` (nothing more), `interrupt:N` or `rollback:N` (turn N wants so): a stronger wish stays. Its
@@ -208,6 +232,9 @@ local function take_away(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
   local found = redis.pcall('HMGET', conversation, 'agent', 'generation')
   local agent, generation = found[1] or '', found[2] or 0
+  delete_unless('set', key('longlogs', ref))
+  for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
+  redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
   redis.call('DEL', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
     key('variables', ref, generation), key('fresh', ref, generation), key('moments', ref), key('old', ref),
     key('oldest', ref))

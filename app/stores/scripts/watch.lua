@@ -7,7 +7,9 @@ if tonumber(turn) > turns_of(ref) then return {'unknown'} end
 local record = redis.call('LINDEX', key('turns', ref), turn - 1)
 local log, open = key('log', ref, turn), redis.call('EXISTS', key('run', ref, turn)) == 1
 if open and me ~= '' then redis.call('SADD', key('watch', ref, turn), me) end
-local first = not open and redis.call('LINDEX', log, 0)
 local terms, length = about[2] or '', redis.call('LLEN', log)
-if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {first}, terms, length} end
+local packed = not open and redis.call('HGET', key('logs', ref), turn)
+if packed then return {'packed', record, {packed}, terms, length} end
+local first = not open and redis.call('LINDEX', log, 0)
+if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {string.sub(first, 8)}, terms, length} end
 return {open and 'open' or 'over', record, redis.call('LRANGE', log, after, after + most - 1), terms, length}
