@@ -13,6 +13,7 @@
 -- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
 local claims, skipped, spent, first_place, aside, passed, at, is_enough, is_soon = {}, {}, {}, {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
+local places = {}  -- of the agents that have something in their sets
 most = tonumber(most)
 
 -- An older release knows `ready` alone. Conversations that it put there join the line once they are in front.
@@ -26,7 +27,7 @@ end
 -- The owner that has waited longest for its turn, except those with nothing left to take. They stay in front of each line.
 local function next_owner()
   local owner, since
-  for i = 1, #agents, 2 do
+  for _, i in ipairs(places) do
     local line, first = key('owners', agents[i]), nil
     repeat
       local place = first_place[i] or 0
@@ -40,7 +41,7 @@ end
 
 local function oldest_of(owner)
   local oldest, score, place
-  for i = 1, #agents, 2 do
+  for _, i in ipairs(places) do
     local share, from, first, since = key('share', agents[i], owner), skipped[i .. ':' .. owner] or 0, nil, nil
     repeat
       first = redis.call('ZRANGE', share, from, from)[1]
@@ -73,12 +74,12 @@ end
 -- Take a conversation out, and send its owner to the end of the line. Owners of one claim keep their order there.
 local function take(ref, place)
   leave(agents[place], ref)
-  for i = 1, #agents, 2 do redis.call('ZADD', key('owners', agents[i]), 'XX', at + #claims, owner_of(ref)) end
+  for _, i in ipairs(places) do redis.call('ZADD', key('owners', agents[i]), 'XX', at + #claims, owner_of(ref)) end
 end
 
 local function oldest_since()
   local oldest
-  for i = 1, #agents, 2 do
+  for _, i in ipairs(places) do
     local first = redis.call('ZRANGE', key('ready', agents[i]), 0, 0, 'WITHSCORES')
     if first[1] and (not oldest or tonumber(first[2]) < oldest) then oldest = tonumber(first[2]) end
   end
@@ -188,11 +189,18 @@ local function throw_away_other_types(name)
 end
 
 local function first_look()
-  for i = 1, #agents, 2 do adopt(agents[i]) end
+  places = {}
+  for i = 1, #agents, 2 do
+    if redis.call('EXISTS', key('ready', agents[i]), key('owners', agents[i])) > 0 then
+      places[#places + 1] = i
+      adopt(agents[i])
+    end
+  end
   return next_ready()
 end
 
-if not pcall(first_look) then
+local is_sound, ref, score, place = pcall(first_look)
+if not is_sound then
   for i = 1, #agents, 2 do
     throw_away_other_types(key('ready', agents[i]))
     throw_away_other_types(key('owners', agents[i]))
@@ -200,19 +208,17 @@ if not pcall(first_look) then
       throw_away_other_types(key('share', agents[i], owner))
     end
   end
-  first_look()
+  ref, score, place = first_look()
 end
-while #claims < most and passed < 1000 do
-  local ref, score, place = next_ready()
-  if not ref then break end
-  local is_sound, is_last = pcall(consider, ref, score, place, '')
+local is_last = false
+while ref and not is_last and #claims < most and passed < 1000 do
+  is_sound, is_last = pcall(consider, ref, score, place, '')
   if not is_sound then is_sound, is_last = pcall(consider_damaged, ref, score, place) end
   if not is_sound then
     set_aside(ref, place)
-  elseif is_last then
-    break
+    is_last = false
   end
+  ref, score, place = next_ready()
 end
-local left = next_ready()
-local since = left and math.max(0, math.min(oldest_since(), at))
-return {is_enough, since and string.format('%.0f', since) or '', is_soon, claims, left and owner_of(left) or '', aside}
+local since = ref and math.max(0, math.min(oldest_since(), at))
+return {is_enough, since and string.format('%.0f', since) or '', is_soon, claims, ref and owner_of(ref) or '', aside}
