@@ -121,6 +121,7 @@ def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Ser
         {"order": [[0, 1]]},
         {"of": -1},
         {"step": edit},
+        {"order": [[1, 1], [1, 1]]},
         {"order": [[0, 0]] * 200_000},
     ):
         steps = [wrong and step | wrong if step is edit else step for step in document["steps"]]

@@ -25,7 +25,7 @@ from app.agents.describe import describe
 from app.agents.own_steps import NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes
 from app.agents.portable import documents
-from app.agents.portable.documents import MOST_STEPS
+from app.agents.portable.documents import MOST_PLACES, MOST_STEPS
 from app.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
 from app.agents.steps import ERROR_NAMES, agent_error, unpack
 from app.errors import AgentUnavailableError, InvalidRequestError, MalformedError
@@ -378,6 +378,7 @@ def nested(levels: int) -> Any:
 
 
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}
+EDIT: dict[str, Any] = {"type": "edit", "turn": 1}
 ACTION: dict[str, Any] = {"type": "action", "turn": 1, "step_number": 1, "timing": {"start_time": 1.0}}
 NAME = "0" * 32
 WRONG_STEPS: list[tuple[Any, str]] = [
@@ -449,6 +450,8 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
         ({"format": ["smolsessions/conversation"]}, "/format"),
         ({"steps": {}}, "/steps"),
         ({"steps": [TASK] * (MOST_STEPS + 1)}, "/steps"),
+        ({"steps": [TASK, EDIT | {"order": [[1, 1], [1, 1]]}]}, "/steps/1/order"),
+        ({"steps": [TASK] * 3000 + [EDIT | {"order": [[3000, 1]]}] * 2000}, f"/steps/{3000 + MOST_PLACES // 3000}"),
         ({"images": []}, "/images"),
         ({"variables": []}, "/variables"),
         ({"more": 1}, "/more"),

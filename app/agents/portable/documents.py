@@ -12,7 +12,7 @@ from app.agents.pictures import look_at
 from app.agents.portable.checks import Strict, checked
 from app.agents.portable.images import Images, image_as_json
 from app.agents.portable.memory import read_memory_step
-from app.agents.portable.read import made, read_step
+from app.agents.portable.read import EditIn, made, read_step
 from app.agents.portable.values import pointer_to
 from app.agents.portable.variables import export_variables, import_variables
 from app.agents.portable.written import written
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.agents.steps import Step
 
 MOST_STEPS = 100_000
+MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them
 _IMAGE_NAME = re.compile("[0-9a-f]{32}")
 _IMAGES = ("task_images", "observations_images")
 
@@ -67,6 +68,7 @@ def take_in(data: Any, places: Mapping[str, Place], max_pixels: int) -> Imported
     _check_members(data, {"format", "version", "steps", "images", "variables"})
     images = _read_images(data.get("images", {}), max_pixels)
     steps: list[PackedStep] = []
+    named = 0
     marks: dict[str, set[int]] = {"archived": set(), "hidden": set()}
     for index, one in enumerate(_steps_of(data)):
         pointer = f"/steps/{index}"
@@ -74,6 +76,9 @@ def take_in(data: Any, places: Mapping[str, Place], max_pixels: int) -> Imported
         if steps and step.turn < steps[-1].turn:
             raise InvalidRequestError.at(f"{pointer}/turn", "is less than that of the step before it")
         steps.append(_packed(made(step, pointer, images), step.turn, pointer))
+        named += step.places if isinstance(step, EditIn) else 0
+        if named > MOST_PLACES:
+            raise InvalidRequestError.at(pointer, f"is one of edits that name more than {MOST_PLACES} entries together")
         for mark in marks:
             marks[mark] |= {index} if getattr(step, mark) else set()
     images.check_all_are_used()

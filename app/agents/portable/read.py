@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from app.agents.steps import Step
 
 MOST_TURNS = 1_000_000_000
-MOST_PLACES = 100_000
 _Run = Annotated[list[int], Field(min_length=2, max_length=2)]
 _Runs = Annotated[list[_Run], Field(fail_fast=True)]
 Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
@@ -174,6 +174,11 @@ class EditIn(StepIn):
     gone: _Runs | None = None
     order: _Runs | None = None
 
+    @property
+    def places(self) -> int:
+        """How many entries it names."""
+        return sum(first - last + 1 for runs in (self.gone, self.order) for first, last in runs or ())
+
     def made(self, pointer: str, images: Images) -> EditStep:
         inner = None
         if self.step is not None:
@@ -186,8 +191,8 @@ class EditIn(StepIn):
             index = int(pointer.rpartition("/")[2])
             if any(not index >= first >= last >= 0 for first, last in runs or ()):
                 raise InvalidRequestError.at(f"{pointer}/{name}", "holds what are no distances to entries before it")
-            if sum(first - last + 1 for first, last in runs or ()) > MOST_PLACES:
-                raise InvalidRequestError.at(f"{pointer}/{name}", f"names more than {MOST_PLACES} entries")
+            if any(last <= first for (first, _), (_, last) in pairwise(sorted(runs or ()))):
+                raise InvalidRequestError.at(f"{pointer}/{name}", "names an entry twice")
         runs_of = [None if runs is None else [(a, b) for a, b in runs] for runs in (self.gone, self.order)]
         return EditStep(inner, self.of, *runs_of)
 
