@@ -6,8 +6,8 @@ import base64
 import binascii
 import io
 import re
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import PIL.Image
 
@@ -15,7 +15,8 @@ from app.errors import InvalidRequestError, TooLargeError
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-_DECODER = threading.Lock()  # bounds the memory of all requests that are read at a time
+DECODER = ThreadPoolExecutor(1, "images")
+"""The thread of `read_images`. One bounds the memory, and requests that wait for it hold no thread that others need."""
 
 
 def read_images(images: list[str], max_pixels: int) -> tuple[bytes, ...]:
@@ -48,7 +49,7 @@ def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes,
         if before + pixels > max_pixels:
             raise too_large
         try:
-            with _DECODER, image:
+            with image:
                 image.draft("RGB", (1, 1))  # a JPEG is read whole and kept small
                 image.load()
         except Exception:  # noqa: BLE001 - see above

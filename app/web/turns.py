@@ -26,7 +26,7 @@ from app.web.common import (
     number_of,
     problems,
 )
-from app.web.images import read_images
+from app.web.images import DECODER, read_images
 from app.web.lean import LeanRoute
 from app.web.prefer import wait_of, wants_stream
 from app.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_view
@@ -183,7 +183,8 @@ async def _images(body: TurnRequest, limits: Limits) -> tuple[bytes, ...]:
     if not body.images:
         return ()
     # Decoding takes long enough to be felt by others, and Pillow lets go of the interpreter lock meanwhile.
-    return await asyncio.to_thread(read_images, body.images, limits.max_image_pixels)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(DECODER, read_images, body.images, limits.max_image_pixels)
 
 
 def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
