@@ -280,7 +280,7 @@ def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, follo
         after = _step(partition, scope, head, index, blob)
         if after.type != "edit":
             return replace(step, unanswered=after.turn != step.turn)
-    return replace(step, unanswered=True)
+    return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
 def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:
