@@ -116,8 +116,8 @@ def _instrument() -> None:
         if library in sys.modules and library not in _instrumented:
             with _lock:
                 if library not in _instrumented:
-                    _instrumented.add(library)
                     _instrument_one(library)
+                    _instrumented.add(library)
 
 
 def _instrument_one(library: str) -> None:
@@ -146,8 +146,10 @@ def _instrument_one(library: str) -> None:
         return call.transfer(self, lambda: write(self, buffer, timeout))
 
     def iterate_within_call(self: Any) -> Iterator[bytes]:
-        if call := current_call():
-            call.note_body(self)
+        if (call := current_call()) is None:
+            yield from iterate(self)
+            return
+        call.note_body(self)
         self.chunks = iterate(self)
         try:
             for chunk in self.chunks:  # noqa: UP028 - `yield from` would close the chunks before they are drained

@@ -138,9 +138,8 @@ def image_from_bytes(data: bytes) -> PIL.Image.Image:
 def _open(data: bytes) -> Undecoded:
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     kind = type(image)
-    if kind not in _undecoded:
-        _undecoded[kind] = type(kind.__name__, (Undecoded, kind), {"__module__": kind.__module__})
-    image.__class__ = _undecoded[kind]
+    made = _undecoded.get(kind) or type(kind.__name__, (Undecoded, kind), {"__module__": kind.__module__})
+    image.__class__ = _undecoded.setdefault(kind, made)  # two threads may make it
     image.undecoded = data
     image.info[_SOURCE] = (data, None)
     return cast("Undecoded", image)

@@ -149,8 +149,8 @@ class HeldLease:
 
     def check(self) -> None:
         """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
-        if self._defect or self._flaw:
-            raise self._defect or self._flaw or SealBrokenError
+        if error := self._defect or self._flaw:
+            raise error
 
     async def settled(self) -> None:
         """Wait until all that was emitted is written."""

@@ -90,7 +90,8 @@ class Nursery:
         """Return the level of confinement, once the server is up; None while there is no server."""
         if self._level is None:
             with self._lock, contextlib.suppress(OSError):
-                self._greet()
+                if self._server:  # else it was closed, or a fork that failed has ended it
+                    self._greet()
         return self._level
 
     def fork(self) -> Child:
