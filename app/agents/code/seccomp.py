@@ -28,9 +28,10 @@ OPENS_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 STREAM, SEQUENCE, KIND_OF_SOCKET = 1, 5, 0xF
 NEW_NAMESPACES = 0x7E020000
 SET_OWNER, SET_OWNERS_SIGNAL, SET_OWNER_EXTENDED = 8, 10, 15  # fcntl
-# ioctl: the same for sockets, input for a terminal, a file's flags
-SET_SOCKETS_OWNER, SET_SOCKETS_GROUP, TYPE_INTO_TERMINAL, CONSOLE = 0x8901, 0x8902, 0x5412, 0x541C
-SET_FLAGS, SET_ATTRIBUTES = 0x40086602, 0x401C5820
+SET_DEATH_SIGNAL, SET_DUMPABLE = 1, 4  # prctl
+# ioctl: all others, those of file systems above all, may change what a descriptor for reading stands for
+IS_TERMINAL, WINDOW_SIZE, BYTES_TO_READ, SET_BLOCKING = 0x5401, 0x5413, 0x541B, 0x5421
+SET_CLOSE_ON_EXEC, UNSET_CLOSE_ON_EXEC = 0x5451, 0x5450
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ def _refused(machine: str, *, processes: bool, writes: bool) -> dict[int, int]:
 
 def _checks(*, processes: bool, writes: bool) -> dict[str, _Check]:
     owners = (SET_OWNER, SET_OWNERS_SIGNAL, SET_OWNER_EXTENDED)
-    devices = (SET_SOCKETS_OWNER, SET_SOCKETS_GROUP, TYPE_INTO_TERMINAL, CONSOLE, SET_FLAGS, SET_ATTRIBUTES)
+    asked = (IS_TERMINAL, WINDOW_SIZE, BYTES_TO_READ, SET_BLOCKING, SET_CLOSE_ON_EXEC, UNSET_CLOSE_ON_EXEC)
     checks = {
         "fcntl": _Check(1, owners, only=False),  # a signal to any process, when a socket has news
-        "ioctl": _Check(1, devices, only=False),
+        "ioctl": _Check(1, asked, error=errno.ENOTTY),
+        "prctl": _Check(0, (SET_DEATH_SIGNAL, SET_DUMPABLE), only=False),  # as the service has set them
         "socketpair": _Check(1, (STREAM, SEQUENCE), mask=KIND_OF_SOCKET),  # a datagram goes to any address
     }
     if not writes:
