@@ -179,8 +179,34 @@ def make(name: str, factory: Callable[..., MultiStepAgent]) -> MultiStepAgent:
     return agent
 
 
+def _ruin(way: str) -> Callback:
+    def callback(_step: MemoryStep, agent: MultiStepAgent) -> None:
+        memory: Any = agent.memory
+        if way == "none":
+            agent.memory = None  # type: ignore[assignment]
+        elif way == "tuple":
+            memory.steps = tuple(memory.steps)
+        elif way == "text":
+            memory.steps.append("a text")
+        elif way == "gone":
+            del memory.steps
+        else:
+            memory.steps.clear()
+            raise SystemExit(way)
+
+    return callback
+
+
+RUINS = {f"ruin_{way}": _ruin(way) for way in ("none", "tuple", "text", "gone", "raise")}
+
+
+def make_ruin(name: str) -> MultiStepAgent:
+    return agents.make_scripted(step_callbacks=[RUINS[name]])
+
+
 NAMES = [*CALLBACKS, "at_the_end"]
 KINDS = {"": agents.make_scripted, "_code": agents.make_code}
 FACTORIES = {f"{name}{kind}": functools.partial(make, name, KINDS[kind]) for name in NAMES for kind in KINDS}
-globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})
-AGENTS = ",".join(f"{name}=tests.editors:make_{name}" for name in FACTORIES)
+_ALL = FACTORIES | {name: functools.partial(make_ruin, name) for name in RUINS}
+globals().update({f"make_{name}": factory for name, factory in _ALL.items()})
+AGENTS = ",".join(f"{name}=tests.editors:make_{name}" for name in _ALL)

@@ -112,6 +112,21 @@ def test_a_prune_takes_edited_steps_out(services: dict[str, Service], *, destroy
     assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
 
 
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("name", editors.RUINS)
+def test_a_callback_that_ruins_the_memory_fails_its_turn_and_loses_no_step(
+    services: dict[str, Service], name: str, temperature: str
+) -> None:
+    service = services[temperature]
+    script = {"call": [["add", {"a": 1, "b": 2}]]}
+    turn = service.play(script, agent=name)
+    again = service.follow_up(turn, script)
+    for played in (turn, again):
+        assert (played["status"], played["error"]["code"], played["steps"]) == ("failed", "agent_error", 1)
+    assert actions(service, turn) == [1, 2]
+    assert service.get("/conversations")["items"]  # the service lives
+
+
 def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Service]) -> None:
     service = services["warm"]
     document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")

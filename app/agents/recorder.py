@@ -253,7 +253,8 @@ class Track:
         self._asked.clear()
         if where is None or not isinstance(step, ActionStep | PlanningStep):
             return None
-        usage, duration = step.token_usage, step.timing.duration
+        usage, timing = step.token_usage, getattr(step, "timing", None)  # a callback may have removed it
+        duration = timing.duration if timing else None
         error = getattr(step, "error", None)
         observations = getattr(step, "observations", None)
         return StepFinished(

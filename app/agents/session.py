@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import PIL.Image
 from pydantic_core import from_json, to_json
 from smolagents import CodeAgent
-from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, TaskStep
+from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from app.agents.belongings import Belongings
@@ -29,7 +29,7 @@ from app.agents.pictures import drop_pixels, image_from_bytes
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
 from app.agents.scratchpad import scratchpad_of
-from app.agents.steps import StepTooLargeError, finished, pack, step_type, strip, unpack
+from app.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from app.agents.summarizer import Summarizer
 from app.agents.texts import joined
 from app.agents.thrift import KeptCallbacks, make_thrifty, shown_memory_of
@@ -38,7 +38,7 @@ from app.policies import policy_data, policy_of
 from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from app.agents.edits import Overlay
     from app.agents.journal import Journal
     from app.agents.memory import Function
-    from app.agents.steps import Step
     from app.events import StepEvent
     from app.past import Past
     from app.policies import Policy
@@ -178,7 +177,7 @@ class AgentSession:
 
     def close(self) -> None:
         """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
-        self._agent.memory.steps = []
+        self._agent.memory = AgentMemory("")
         self._belongings.rest()
         clean_up(self._agent)
 
@@ -253,7 +252,7 @@ class _Tail:
         belongings: Belongings,
         past: Past | None,
     ) -> None:
-        self._memory = agent.memory
+        self._agent = agent
         self._edits: Edits | None = None
         self._callbacks: KeptCallbacks | None = None
         self._turn = turn
@@ -270,6 +269,10 @@ class _Tail:
         """A finished step that cannot be kept: it ends the turn, wherever it shows."""
 
     @property
+    def _memory(self) -> AgentMemory:
+        return self._agent.memory  # a callback may have put another one in its place
+
+    @property
     def ran_out(self) -> bool:
         last = self._memory.steps[-1] if self._memory.steps else None
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
@@ -280,16 +283,32 @@ class _Tail:
         edits.begin_turn()
         if isinstance(agent.step_callbacks, KeptCallbacks):
             self._callbacks = agent.step_callbacks
-            self._callbacks.before = self._before_callbacks
+            self._callbacks.around = self._around_callbacks
 
     def unwatch(self) -> None:
         if self._callbacks:
-            self._callbacks.before = None
+            self._callbacks.around = None
 
-    def _before_callbacks(self, step: MemoryStep) -> None:
+    @contextlib.contextmanager
+    def _around_callbacks(self, step: MemoryStep) -> Iterator[None]:
+        """Record the steps so far, and the present one if its callbacks fail: smolagents drops it then."""
         self.keep_whole()
         if self._edits:
             self._edits.note_own(step)
+        memory, before = self._memory, list(self._memory.steps)
+        try:
+            yield
+            _check_memory(self._agent.memory)
+        except Halt:
+            raise
+        except BaseException:
+            if not _is_memory(self._agent.memory):
+                self._agent.memory, memory.steps = memory, before
+            if _taken(step):
+                self._memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
+                self.keep_whole()
+                self._memory.steps = [each for each in self._memory.steps if each is not step]
+            raise
 
     def keep_finished(self) -> None:
         """Pack new steps. Notes and summaries go with the first step after them, and are not kept without one."""
@@ -399,6 +418,18 @@ class _Tail:
             dropped_variables=self._belongings.dropped(),
             **more,
         )
+
+
+def _check_memory(memory: Any) -> None:
+    if not _is_memory(memory):
+        raise TypeError(
+            "A callback left in agent.memory.steps something else than a list of steps; let it edit the list."
+        )
+
+
+def _is_memory(memory: Any) -> bool:
+    steps = getattr(memory, "steps", None)
+    return isinstance(memory, AgentMemory) and isinstance(steps, list) and all(isinstance(each, Step) for each in steps)
 
 
 def _taken(step: MemoryStep) -> bool:

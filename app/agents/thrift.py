@@ -19,6 +19,7 @@ from app.agents.shown_memory import ShownMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+    from contextlib import AbstractContextManager
 
     from smolagents.memory import MemoryStep
 
@@ -76,18 +77,23 @@ def shown_memory_of(agent: MultiStepAgent, own_policies: dict[str, Function]) ->
 class KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
     """Calls an agent's callbacks, each of which is looked at once: smolagents inspects its signature at every step.
 
-    `before` is called before them.
+    They run inside the context manager that `around` returns for the step.
     """
 
     def __init__(self, registry: CallbackRegistry) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         vars(self).update(vars(registry))
         self._takes_one: dict[int, bool] = {}  # by identity: the registry keeps them alive
-        self.before: Callable[[MemoryStep], None] | None = None
+        self.around: Callable[[MemoryStep], AbstractContextManager[None]] | None = None
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
-        if self.before:
-            self.before(memory_step)
+        if self.around is None:
+            self._call_all(memory_step, kwargs)
+            return
+        with self.around(memory_step):
+            self._call_all(memory_step, kwargs)
+
+    def _call_all(self, memory_step: MemoryStep, kwargs: dict[str, Any]) -> None:
         for kind in type(memory_step).__mro__:
             for call in self._callbacks.get(kind, ()):
                 takes_one = self._takes_one.get(id(call))
