@@ -45,6 +45,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers 404 or 405 to it
 PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -108,7 +109,7 @@ def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
     app.state.draining = False
     app.include_router(health_routes(figures))
     problems.install(app, problems.OF_A_WORKER)
-    app.add_middleware(Gate, callers=callers, host=host, origins=(), max_body_bytes=0)
+    app.add_middleware(Gate, callers=callers, host=host, origins=(), max_body_bytes=HEALTH_BODY_BYTES)
     return app
 
 
