@@ -343,8 +343,12 @@ def test_a_fork_lives_on_by_itself(service: Service, store: Server, tmp_path: Pa
     assert (first["forked_from"]["turn"], second["forked_from"]["turn"]) == (2, 1)
     record, kept = record_of(service, whole), record_of(service, first["id"])
     expected = probe(service, fork(service, first["id"])["id"], kind)
-    before = log_of(service, {"conversation_id": first["id"], "turn": 2})
-    assert [frame.event for frame in before] == ["turn.finished"]
+    told = [
+        [(frame.id, frame.event) for frame in log_of(service, {"conversation_id": name, "turn": 2})]
+        for name in (whole, first["id"])
+    ]
+    assert told[0] == told[1]
+    assert told[0][0] == (1, "turn.queued")
     past.play(service, fork(service, whole, turn=2)["id"], 3, 7)
     assert record_of(service, whole) == record
     assert service.client.delete(f"/conversations/{whole}").status_code == 204
