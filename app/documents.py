@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from app.errors import InvalidRequestError
+from app.image_names import NAME_DIGITS
 from app.metadata import storable
 from app.policies import TAGS, Rules, policy_data
 from app.portable import FORMAT, MEMORY_FORMAT, VERSION
@@ -22,6 +23,7 @@ from app.records import (
     Owner,
     Ref,
     RunState,
+    StepImage,
     Timing,
     ToolCall,
     Turn,
@@ -92,6 +94,12 @@ class _Options(_Part):
     deadline_s: float | None = Field(None, gt=0)
 
 
+class _Image(_Part):
+    name: str = Field(pattern=f"^[0-9a-f]{{{NAME_DIGITS}}}$")
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+
+
 class TurnDocument(_Part):
     """A turn that is over. Times are Unix seconds."""
 
@@ -111,6 +119,8 @@ class TurnDocument(_Part):
     dropped_variables: list[str] = []
     left_out: _LeftOut | None = None
     error: _Failure | None = None
+    images: list[_Image] = []
+    output_images: list[_Image] = []
 
 
 class _Envelope(_Part):
@@ -281,7 +291,14 @@ def _turn_document(turn: Turn) -> dict[str, Any]:
         "tool_calls": [asdict(call) for call in outcome.tool_calls],
         "attempts": turn.attempts,
         "dropped_variables": list(outcome.dropped_variables),
+        **_images_document(turn.images, outcome.images),
     }
+
+
+def _images_document(given: Iterable[StepImage], answered: Iterable[StepImage]) -> dict[str, Any]:
+    """Return the members of a turn with images. Releases that know of none read all other turns."""
+    lists = {"images": [asdict(image) for image in given], "output_images": [asdict(image) for image in answered]}
+    return {name: images for name, images in lists.items() if images}
 
 
 def _turn(told: TurnDocument) -> Turn:
@@ -296,6 +313,7 @@ def _turn(told: TurnDocument) -> Turn:
         error=Failure(**told.error.model_dump()) if told.error else None,
         dropped_variables=tuple(told.dropped_variables),
         left_out=LeftOut(**told.left_out.model_dump()) if told.left_out else None,
+        images=tuple(StepImage(**image.model_dump()) for image in told.output_images),
     )
     return Turn(
         SOMEBODY,
@@ -306,6 +324,7 @@ def _turn(told: TurnDocument) -> Turn:
         Timing(**told.timing.model_dump()),
         attempts=told.attempts,
         outcome=outcome,
+        images=tuple(StepImage(**image.model_dump()) for image in told.images),
     )
 
 

@@ -224,6 +224,15 @@ class TurnOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StepImage:
+    """An image that a step holds: its name in the conversation (a content hash) and its size in pixels."""
+
+    name: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a turn ended, as the session saw it."""
 
@@ -237,6 +246,8 @@ class Outcome:
     error: Failure | None = None
     dropped_variables: tuple[str, ...] = ()
     left_out: LeftOut | None = None
+    images: tuple[StepImage, ...] = ()
+    """Images of the answer that were kept with the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +255,7 @@ class Turn:
     """One user message and all that the agent does until it answers.
 
     `outcome` is there when it is over, and `last_seq`, the number of its final event (None where it is not known).
+    `images` are those of the message. The store keeps them from the time when it has the turn's task step.
     """
 
     ref: Ref
@@ -255,6 +267,7 @@ class Turn:
     attempts: int = 0
     outcome: Outcome | None = None
     last_seq: int | None = None
+    images: tuple[StepImage, ...] = ()
     rolled_back: bool = False
     """The conversation was rolled back to a turn before it: known to who lists turns, not kept with the record."""
 
@@ -279,15 +292,6 @@ class Once:
 
     key: str
     request: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StepImage:
-    """An image that a step shows: its name in the conversation (a content hash) and its size in pixels."""
-
-    name: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True, slots=True)

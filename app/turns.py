@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from app.events import Logged
     from app.ports import Agents, LogReader, Turns
-    from app.records import OnBusy, Owner, Page
+    from app.records import OnBusy, Owner, Page, StepImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class NewTurn:
     agent: AgentName | None = None
     options: TurnOptions = field(default_factory=TurnOptions)
     given: TurnInput = field(default_factory=TurnInput)
+    images: tuple[StepImage, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     on_busy: OnBusy = "reject"
     idempotency_key: str | None = None
@@ -64,7 +65,7 @@ class TurnDesk:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
-        turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()))
+        turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()), images=new.images)
         watch = self._watch(turn, looks=False, for_end=for_end)
         try:
             watch.turn, is_new = await self._store.submit(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, say, turn, wait
+from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, png, say, turn, wait, weak_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,3 +152,22 @@ def test_the_reader_who_scrolled_up_is_left_alone(opened: Open, service: Service
     assert abs(now["y"] - place["y"]) < A_LINE_PX
     page.get_by_role("button", name="Latest").click()
     expect(page.locator(".turn-foot")).to_be_in_viewport()
+
+
+def test_images_of_messages_and_answers_are_there_after_a_reload(opened: Open, service: Service) -> None:
+    page = opened(service)
+    page.locator("#file").set_input_files([png("one.png", 140)])
+    say(page, [{"call": [["picture", {"width": 220}]]}, {"say": ["image.png"]}], title="Draw")
+    given, drawn = page.locator(".said .picture img"), page.locator(".answer-pictures img")
+    for _ in range(2):
+        expect(drawn).to_have_count(1)
+        expect(given).to_have_count(1)
+        for image, width in ((given, 140), (drawn, 220)):
+            expect(image).to_be_visible()
+            page.wait_for_function(
+                "([image, width]) => image.naturalWidth === width", arg=[image.element_handle(), width]
+            )
+        assert not weak_texts(page)
+        page.reload()
+    page.locator(".answer-pictures button").click()
+    expect(page.locator("#viewer img")).to_be_visible()

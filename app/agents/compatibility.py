@@ -24,7 +24,7 @@ NAMES = {
     "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
     "TokenUsage Tool ToolCallingAgent TransformersModel local_python_executor",
     "smolagents.agent_types": "AgentAudio AgentImage AgentText handle_agent_output_types",
-    "smolagents.agents": "AgentLogger Template",  # replaced: app/agents/thrift.py
+    "smolagents.agents": "ActionOutput AgentLogger Template",  # the last two are replaced: app/agents/thrift.py
     "smolagents.default_tools": "FinalAnswerTool",
     "smolagents.local_python_executor": "BASE_PYTHON_TOOLS DANGEROUS_MODULES check_safer_result "
     "CodeOutput ExecutionTimeoutError FinalAnswerException InterpreterError "
@@ -50,6 +50,7 @@ PARAMETERS = {
     "smolagents.ToolCallingAgent.execute_tool_call": "tool_name arguments",
     "smolagents.Model.generate": "messages stop_sequences response_format tools_to_call_from",
     "smolagents.Model.parse_tool_calls": "message",
+    "smolagents.agents.ActionOutput": "output is_final_answer",
     "smolagents.local_python_executor.LocalPythonExecutor": "additional_authorized_imports max_print_outputs_length "
     "additional_functions timeout_seconds",
     "smolagents.local_python_executor.CodeOutput": "output logs is_final_answer",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
 from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.pictures import stored_images
+from app.agents.pictures import images_in, stored_images
 from app.agents.plain import plain
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def describe(step: MemoryStep) -> dict[str, Any]:
             {"id": call.id, "name": call.name, "arguments": plain(call.arguments)} for call in step.tool_calls or ()
         ],
         "observations": plain(step.observations),
-        "images": _images(step.observations_images),
+        "images": _images((*(step.observations_images or ()), *images_in(step.action_output))),
         "output": plain(step.action_output),
         "error": plain(step.error.dict()) if step.error else None,
         "is_final_answer": step.is_final_answer,
@@ -54,4 +54,5 @@ def _cost(step: ActionStep | PlanningStep) -> dict[str, Any]:
 
 
 def _images(images: Sequence[PIL.Image.Image] | None) -> list[dict[str, Any]]:
-    return [{"name": image.name, "width": image.width, "height": image.height} for image in stored_images(images)]
+    found = dict.fromkeys(stored_images(images))  # an output may be what the step was shown
+    return [{"name": image.name, "width": image.width, "height": image.height} for image in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import threading
 from copy import deepcopy
@@ -11,16 +12,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import PIL.Image
 import PIL.ImageFile
+from smolagents.agent_types import AgentImage
 
+from app.image_names import image_name
 from app.records import StepImage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-NAME_DIGITS = 32
+MOST_OUTPUT_IMAGES = 16
+MOST_NODES = 10_000  # of an output that is searched for images
 RAW = b"raw image\n"
+_COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
 _NAMED = "smolsessions_named"
@@ -94,7 +99,7 @@ def drop_pixels(steps: Iterable[Any]) -> int:
     """Let steps hold their images as bytes, and return the size of all their images."""
     held: dict[int, int] = {}
     for step in steps:
-        for image in (*(getattr(step, "task_images", ()) or ()), *(getattr(step, "observations_images", ()) or ())):
+        for image in _held_by(step):
             if isinstance(image, Undecoded):
                 image.drop_pixels()
             data = getattr(image, "undecoded", None)
@@ -102,6 +107,15 @@ def drop_pixels(steps: Iterable[Any]) -> int:
                 len(data) if data else 4 * getattr(image, "width", 0) * getattr(image, "height", 0)
             )
     return sum(held.values())
+
+
+def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
+    """Return the images of a step, without those inside of its output, which may be large."""
+    yield from getattr(step, "task_images", None) or ()
+    yield from getattr(step, "observations_images", None) or ()
+    output = getattr(step, "action_output", None)
+    if output is not None and issubclass(type(output), PIL.Image.Image) and (raw := _raw(output)):
+        yield raw
 
 
 def is_undecoded(kind: type) -> bool:
@@ -162,7 +176,7 @@ def name_of(image: PIL.Image.Image, data: bytes) -> str:
     known: tuple[bytes, str] | None = image.info.get(_NAMED)
     if known and known[0] is data:
         return known[1]
-    name = hashlib.sha256(data).hexdigest()[:NAME_DIGITS]
+    name = image_name(data)
     source: tuple[bytes, bytes] | None = image.info.get(_SOURCE)
     if source and source[0] is data:
         image.info[_NAMED] = (data, name)
@@ -179,6 +193,40 @@ def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, 
     return tuple(
         StepImage(image.info[_NAME], image.width, image.height) for image in images or () if _NAME in image.info
     )
+
+
+def images_in(value: Any) -> tuple[PIL.Image.Image, ...]:
+    """Return the images that an output is, or holds in built-in collections; at most `MOST_OUTPUT_IMAGES`."""
+    kind = type(value)
+    if kind is str or value is None:
+        return ()
+    found: dict[int, PIL.Image.Image] = {}
+    nodes, left = [value], MOST_NODES
+    while nodes and left > 0 and len(found) < MOST_OUTPUT_IMAGES:
+        node, left = nodes.pop(), left - 1
+        if issubclass(type(node), PIL.Image.Image):
+            if raw := _raw(node):
+                found[id(raw)] = raw
+        elif type(node) in _COLLECTIONS:
+            parts = node.values() if type(node) is dict else node
+            nodes += reversed(list(itertools.islice(parts, left)))
+    return tuple(found.values())
+
+
+def _raw(image: PIL.Image.Image) -> PIL.Image.Image | None:
+    """Return the image behind smolagents' own class, or None if it cannot be read."""
+    if not isinstance(image, AgentImage):
+        return image
+    try:
+        return cast("PIL.Image.Image | None", image.to_raw())
+    except Exception:  # noqa: BLE001 - it may name a file that is not there, or hold a tensor of any shape
+        return None
+
+
+def output_images(value: Any, attachments: Container[str]) -> tuple[StepImage, ...]:
+    """Return the names and sizes of the images in an output that are among the attachments of its step."""
+    images = (image for image in stored_images(images_in(value)) if image.name in attachments)
+    return tuple(dict.fromkeys(images))
 
 
 def picture_file(data: bytes) -> tuple[str, bytes]:

@@ -7,12 +7,14 @@ import itertools
 import json
 import logging
 import threading
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import PIL.Image
 from pydantic_core import from_json, to_json
 from smolagents import CodeAgent
+from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
@@ -25,7 +27,7 @@ from app.agents.grown import CallIds, may_change_steps
 from app.agents.halt import DivergedError, Halt
 from app.agents.memory import PolicyFailedError
 from app.agents.own_steps import EditStep, NoteStep, SummaryStep
-from app.agents.pictures import drop_pixels, image_from_bytes
+from app.agents.pictures import drop_pixels, image_from_bytes, images_in, output_images
 from app.agents.plain import labelled, plain, text_of
 from app.agents.recorder import Recorder, Track
 from app.agents.scratchpad import scratchpad_of
@@ -38,7 +40,7 @@ from app.policies import policy_data, policy_of
 from app.records import Failure, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from app.past import Past
     from app.policies import Policy
     from app.ports import Stage
-    from app.records import PackedStep, RunState, Turn, TurnInput
+    from app.records import PackedStep, RunState, StepImage, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +167,9 @@ class AgentSession:
         tail.keep_finished()  # the task, before anything can stop the turn
         for item in run:
             tail.keep_finished()
-            if isinstance(item, FinalAnswerStep):
+            if isinstance(item, ActionOutput) and item.is_final_answer:
+                tail.answer = without_text(item.output)
+            elif isinstance(item, FinalAnswerStep):
                 answer = FinalAnswerStep(without_text(item.output))
         tail.keep_whole()
         tail.keep_edits()
@@ -265,6 +269,10 @@ class _Tail:
         self._past = list(past.steps) if past else []
         self._attachments = past.attachments if past else {}
         self.task_changes_variables = False
+        self.answer: Any = None
+        """Output of the step that is about to be the last one."""
+        self.images: tuple[StepImage, ...] = ()
+        """Images of the answer that were kept with its step."""
         self.defect: StepTooLargeError | None = None
         """A finished step that cannot be kept: it ends the turn, wherever it shows."""
 
@@ -348,10 +356,11 @@ class _Tail:
                 self._take_from_past(step, is_last=step is whole[-1])
                 continue
             strip(step)
-            packed = self._packed(step)
+            kept = self._with_answer(step)
+            packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step):
                 packed = replace(packed, variables=self._belongings.changes())
-            self._stage.tell(self._finished(step), packed)
+            self._stage.tell(self._finished(kept, packed.attachments), packed)
             self._add(step)
 
     def _add(self, step: Step) -> None:
@@ -388,7 +397,7 @@ class _Tail:
             self._track.recorder.journal.diverged = True
             raise DivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
-        self._stage.tell(self._finished(kept))
+        self._stage.tell(self._finished(kept, self._attachments))
         if is_last and self._changes_variables(step):
             self._belongings.changes()
         self._add(kept)
@@ -396,8 +405,24 @@ class _Tail:
     def _changes_variables(self, step: MemoryStep) -> bool:
         return _taken(step) or self.task_changes_variables
 
-    def _finished(self, step: MemoryStep) -> StepEvent | None:
+    def _with_answer(self, step: Step) -> Step:
+        """Return the final step with the images of its answer. A ToolCallingAgent's step does not hold its answer."""
+        if not isinstance(step, ActionStep) or not step.is_final_answer or step.action_output is not None:
+            return step
+        if not images_in(self.answer):
+            return step
+        kept = copy(step)
+        kept.action_output = self.answer
+        return kept
+
+    def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
         event = self._track.finish(step) if _taken(step) else None
+        if attachments and isinstance(step, ActionStep):
+            images = output_images(step.action_output, attachments)
+            if step.is_final_answer:
+                self.images = images
+            if event and images:
+                event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))))
         return self._track.recorder.unshown(event)
 
     def keep_the_rest(self) -> None:
@@ -446,7 +471,7 @@ def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tai
             failure = FINAL_ANSWER_FAILED
     if failure:
         return tail.outcome("failed", state=state, error=failure)
-    return tail.outcome("finished", reply=_reply(output), output=plain(output), state=state)
+    return tail.outcome("finished", reply=_reply(output), output=plain(output), state=state, images=tail.images)
 
 
 def _reply(output: Any) -> str:

@@ -15,8 +15,9 @@ from app.stores import codec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from app.records import EntryType, StepType, StoredStep
+    from app.records import EntryType, StepType, StoredStep, Turn
     from app.stores.partition import Partition
+    from app.stores.script import Scripts
     from app.stores.seals import Seals
 
 HASH_BYTES = 16
@@ -65,6 +66,21 @@ async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) ->
     partition.sealer.terms(scope, terms)
     found: list[bytes | None] = blobs
     return found
+
+
+async def with_stored_images(scripts: Scripts, turn: Turn) -> Turn:
+    """Leave out the images of a turn that are not in the store: not yet, or not any more."""
+    answer = turn.outcome.images if turn.outcome else ()
+    names = list(dict.fromkeys(image.name for image in (*turn.images, *answer)))
+    if not names:
+        return turn
+    flags = await scripts.call("has_images", *names, ref=str(turn.ref))
+    stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
+    if len(stored) == len(names):
+        return turn
+    turn = replace(turn, images=tuple(image for image in turn.images if image.name in stored))
+    kept = tuple(image for image in answer if image.name in stored)
+    return replace(turn, outcome=replace(turn.outcome, images=kept)) if turn.outcome else turn
 
 
 def extended(head: Head, kind: EntryType, blob: bytes) -> Head:

@@ -234,8 +234,9 @@ class HeldLease:
         outcome = outcome if self._defect else as_stopped(outcome, wish)
         by = rolled_back(wish)
         timing = replace(self.turn.timing, finished_at=time.time())
+        images = () if by or self.lacks_task else self.turn.images
         last_seq = (self._last_seen if self._defect else self._told.last_seq) + 1
-        turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq)
+        turn = replace(self.turn, timing=timing, outcome=outcome, last_seq=last_seq, images=images)
         turn = self.turn if self._was_over else turn
         # Sealed once: a second try must leave the same version behind as the first, whose answer may be lost.
         record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from app.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
 from app.events import FINAL, Logged, TurnEnded
 from app.stores import codec
+from app.stores.head import with_stored_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -107,14 +108,21 @@ class Log:
         record, entries, terms, length = rest
         self._sealer.terms(str(ref), terms)  # of a fork: where its first turns come from
         if state == b"packed":
-            return self._unpacked(ref, turn, record, entries[0], after)
+            found = self._unpacked(ref, turn, record, entries[0], after)
+            return await self._with_stored_images(found)
         final = self._final(ref, turn, record, after + 1) if state == b"over" else None
         if final and length and length < final.seq:
             raise SealBrokenError(CUT_SENTENCE)
-        found = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
-        if any(logged and isinstance(logged.event, TurnEnded) and logged.seq != length for logged in found):
+        opened = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
+        if any(logged and isinstance(logged.event, TurnEnded) and logged.seq != length for logged in opened):
             raise SealBrokenError(CUT_SENTENCE)
-        return [final] if final and not entries else [logged for logged in found if logged]
+        found = [final] if final and not entries else [logged for logged in opened if logged]
+        return await self._with_stored_images(found)
+
+    async def _with_stored_images(self, found: list[Logged]) -> list[Logged]:
+        if found and isinstance(final := found[-1].event, TurnEnded):
+            found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(self._scripts, final.result)))
+        return found
 
     def _unpacked(self, ref: Ref, turn: int, record: bytes, packed: bytes, after: int) -> list[Logged]:
         events = codec.unpack_events(self._sealer.open(packed, str(ref), "log", turn))

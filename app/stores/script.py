@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a line that broke is mostly there again by then
 Argument = str | bytes | int
-_SAFE_TO_REPEAT = frozenset("cancel images list moment peek pieces recall show steps turns variables watch".split())
+_SAFE_TO_REPEAT = frozenset(
+    "cancel has_images images list moment peek pieces recall show steps turns variables watch".split()
+)
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of the scripts that work on one conversation, or one owner's
 _DAMAGE = re.compile(
     r"^DAMAGED |WRONGTYPE |user_script:\d+: |not an integer|index out of range|no such key|not a valid float|overflow"
@@ -111,8 +113,8 @@ def as_service_error(name: str, error: ResponseError) -> ServiceError:
 
 
 NAMES = (
-    "adopt amend cancel claim commit create delete emit fork hand_back images list moment note outage past patch peek "
-    "pieces queue recall renew show steps submit sweep turns variables watch"
+    "adopt amend cancel claim commit create delete emit fork hand_back has_images images list moment note outage past "
+    "patch peek pieces queue recall renew show steps submit sweep turns variables watch"
 ).split()
 
 

@@ -28,6 +28,7 @@ from app.errors import (
 from app.events import Logged, TurnEnded, TurnQueued
 from app.records import AgentName, Outcome, Page
 from app.stores import codec
+from app.stores.head import with_stored_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +168,8 @@ class Turns:
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
         """Read turns from number `first` on."""
         records, known = await self._read(ref, first, first + limit)
-        items = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
+        opened = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
+        items = [await with_stored_images(self._partitions.of(ref).scripts, turn) for turn in opened]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _Known]:

@@ -19,7 +19,7 @@ from app.events import (
     TurnStarted,
     attempt_of,
 )
-from app.web.schemas import TurnView, UsageView, image_view, time_view, turn_view
+from app.web.schemas import StepImageView, TurnView, UsageView, image_view, time_view, turn_view
 
 if TYPE_CHECKING:
     from app.events import Event, Logged, StepEvent
@@ -100,12 +100,6 @@ class ToolResultView(StepEventView):
 class StepErrorView(BaseModel):
     type: str
     message: str
-
-
-class StepImageView(BaseModel):
-    width: int
-    height: int
-    url: str
 
 
 class StepFinishedView(StepEventView):

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import PIL.Image
 
 from app.errors import InvalidRequestError, TooLargeError
+from app.image_names import image_name
+from app.records import StepImage
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
@@ -19,17 +21,18 @@ DECODER = ThreadPoolExecutor(1, "images")
 """The thread of `read_images`. One bounds the memory, and requests that wait for it hold no thread that others need."""
 
 
-def read_images(images: list[str], max_pixels: int) -> tuple[bytes, ...]:
-    """Give each image's bytes; one that is broken, of another kind or too large is an error that names it."""
-    found, pixels = [], 0
+def read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+    """Return the images' bytes, and their names and sizes. An image that is not accepted is an error that names it."""
+    found, sizes, pixels = [], [], 0
     for index, image in enumerate(images):
-        data, more = _read(image, f"/images/{index}", max_pixels, pixels)
+        data, size, more = _read(image, f"/images/{index}", max_pixels, pixels)
         found.append(data)
+        sizes.append(StepImage(image_name(data), *size))
         pixels += more  # the bound is on all together: each is decoded, and kept in memory while the turn runs
-    return tuple(found)
+    return tuple(found), tuple(sizes)
 
 
-def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes, int]:
+def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes, tuple[int, int], int]:
     match = _DATA_URL.match(text)
     try:
         data = base64.b64decode(text[match.end() :] if match else text, validate=True)
@@ -45,7 +48,7 @@ def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes,
             raise too_large from None
         except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
             raise broken from None
-        pixels = _weighed(image)
+        pixels, size = _weighed(image), image.size
         if before + pixels > max_pixels:
             raise too_large
         try:
@@ -54,7 +57,7 @@ def _read(text: str, pointer: str, max_pixels: int, before: int) -> tuple[bytes,
                 image.load()
         except Exception:  # noqa: BLE001 - see above
             raise broken from None
-    return data, pixels
+    return data, size, pixels
 
 
 def _weighed(image: PIL.Image.Image) -> int:

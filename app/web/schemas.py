@@ -14,7 +14,7 @@ from app.records import OnBusy, StepType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.records import AgentInfo, Conversation, LeftOut, Page, ToolCall, Turn, Weighed, Weight
+    from app.records import AgentInfo, Conversation, LeftOut, Page, StepImage, ToolCall, Turn, Weighed, Weight
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -162,6 +162,12 @@ class FailureView(BaseModel):
     retryable: bool
 
 
+class StepImageView(BaseModel):
+    width: int
+    height: int
+    url: str
+
+
 class TurnView(BaseModel):
     """A turn. What is not known yet (reply, output, state, error) is null."""
 
@@ -170,8 +176,14 @@ class TurnView(BaseModel):
     status: Literal["queued", "running", "finished", "failed", "cancelled"]
     agent: AgentVersionView
     message: str
+    images: list[StepImageView] = Field(
+        description="Those that came with the message; empty until the turn has started, and where they were destroyed."
+    )
     reply: str | None
     output: Any
+    output_images: list[StepImageView] = Field(
+        description="Those that the answer is, or that its lists and objects hold; 16 at most."
+    )
     tool_call_names: list[str]
     tool_calls: list[ToolCallView]
     state: Literal["success", "max_steps_error"] | None
@@ -304,8 +316,10 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "status": turn.status,
         "agent": {"name": turn.agent.name, "kind": turn.agent.kind, "smolagents": turn.agent.smolagents},
         "message": turn.message,
+        "images": [_image_view(turn, image) for image in turn.images],
         "reply": outcome.reply if outcome else None,
         "output": outcome.output if outcome else None,
+        "output_images": [_image_view(turn, image) for image in outcome.images] if outcome else [],
         "tool_call_names": [call.name for call in calls],
         "tool_calls": [_call_view(call) for call in calls],
         "state": outcome.state if outcome else None,
@@ -412,7 +426,7 @@ def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> di
 
 
 def image_view(conversation_id: str, name: str, width: int, height: int) -> dict[str, Any]:
-    """Give an image that a step shows: its size in pixels and where it is."""
+    """Return an image that a step holds: its size in pixels and its address."""
     return {"width": width, "height": height, "url": f"/conversations/{conversation_id}/images/{name}"}
 
 
@@ -424,6 +438,10 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
 
 def page_view(page: Page[Any], view: Callable[[Any], Any]) -> dict[str, Any]:
     return {"items": [view(item) for item in page.items], "next_cursor": page.next_cursor}
+
+
+def _image_view(turn: Turn, image: StepImage) -> dict[str, Any]:
+    return image_view(turn.ref.id, image.name, image.width, image.height)
 
 
 def _call_view(call: ToolCall) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from app.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_vie
 from app.web.sse import EVENT_STREAM, TurnStream
 
 if TYPE_CHECKING:
+    from app.records import StepImage
     from app.turns import TurnDesk
     from app.web.sse import Frames
 
@@ -155,12 +156,14 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
 
 async def _new_turn(body: TurnRequest, conversation_id: str | None, key: str | None, limits: Limits) -> NewTurn:
     _check(body, limits)
+    data, images = await _images(body, limits)
     return NewTurn(
         message=body.message,
         conversation_id=conversation_id,
         agent=AgentName(body.agent) if body.agent is not None else None,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
-        given=TurnInput(await _images(body, limits), body.additional_args),
+        given=TurnInput(data, body.additional_args),
+        images=images,
         metadata=body.metadata,
         on_busy=body.on_busy,
         idempotency_key=key,
@@ -179,9 +182,9 @@ def _check(body: TurnRequest, limits: Limits) -> None:
         raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
 
 
-async def _images(body: TurnRequest, limits: Limits) -> tuple[bytes, ...]:
+async def _images(body: TurnRequest, limits: Limits) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
     if not body.images:
-        return ()
+        return (), ()
     # Decoding takes long enough to be felt by others, and Pillow lets go of the interpreter lock meanwhile.
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(DECODER, read_images, body.images, limits.max_image_pixels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import warnings
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import PIL.Image
 
-from app.agents.pictures import FORMATS, NAME_DIGITS, RAW, image_from_bytes, image_to_bytes, look_at, stand_in
+from app.agents.pictures import FORMATS, RAW, image_from_bytes, image_to_bytes, look_at, stand_in
 from app.agents.portable.values import pointer_to
 from app.errors import InvalidRequestError
+from app.image_names import NAME_DIGITS, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,7 @@ def _found(name: str, kind: str, text: str) -> _Found:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _error(name, "is no base64") from None
-    if hashlib.sha256(data).hexdigest()[:NAME_DIGITS] != name:
+    if image_name(data) != name:
         raise _error(name, f"is not of this name, which is the first {NAME_DIGITS} digits of the data's SHA-256")
     try:
         found, pixels = _looked_at(data)

@@ -43,7 +43,6 @@ export class Conversation {
       const view = await this.#ask(`/conversations/${id}`, signal);
       this.#head(titleOf(view), view.agent);
       await this.#load(signal);
-      this.#illustrate(signal);
       const first = this.#cards.get(1);
       if (first && !hasTitle(view)) this.#head(titleFrom(first.message), view.agent);
       show(byId("nothing"), !this.#cards.size);
@@ -161,25 +160,10 @@ export class Conversation {
     } while (cursor);
   }
 
-  /** Add the images that came with the messages: only the steps have them. Without them the rest can still be read. */
-  async #illustrate(signal) {
-    let cursor = null;
-    try {
-      do {
-        const query = cursor ? `&cursor=${encodeURIComponent(cursor)}` : "";
-        const path = `/conversations/${this.id}/steps?type=task&archived=true&limit=${PAGE}${query}`;
-        const page = await this.#ask(path, signal);
-        for (const { turn, images } of page.items) this.#cards.get(turn)?.attach(images);
-        cursor = page.next_cursor;
-      } while (cursor);
-    } catch (problem) {
-      if (!signal.aborted) this.#parts.composer.complain(problem.message);
-    }
-  }
-
   #add(turn) {
     if (this.#cards.has(turn.turn)) return;
     const card = this.#card(turn.turn, turn.message, []);
+    card.attach(turn.images);
     if (turn.status === "queued" || turn.status === "running") this.#follow(card);
     else card.finish(turn);
   }

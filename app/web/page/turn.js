@@ -15,12 +15,13 @@ export class TurnCard {
   #number;
   #pictures;
   #said = make("div", { className: "said-text" });
-  #given = make("div", { className: "pictures" });
   #steps = make("ol", { className: "steps" });
   #summary = make("span", { className: "work-text" });
   #work;
   #answer = make("div", { className: "answer" });
   #text = new Text(this.#answer);
+  #given = make("div", { className: "pictures" });
+  #drawn = make("div", { className: "pictures answer-pictures", hidden: true });
   #note = make("div", { className: "outcome" });
   #foot = make("footer", { className: "turn-foot", hidden: true });
   #status = "Waiting";
@@ -44,7 +45,7 @@ export class TurnCard {
     this.#work.addEventListener("toggle", () => this.#opened());
     this.element = make("article", { className: "turn", "aria-label": `Turn ${number}` },
       make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), this.#given, this.#said),
-      make("div", { className: "played" }, this.#work, this.#answer, this.#note, this.#foot));
+      make("div", { className: "played" }, this.#work, this.#answer, this.#drawn, this.#note, this.#foot));
     show(this.#given, files.length > 0);
     show(this.#answer, false);
   }
@@ -96,6 +97,9 @@ export class TurnCard {
     this.element.dataset.status = turn.status;
     for (const step of this.#byId.values()) step.breakOff();
     this.#reply(turn);
+    this.attach(turn.images);
+    this.#drawn.replaceChildren(...turn.output_images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of the answer`)));
+    show(this.#drawn, turn.output_images.length > 0);
     this.#outcome(turn);
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
