@@ -147,6 +147,12 @@ def make_retried() -> ToolCallingAgent:
     return agent
 
 
+def make_eager() -> ToolCallingAgent:
+    agent = make_openai()
+    agent.model_retries = "often"  # type: ignore[attr-defined]  # see above
+    return agent
+
+
 def make_openai() -> ToolCallingAgent:
     return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
 

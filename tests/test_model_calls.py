@@ -10,7 +10,7 @@ import pytest
 from tests import endpoint as agents
 from tests.endpoint import Endpoint, endpoint
 from tests.llm import LLM
-from tests.service import Service
+from tests.service import Service, run
 from tests.streaming import log_of
 
 if TYPE_CHECKING:
@@ -200,3 +200,11 @@ def test_a_client_with_retries_of_its_own_is_named_at_start(provider: Endpoint, 
 
     assert len(hints) == 1
     assert "'twice' repeats failed calls 2 times" in hints[0]
+
+
+def test_retries_that_are_no_number_are_refused_at_start(tmp_path: Path) -> None:
+    settings = {"AGENTS": "eager=tests.endpoint:make_eager", "DEMO_AGENTS": "0"}
+    status, _, said = run(tmp_path, settings, ENDPOINT_URL="http://127.0.0.1:1/v1")
+
+    assert status == 2
+    assert "the agent 'eager' has model_retries = 'often'; make it 0 to 10" in said

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
 
+MOST_RETRIES = 10
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -292,7 +294,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         if not isinstance(kind, type) or "." in kind.__qualname__:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
-    _hint_at_retries(name, first)
+    _look_at_retries(name, first)
     own_policies = own_policies_of(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
@@ -335,8 +337,11 @@ def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> No
             )
 
 
-def _hint_at_retries(name: str, first: MultiStepAgent) -> None:
+def _look_at_retries(name: str, first: MultiStepAgent) -> None:
     for agent in _family(first):
+        wanted = getattr(agent, "model_retries", 0)
+        if type(wanted) is not int or not 0 <= wanted <= MOST_RETRIES:
+            raise StartError(f"the agent {name!r} has model_retries = {wanted!r}; make it 0 to {MOST_RETRIES}")
         retries = getattr(getattr(agent.model, "client", None), "max_retries", 0)
         if isinstance(retries, int) and retries > 0:
             log.warning(

@@ -152,7 +152,7 @@ class AgentSession:
             self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
             self._belongings.rest()
             self.held_bytes = drop_pixels(self._agent.memory.steps) + self._belongings.size()
-        if recorder.journal.holds_more and not failure:
+        if recorder.journal.diverged or (recorder.journal.holds_more and not failure):
             return tail.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, tail)
 
@@ -428,7 +428,7 @@ class _Tail:
     def keep_the_rest(self) -> None:
         """Keep what a run that failed had finished, up to a step that cannot be kept."""
         if not self.defect:
-            with contextlib.suppress(StepTooLargeError):
+            with contextlib.suppress(StepTooLargeError, DivergedError):
                 self.keep_finished()
                 self.keep_edits()
 
