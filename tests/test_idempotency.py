@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def pair(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     """Give two services on one store."""
     folder = tmp_path_factory.mktemp("pair")
-    settings = server.settings | {"LOG_TTL_S": "1", "MAX_WAITING_TURNS": "1"}
+    settings = server.settings | {"ID_REUSE_S": "1", "MAX_WAITING_TURNS": "1"}
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(folder / "a", settings)),
