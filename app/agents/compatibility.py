@@ -31,8 +31,8 @@ NAMES = {
     "LocalPythonExecutor MAX_EXECUTION_TIME_SECONDS "
     "PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda "
     "get_safe_module safer_func",
-    "smolagents.memory": "ActionStep CallbackRegistry FinalAnswerStep MemoryStep PlanningStep SystemPromptStep "
-    "TaskStep ToolCall",
+    "smolagents.memory": "ActionStep AgentMemory CallbackRegistry FinalAnswerStep MemoryStep PlanningStep "
+    "SystemPromptStep TaskStep ToolCall",
     "smolagents.models": "ChatMessage ChatMessageStreamDelta ChatMessageToolCall ChatMessageToolCallFunction "
     "ChatMessageToolCallStreamDelta MessageRole agglomerate_stream_deltas remove_content_after_stop_sequences",
     "smolagents.monitoring": "AgentLogger LogLevel Timing TokenUsage",
