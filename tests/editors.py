@@ -204,9 +204,31 @@ def make_ruin(name: str) -> MultiStepAgent:
     return agents.make_scripted(step_callbacks=[RUINS[name]])
 
 
+FOREIGN: dict[str, tuple[str, Any]] = {
+    "foreign_error": ("error", ValueError("too much")),
+    "foreign_calls": ("tool_calls", [1]),
+    "foreign_call_list": ("tool_calls", 1),
+    "foreign_timing": ("timing", None),
+    "foreign_images": ("observations_images", ["x"]),
+    "foreign_output": ("model_output", 5),
+    "foreign_message": ("model_output_message", "x"),
+    "foreign_usage": ("token_usage", {"input_tokens": 1}),
+    "foreign_number": ("step_number", "x"),
+    "foreign_observations": ("observations", [object()]),
+    "foreign_flag": ("is_final_answer", object()),
+}
+
+
+def make_foreign(name: str) -> MultiStepAgent:
+    """Make an agent whose callback leaves a value of a wrong kind in each step."""
+    field, value = FOREIGN[name]
+    return agents.make_scripted(step_callbacks=[lambda step: setattr(step, field, value)])
+
+
 NAMES = [*CALLBACKS, "at_the_end"]
 KINDS = {"": agents.make_scripted, "_code": agents.make_code}
 FACTORIES = {f"{name}{kind}": functools.partial(make, name, KINDS[kind]) for name in NAMES for kind in KINDS}
 _ALL = FACTORIES | {name: functools.partial(make_ruin, name) for name in RUINS}
+_ALL |= {name: functools.partial(make_foreign, name) for name in FOREIGN}
 globals().update({f"make_{name}": factory for name, factory in _ALL.items()})
 AGENTS = ",".join(f"{name}=tests.editors:make_{name}" for name in _ALL)

@@ -127,6 +127,31 @@ def test_a_callback_that_ruins_the_memory_fails_its_turn_and_loses_no_step(
     assert service.get("/conversations")["items"]  # the service lives
 
 
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("name", editors.FOREIGN)
+def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
+    services: dict[str, Service], name: str, temperature: str
+) -> None:
+    service = services[temperature]
+    script = {"call": [["add", {"a": 1, "b": 2}]]}, {"call": [["final_answer", {"answer": "done"}]]}
+    turn = service.play(*script, agent=name)
+    again = service.follow_up(turn, *script)
+    fails = name in {"foreign_timing", "foreign_usage"}  # smolagents' own monitor reads them after the callback
+    for one in (turn, again):
+        found = (one["status"], one["error"]["code"]) if fails else (one["status"], one["reply"])
+        assert found == (("failed", "agent_error") if fails else ("finished", "done")), one
+    at = f"/conversations/{turn['conversation_id']}"
+    assert actions(service, turn) == ([1, 2] if fails else [1, 1, 2, 2])
+    service.get(f"{at}/messages")
+    service.get(f"{at}/messages", summary_mode=True)
+    assert "step.finished" in service.client.get(f"{at}/turns/1/events").text
+    document = service.get(f"{at}/export")
+    made = service.post("/conversations/import", **document | {"id": None})
+    assert made.status_code == 201, made.text
+    if name == "foreign_error":
+        assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])
+
+
 def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Service]) -> None:
     service = services["warm"]
     document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")

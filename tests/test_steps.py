@@ -24,6 +24,7 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
 from app.agents.describe import describe
+from app.agents.own_steps import EditStep
 from app.agents.pictures import image_from_bytes
 from app.agents.plain import plain
 from app.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
@@ -666,3 +667,19 @@ def pixel() -> str:
     buffer = io.BytesIO()
     PIL.Image.new("RGB", (1, 1), "red").save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    "field", ["error", "tool_calls", "timing", "observations_images", "step_number", "token_usage"]
+)
+def test_a_stored_step_with_a_value_of_a_wrong_kind_is_readable(field: str) -> None:
+    step = ActionStep(step_number=1, timing=Timing(1.0, 2.0), observations="seen")
+    setattr(step, field, [ValueError("x")])
+    edit = pack(EditStep(step=step), 1)
+    packed = pack(step, 1)
+    edited = unpack(edit.data, edit.attachments)
+    assert isinstance(edited, EditStep)
+    assert edited.step
+    for one in (edited.step, unpack(packed.data, packed.attachments)):
+        shown = describe(one)
+        assert (shown["observations"], shown["tool_calls"], shown["images"]) == ("seen", [], [])

@@ -21,6 +21,7 @@ from app.agents.journal import Journal
 from app.agents.pictures import stored_images
 from app.agents.plain import plain, text_of
 from app.agents.retelling import Retelling
+from app.agents.step_fields import restore_fields
 from app.agents.texts import shortened, shown
 from app.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from app.records import ToolCall, Usage
@@ -253,8 +254,8 @@ class Track:
         self._asked.clear()
         if where is None or not isinstance(step, ActionStep | PlanningStep):
             return None
-        usage, timing = step.token_usage, getattr(step, "timing", None)  # a callback may have removed it
-        duration = timing.duration if timing else None
+        restore_fields(step)  # of a managed agent; the others are restored before they are packed
+        usage, duration = step.token_usage, step.timing.duration
         error = getattr(step, "error", None)
         observations = getattr(step, "observations", None)
         return StepFinished(

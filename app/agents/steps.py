@@ -11,6 +11,7 @@ import decimal
 import enum
 import fractions
 import io
+import logging
 import pickle
 import uuid
 from dataclasses import replace
@@ -27,6 +28,7 @@ from app.agents.failures import is_swallowed_failure
 from app.agents.own_steps import EditStep, NoteStep, SummaryStep
 from app.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
 from app.agents.plain import labelled, plain
+from app.agents.step_fields import error_of, restore_fields
 from app.errors import SealBrokenError, ServiceError
 from app.records import PackedStep
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from app.records import EntryType
+
+log = logging.getLogger(__name__)
 
 Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
@@ -76,10 +80,16 @@ def finished(step: MemoryStep) -> bool:
 
 
 def strip(step: MemoryStep) -> None:
-    """Take from a finished step, in place, what nothing reads again and what pins memory.
+    """Remove from a finished step, in place, the values that nothing reads again, and those of a wrong kind.
 
-    That is the repeated history, the provider's own object, and the frames of an error.
+    The first are the repeated history, the provider's own object, and the frames of an error.
     """
+    if names := restore_fields(step):
+        log.warning(
+            "a callback left a value of a wrong kind in %s of a step; it was replaced: keep to smolagents' kinds",
+            ", ".join(names),
+            extra={"action": "agent.step_restored"},
+        )
     if isinstance(step, ActionStep):
         step.model_input_messages = None
         if is_swallowed_failure(step.action_output):
@@ -126,6 +136,7 @@ def unpack(
         raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
     if not isinstance(step, Step):
         raise SealBrokenError("a stored step is no step")
+    restore_fields(step.step if isinstance(step, EditStep) and step.step else step)
     return step
 
 
@@ -260,10 +271,7 @@ def _value(value: object) -> object:
 
 
 def _error(name: str, message: str) -> AgentError:
-    # AgentError.__init__ wants a logger to print to; what a step keeps of an error is its class and its words.
-    error = _ERRORS[name].__new__(_ERRORS[name], message)
-    error.message = message
-    return error
+    return error_of(_ERRORS[name], message)
 
 
 def _image(name: str, is_agent_image: bool) -> Any:
