@@ -329,6 +329,20 @@ _MADE = itertools.count(1)
 CHECKED_AT_START = 2
 
 
+class Broken(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
+    """Fails where messages are asked for in summary mode."""
+
+    def write_memory_to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:
+        if summary_mode:
+            raise RuntimeError("broken")
+        messages: list[ChatMessage] = super().write_memory_to_messages()
+        return messages
+
+
+def make_broken() -> ToolCallingAgent:
+    return Broken(tools=TOOLS, model=ScriptedModel(), verbosity_level=LogLevel.OFF)
+
+
 def make_fickle() -> ToolCallingAgent:
     """Fail once: for the first session, after the calls that check the factory at start."""
     if next(_MADE) == CHECKED_AT_START + 1:

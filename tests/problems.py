@@ -60,7 +60,7 @@ def stored(service: Service, **headers: str) -> list[dict[str, Any]]:
 def send(
     service: Service, method: str, path: str, body: bytes | str, kind: str | None = "application/json", **headers: str
 ) -> httpx2.Response:
-    """Send a body as it is, on a connection of its own: after a defect the service may close it."""
+    """Send a body as it is, on a connection of its own: after a refusal the service may close it."""
     content = body.encode() if isinstance(body, str) else body
     told = {"Connection": "close", **({"Content-Type": kind} if kind else {}), **headers}
     return service.client.request(method, path, content=content, headers=told)

@@ -9,6 +9,8 @@ import socket
 import struct
 import time
 import zlib
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
@@ -172,7 +174,7 @@ def kept(service: Service) -> str:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service with small bounds, and with an agent whose factory fails for the first session."""
     settings = {
-        "AGENTS": f"{AGENTS},fickle=tests.agents:make_fickle",
+        "AGENTS": f"{AGENTS},fickle=tests.agents:make_fickle,broken=tests.agents:make_broken",
         "MAX_BODY_BYTES": "65536",
         "MAX_MESSAGE_CHARS": "200",
         "MAX_STEPS": "5",
@@ -418,6 +420,23 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(small: Serv
     with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_connection_stays_usable_after_a_defect(small: Service) -> None:
+    turn = small.play({"say": "hi"}, agent="broken")
+    url = small.client.base_url
+    path = f"/conversations/{turn['conversation_id']}/messages"
+    logged = len(small.log())
+    with closing(HTTPConnection(str(url.host), url.port or 80, timeout=10)) as connection:
+        connection.auto_open = 0  # no second connection
+        connection.connect()
+        for query, status in (("?summary_mode=true", 500), ("", 200), ("?summary_mode=true", 500), ("", 200)):
+            connection.request("GET", path + query)
+            response = connection.getresponse()
+            body = json.loads(response.read())
+            assert (response.status, response.headers["connection"]) == (status, None)
+            assert status == 200 or body["code"] == "internal"
+    assert small.log()[logged:].count("RuntimeError: broken") == 2  # each once
 
 
 def test_a_message_may_be_as_long_as_is_set(small: Service) -> None:

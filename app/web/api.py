@@ -83,7 +83,6 @@ def create_app(
     app.include_router(health_routes(figures))
     _serve_docs(app)
     _serve_page(app)
-    problems.install(app)
     app.add_middleware(
         Gate,
         callers=callers,
@@ -91,6 +90,7 @@ def create_app(
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
     )
+    problems.install(app)
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -108,8 +108,8 @@ def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(figures))
-    problems.install(app, problems.OF_A_WORKER)
     app.add_middleware(Gate, callers=callers, host=host, origins=(), max_body_bytes=HEALTH_BODY_BYTES)
+    problems.install(app, problems.OF_A_WORKER)
     return app
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request
-    from starlette.types import Scope
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_PROBLEMS = 20
 MOST_POINTER_CHARS = 200
@@ -109,7 +109,7 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
 
 
 def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_THE_FRAMEWORK) -> None:
-    """Answer every error of the application this way; `of_framework` are those that its framework finds."""
+    """Answer every error of the application and of the middleware added so far; `of_framework` are its framework's."""
 
     @app.exception_handler(errors.ServiceError)
     async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
@@ -126,10 +126,30 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
             response.headers["Allow"] = ", ".join(_methods_of(app, request.scope))
         return response
 
-    @app.exception_handler(Exception)
-    async def defect(_request: Request, error: Exception) -> JSONResponse:
-        log.error("a request met a defect of this service", exc_info=error)
-        return response_to(errors.ServiceError())
+    app.add_middleware(_Defects)
+
+
+class _Defects:
+    """Answers an unexpected exception; Starlette's own handler raises it again, and the connection closes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception:
+            if has_begun or scope["type"] != "http":
+                raise  # the server logs it, and closes the connection: the answer stays half
+            log.exception("a request met a defect of this service")
+            await response_to(errors.ServiceError())(scope, receive, send)
 
 
 def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
