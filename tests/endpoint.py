@@ -171,6 +171,17 @@ def make_openai_whole() -> ToolCallingAgent:
     return _agent(Whole("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
 
 
+def make_encrypted() -> ToolCallingAgent:
+    """Make an agent whose provider takes connections and never answers the TLS handshake."""
+    base = os.environ["SILENT_URL"]
+    return _agent(OpenAIModel("m", api_base=base, api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
+
+
+def make_encrypted_httpx() -> ToolCallingAgent:
+    client = {"max_retries": 0, "http_client": httpx.Client(timeout=60)}
+    return _agent(OpenAIModel("m", api_base=os.environ["SILENT_URL"], api_key=KEY, retry=False, client_kwargs=client))
+
+
 def make_openai_httpx() -> ToolCallingAgent:
     """Make an agent whose client uses httpx instead of httpx2."""
     client = {"max_retries": 0, "http_client": httpx.Client()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -118,3 +119,24 @@ def test_a_conversation_goes_on_after_a_stop(hosted: Service, provider: Endpoint
     over(hosted, turn)
 
     assert hosted.post("/turn", conversation_id=turn["conversation_id"], message="hello").json()["reply"] == "done"
+
+
+@pytest.mark.parametrize("agent", ["encrypted", "encrypted_httpx"])
+def test_a_stop_ends_a_tls_handshake(tmp_path: Path, agent: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(5)
+        environment = {"SILENT_URL": "https://{}:{}/v1".format(*silent.getsockname())}
+        settings = {"AGENTS": f"{agent}=tests.endpoint:make_{agent}", "DEMO_AGENTS": "0"}
+        with Service(tmp_path, settings, environment) as service:
+            turn = begin(service, agent=agent, message="hello")
+            connection, _ = silent.accept()
+            with connection:
+                connection.settimeout(5)
+                assert connection.recv(1, socket.MSG_PEEK) == b"\x16"  # the handshake has begun
+                since = time.monotonic()
+                service.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
+                while connection.recv(4096):
+                    pass
+                assert over(service, turn)["status"] == "cancelled"
+                assert time.monotonic() - since < ENDED_S
+            assert "does not heed a stop" not in service.log()

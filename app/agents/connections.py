@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -38,25 +39,23 @@ class ModelCall:
         """Longest wait for the next bytes; None leaves it to the client."""
         self._is_cut = False
         self._cut = threading.Event()
-        self._stream: Any = None
+        self._socket: Any = None
         self._bodies: list[Any] = []
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `Halt`."""
         self._is_cut = True
         self._cut.set()
-        stream = self._stream
-        if stream is not None:
-            _shut_down(stream.get_extra_info("socket"))
+        _shut_down(self._socket)
 
     @property
     def keeps_connections(self) -> bool:
         """False once the answer is of no use: its connection is closed rather than read to the end."""
         return not self._is_cut
 
-    def transfer(self, stream: Any, act: Callable[[], Any]) -> Any:
-        """Read or write on a network stream. Raises `Halt` if the call was cut before or meanwhile."""
-        self._stream = stream
+    def transfer(self, connection: Any, act: Callable[[], Any]) -> Any:
+        """Read or write on a socket. Raises `Halt` if the call was cut before or meanwhile."""
+        self._socket = connection
         try:
             self._check()
             result = act()
@@ -64,7 +63,7 @@ class ModelCall:
             self._check()
             raise
         finally:
-            self._stream = None
+            self._socket = None
         self._check()
         return result
 
@@ -125,6 +124,7 @@ def _instrument_one(library: str) -> None:
         stream: Any = importlib.import_module(f"{library}._backends.sync").SyncStream
         body: Any = importlib.import_module(f"{library}._sync.connection_pool").PoolByteStream
         read, write, iterate, close = stream.read, stream.write, body.__iter__, body.close
+        start_tls = _within_call(stream.start_tls)
     except (ImportError, AttributeError) as error:
         log.warning(
             "a stop cannot close connections made through this release of %s: its classes are not as expected (%s)",
@@ -138,12 +138,12 @@ def _instrument_one(library: str) -> None:
         if (call := current_call()) is None:
             return read(self, max_bytes, timeout)
         within_s = timeout if call.read_timeout_s is None else call.read_timeout_s
-        return call.transfer(self, lambda: read(self, max_bytes, within_s))
+        return call.transfer(self.get_extra_info("socket"), lambda: read(self, max_bytes, within_s))
 
     def write_within_call(self: Any, buffer: bytes, timeout: float | None = None) -> Any:
         if (call := current_call()) is None:
             return write(self, buffer, timeout)
-        return call.transfer(self, lambda: write(self, buffer, timeout))
+        return call.transfer(self.get_extra_info("socket"), lambda: write(self, buffer, timeout))
 
     def iterate_within_call(self: Any) -> Iterator[bytes]:
         if (call := current_call()) is None:
@@ -161,8 +161,21 @@ def _instrument_one(library: str) -> None:
         _drain(self)
         close(self)
 
-    stream.read, stream.write = read_within_call, write_within_call
+    stream.read, stream.write, stream.start_tls = read_within_call, write_within_call, start_tls
     body.__iter__, body.close = iterate_within_call, close_within_call
+
+
+def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a stop end the handshake."""
+
+    def start_tls_within_call(self: Any, *args: Any, **options: Any) -> Any:
+        connection = self.get_extra_info("socket")
+        if (call := current_call()) is None or isinstance(connection, ssl.SSLSocket):  # TLS within TLS
+            return start_tls(self, *args, **options)
+        with connection.dup() as same:  # the socket itself is detached before the handshake
+            return call.transfer(same, lambda: start_tls(self, *args, **options))
+
+    return start_tls_within_call
 
 
 def _drain(body: Any) -> None:
