@@ -906,6 +906,30 @@ async def test_what_cannot_be_opened_is_claimed_with_its_defect_and_spares_the_o
     assert log_of(raw, "b")[-1] == "turn.failed"
 
 
+async def test_a_turn_whose_counter_is_too_large_ends_as_damaged(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    raw.hset(key("run", "c", 1), "counted", 101)
+    lease = await claim_one(one)
+    await lease.commit(replace(DONE, status="failed"))
+    assert log_of(raw, "c")[-1] == "turn.failed"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path, raw: Raw, *, is_damaged: bool) -> None:
+    async with opened(socket_path, SEALER, log_ttl_s=0) as store:
+        await submit(store, "c")
+        await submit(store, "c", new=False, on_busy="enqueue")
+        await store.turns.cancel(ref_of("c"), 2)
+        assert raw.smembers(key("longlogs", "c")) == {"2"}
+        raw.set(key("longlogs", "c"), "junk")
+        if is_damaged:
+            raw.hset(key("run", "c", 1), "counted", "junk")
+            raw.hset(key("conversation", "c"), "turns", "junk")
+        await store.conversations.delete(ref_of("c"))
+    assert [name for name in raw.keys("*local/c*") if raw.ttl(name) == -1] == []
+
+
 async def test_every_reader_sees_every_event_once_wherever_it_was_written(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:

@@ -113,7 +113,7 @@ local function consider(ref, score, place, flaw)
   local run = turn and key('run', ref, turn)
   local known = turn and redis.call('HMGET', run, 'attempts', 'counted', 'fingerprint', 'effects') or {}
   local attempt, counted, effects = whole(known[1] or '0'), whole(known[2] or '0'), whole(known[4] or '0')
-  if not (attempt and counted and effects) or counted > 100 then damaged('run') end
+  if not (attempt and counted and effects) or counted > LARGEST_COUNTED then damaged('run') end
   local suspect = counted == most_counted - 1 and waited_us(score) < tonumber(longest_us)
   if suspect and (idle ~= '1' or #claims > 0) then
     if #claims == 0 and reserve() then
@@ -161,7 +161,7 @@ end
 
 local function consider_damaged(ref, score, place)
   local queue, turn = key('queue', ref), nil
-  if redis.call('TYPE', queue).ok ~= 'list' then redis.call('DEL', queue) end
+  delete_unless('list', queue)
   for _ = 1, MOST_QUEUED do
     turn = redis.call('LINDEX', queue, 0)
     if not turn or whole(turn) then break end
@@ -178,16 +178,6 @@ local function set_aside(ref, place)
   aside[#aside + 1] = ref
 end
 
--- Sets of another type are deleted. Turns that waited in them stay unclaimed until their conversation is made ready again:
--- when they are cancelled, or their conversation is deleted.
-local function throw_away_other_types(name)
-  local found = redis.call('TYPE', name).ok
-  if found ~= 'zset' and found ~= 'none' then
-    redis.call('DEL', name)
-    aside[#aside + 1] = name
-  end
-end
-
 local function first_look()
   places = {}
   for i = 1, #agents, 2 do
@@ -199,13 +189,15 @@ local function first_look()
   return next_ready()
 end
 
+-- Sets of another type are deleted. Turns that waited in them stay unclaimed until their conversation is made ready again:
+-- when they are cancelled, or their conversation is deleted.
 local is_sound, ref, score, place = pcall(first_look)
 if not is_sound then
   for i = 1, #agents, 2 do
-    throw_away_other_types(key('ready', agents[i]))
-    throw_away_other_types(key('owners', agents[i]))
+    delete_unless('zset', key('ready', agents[i]), aside)
+    delete_unless('zset', key('owners', agents[i]), aside)
     for _, owner in ipairs(redis.call('ZRANGE', key('owners', agents[i]), 0, 999)) do
-      throw_away_other_types(key('share', agents[i], owner))
+      delete_unless('zset', key('share', agents[i], owner), aside)
     end
   end
   ref, score, place = first_look()

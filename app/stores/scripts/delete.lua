@@ -2,7 +2,7 @@
 -- get their final events first; a worker's fence is gone with the conversation. A conversation whose turns cannot be read
 -- (`is_damaged`) goes without these events.
 -- ARGV: owner ref me log_ttl_s tombstone_s is_damaged ...open
-delete_unless('set', key('longlogs', ref))
+restore_long_logs(ref)
 if is_damaged == '1' then
   local last = redis.pcall('LINDEX', key('queue', ref), -1)
   for _, turn in ipairs({redis.pcall('LINDEX', key('queue', ref), 0), last}) do

@@ -10,6 +10,7 @@ local MOST_QUEUED = 10000  -- entries of one queue that a script looks at
 local MOST_PIECES = 20000  -- of the variables of one conversation
 local MOST_WATCHING = 1000  -- replicas that are told of one turn
 local MOST_LONG_LOGS = 100000  -- of one conversation
+local LARGEST_COUNTED = 100  -- more attempts than this cannot count against one turn
 
 -- Refuse a conversation whose keys are not as the service writes them: `seal_broken` for it alone.
 local function damaged(what)
@@ -43,26 +44,43 @@ local function first_of(ref)
   return first or nil
 end
 
-local function delete_unless(expected, name)
+-- Delete a key of another type. True: it was one, and `deleted` (if given) names it.
+local function delete_unless(expected, name, deleted)
   local found = redis.call('TYPE', name).ok
-  if found ~= expected and found ~= 'none' then redis.call('DEL', name) end
+  if found == expected or found == 'none' then return false end
+  redis.call('DEL', name)
+  if deleted then deleted[#deleted + 1] = name end
+  return true
 end
 
--- Delete what keeps a turn from being claimed or ended: keys of another type, counters that are no numbers.
+-- Rebuild `longlogs` of another type: it holds the turns whose logs have no time to live.
+local function restore_long_logs(ref)
+  if not delete_unless('set', key('longlogs', ref)) then return end
+  local turns = redis.pcall('LLEN', key('turns', ref))
+  for turn = 1, type(turns) == 'number' and math.min(turns, MOST_LONG_LOGS) or 0 do
+    if redis.call('TTL', key('log', ref, turn)) == -1 then redis.call('SADD', key('longlogs', ref), turn) end
+  end
+end
+
+-- Delete everything that keeps a turn from being claimed or ended: keys of another type, counters that are no numbers or too large.
 local function clear_damage(ref, turn)
   local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
   local types = {
     list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref, generation), key('log', ref, turn)},
     hash = {key('images', ref), key('moments', ref), key('old', ref), key('variables', ref, generation),
       key('fresh', ref, generation), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
-    set = {key('watch', ref, turn), key('longlogs', ref)},
+    set = {key('watch', ref, turn)},
   }
   for expected, names in pairs(types) do
     for _, name in ipairs(names) do delete_unless(expected, name) end
   end
+  restore_long_logs(ref)
   for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started'}) do
     local value = redis.call('HGET', key('run', ref, turn), name)
-    if value and not whole(value) then redis.call('HDEL', key('run', ref, turn), name) end
+    local number = value and whole(value)
+    if value and (not number or (name == 'counted' and number > LARGEST_COUNTED)) then
+      redis.call('HDEL', key('run', ref, turn), name)
+    end
   end
   if not whole(redis.call('HGET', key('conversation', ref), 'fences')) then
     redis.call('HDEL', key('conversation', ref), 'fences')
@@ -232,7 +250,7 @@ local function take_away(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
   local found = redis.pcall('HMGET', conversation, 'agent', 'generation')
   local agent, generation = found[1] or '', found[2] or 0
-  delete_unless('set', key('longlogs', ref))
+  restore_long_logs(ref)
   for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
   redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
   redis.call('DEL', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),

@@ -8,14 +8,6 @@
 local at, taken, thrown, expiring = now(), {}, {}, partition .. ':expiring'
 local MOST_EXTENDED = 10000
 
-local function throw_away_other_types(name)
-  local found = redis.call('TYPE', name).ok
-  if found ~= 'zset' and found ~= 'none' then
-    redis.call('DEL', name)
-    thrown[#thrown + 1] = name
-  end
-end
-
 local function expire(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'expires', 'deleted')
   local expires = whole(fields[1])
@@ -51,8 +43,8 @@ local function take_back(ref, outage)
   taken[#taken + 1] = ref
 end
 
-throw_away_other_types(leases)
-throw_away_other_types(expiring)
+delete_unless('zset', leases, thrown)
+delete_unless('zset', expiring, thrown)
 local last = redis.pcall('GET', partition .. ':beat')
 redis.call('SET', partition .. ':beat', at)
 last = type(last) == 'string' and whole(last)
