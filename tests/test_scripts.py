@@ -915,6 +915,25 @@ async def test_a_turn_whose_counter_is_too_large_ends_as_damaged(stores: tuple[S
     assert log_of(raw, "c")[-1] == "turn.failed"
 
 
+async def test_a_claim_that_cannot_be_opened_is_set_aside_for_good(
+    stores: tuple[Store, Store], raw: Raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, _ = stores
+    for name in "bc":
+        await submit(one, name)
+    raw.lset(key("queue", "b"), 0, 10**16 - 1)  # a number that no turn has
+    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
+    await one.scheduler.all_given_back()
+    assert raw.zrange(LEASES, 0, -1) == [str(ref_of("c"))]
+    assert not raw.hexists(key("conversation", "b"), "fence")
+    await one.scheduler.sweep(all_are_over=True)
+    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
+    assert [record.message for record in caplog.records if "local/b" in record.message] == [
+        "b'local/b' is damaged, and no worker looks at it any more"
+    ]
+    await one.conversations.delete(ref_of("b"))
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path, raw: Raw, *, is_damaged: bool) -> None:
     async with opened(socket_path, SEALER, log_ttl_s=0) as store:

@@ -171,13 +171,12 @@ class Scheduler:
 
     def _give_back(self, leases: list[HeldLease]) -> None:
         for lease in leases:
-            task = asyncio.create_task(self._give_one_back(lease))
-            self._given_back.add(task)
-            task.add_done_callback(self._given_back.discard)
+            self._begin_giving_back(self.hand_back(lease))
 
-    async def _give_one_back(self, lease: HeldLease) -> None:
-        with suppress(StoreUnavailableError):  # its lease expires, which comes to the same
-            await self.hand_back(lease)
+    def _begin_giving_back(self, call: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(_without_outage(call))
+        self._given_back.add(task)
+        task.add_done_callback(self._given_back.discard)
 
     def stop_claiming(self) -> None:
         self._stopped, self._room = True, 0
@@ -193,6 +192,7 @@ class Scheduler:
             lease = open_lease(partition, *fields)  # type: ignore[arg-type]
         except SealBrokenError:
             _say_thrown(fields[:1])
+            self._begin_giving_back(_release(partition, *fields[:3], is_aside=True))
             return None
         lease.confirm(at)
         name = (lease.scope, lease.turn.number)
@@ -254,10 +254,7 @@ class Scheduler:
 
     async def hand_back(self, lease: Lease) -> None:
         turn = lease.turn
-        partition = self._partitions.of(turn.ref)
-        await partition.scripts.call(
-            "hand_back", ref=str(turn.ref), turn=turn.number, fence=lease.fence, wake=partition.wake
-        )
+        await _release(self._partitions.of(turn.ref), str(turn.ref), turn.number, lease.fence)
 
     async def queues(self, agents: Iterable[AgentName]) -> Queues:
         """Ask all partitions; one that is away or late is left out, and counted."""
@@ -297,6 +294,19 @@ class Scheduler:
     @property
     def _lease_us(self) -> int:
         return int(self.lease_s * 1_000_000)
+
+
+async def _release(
+    partition: Partition, ref: Argument, turn: Argument, fence: Argument, *, is_aside: bool = False
+) -> None:
+    await partition.scripts.call(
+        "hand_back", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_aside=int(is_aside)
+    )
+
+
+async def _without_outage(call: Coroutine[None, None, None]) -> None:
+    with suppress(StoreUnavailableError, SealBrokenError):  # the lease expires, and the conversation is claimed again
+        await call
 
 
 def _say_thrown(names: Iterable[bytes]) -> None:
