@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from app.errors import (
     BusyError,
@@ -52,7 +53,7 @@ from app.records import (
 from app.seal import Sealer, new_key, parse_keys
 from app.stores import codec
 from app.stores.embedded import embedded_server
-from app.stores.script import script
+from app.stores.script import as_service_error, script
 from app.stores.servers import Address
 from app.stores.space import Options, Store, open_store
 from tests.played import Ended, Played, Ready, Wish, owner_of
@@ -947,6 +948,36 @@ async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path,
             raw.hset(key("conversation", "c"), "turns", "junk")
         await store.conversations.delete(ref_of("c"))
     assert [name for name in raw.keys("*local/c*") if raw.ttl(name) == -1] == []
+
+
+async def test_a_conversation_without_its_time_accepts_no_turn(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await one.conversations.create(ref_of("c"), AGENT, Draft({}))
+    raw.hdel(key("conversation", "c"), "created")
+    with pytest.raises(SealBrokenError):
+        await submit(one, "c", new=False, once=Once("key", b"digest"))
+    assert (raw.llen(key("turns", "c")), raw.zcard(READY)) == (0, 0)
+
+
+def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
+    raw.rpush("list", "one")
+    errors = {}
+    for source in (
+        "return nil .. 'x'",
+        "local function deep() return 1 + deep() end return deep()",
+        "return redis.call('GET', 'list')",
+        "return redis.call('LSET', 'list', 7, 'x')",
+        "return redis.call('LSET', 'no list', 0, 'x')",
+        "return redis.call('LSET', 'list', 'x', 'x')",
+        "return redis.call('ZADD', 'sorted', 'x', 'x')",
+        "redis.call('HSET', 'hash', 'x', 'y') return redis.call('HINCRBY', 'hash', 'x', 1)",
+        "redis.call('HSET', 'hash', 'x', '9223372036854775807') return redis.call('HINCRBY', 'hash', 'x', 1)",
+        "error({err = 'DAMAGED x'})",
+    ):
+        with pytest.raises(ResponseError) as raised:
+            raw.eval(source, 0)
+        errors[source] = type(as_service_error("show", raised.value))
+    assert [*errors.values()] == [StoreUnavailableError] * 2 + [SealBrokenError] * 8, errors
 
 
 async def test_every_reader_sees_every_event_once_wherever_it_was_written(

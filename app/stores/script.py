@@ -30,8 +30,10 @@ _SAFE_TO_REPEAT = frozenset(
     "cancel has_images images list moment peek pieces recall show steps turns variables watch".split()
 )
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of the scripts that work on one conversation, or one owner's
+# Not the words of a Lua error: that is a defect of a script, and the data may be good.
 _DAMAGE = re.compile(
-    r"^DAMAGED |WRONGTYPE |user_script:\d+: |not an integer|index out of range|no such key|not a valid float|overflow"
+    "DAMAGED |WRONGTYPE |(hash )?value is not an integer|value is not a valid float|index out of range|no such key"
+    "|increment or decrement would overflow"
 )
 _TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
@@ -105,7 +107,7 @@ async def answered(name: str, answer: Answer) -> Any:
 
 def as_service_error(name: str, error: ResponseError) -> ServiceError:
     """Tell a script that met damaged data of one conversation from a store that refuses to work."""
-    if _OF_ONE & {*script(name).names} and _DAMAGE.search(str(error)):
+    if _OF_ONE & {*script(name).names} and _DAMAGE.match(str(error)):
         log.error("the store's data is damaged, %s: %s", name, error, extra={"action": "store.damaged"})
         return SealBrokenError(DAMAGED)
     log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})

@@ -14,7 +14,7 @@ if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= 
 end
 check_logs(ref)
 local function take() i = i + 1 return wanted[i - 1] end
-local pieces, generation = {}, found[2]
+local pieces, generation = {}, found[2] or damaged('conversation')
 for _ = 1, tonumber(take()) do
   local name, tag = take(), take()
   pieces[name] = piece_of(ref, generation, name, tag)

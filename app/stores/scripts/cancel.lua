@@ -7,14 +7,13 @@ if redis.call('HEXISTS', run, 'started') == 1 then
   stop(ref, turn, '1')
   return {'told'}
 end
+local agent = redis.call('HGET', conversation, 'agent') or damaged('conversation')
 check_logs(ref)
 redis.call('LSET', key('turns', ref), turn - 1, record)
 if redis.call('LINDEX', key('queue', ref), 0) == turn then note_moment(ref, turn) end  -- else it counts as the one before it
 redis.call('LREM', key('queue', ref), 1, turn)
 redis.call('HSET', conversation, 'updated', now())
-if redis.call('LLEN', key('queue', ref)) == 0 then
-  leave(redis.call('HGET', conversation, 'agent'), ref)
-end
+if redis.call('LLEN', key('queue', ref)) == 0 then leave(agent, ref) end
 local seq = append(ref, turn, 'turn.cancelled', '', record, me)
 close(ref, turn, log_ttl_s)
 return {'ended', seq}

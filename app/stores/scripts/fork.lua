@@ -7,7 +7,7 @@ local first = first_of(ref)
 if first then return {'busy', first} end
 if (from[3] or '') ~= read_head then return {'moved'} end
 if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
-local generation, pieces = from[2], {}
+local generation, pieces = from[2] or damaged('conversation'), {}
 local last = turns_of(ref)
 check_logs(ref)
 for i = 1, #wanted, 2 do

@@ -146,7 +146,7 @@ local function leave(agent, ref)
 end
 
 local function make_ready(ref, wake)
-  local agent = redis.call('HGET', key('conversation', ref), 'agent')
+  local agent = redis.call('HGET', key('conversation', ref), 'agent') or damaged('conversation')
   enter(agent, ref, now())
   if wake ~= '' then redis.call('SPUBLISH', wake, owner_of(ref)) end
 end

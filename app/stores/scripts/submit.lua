@@ -12,7 +12,7 @@ local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('share', agent, owner)) >= 3 * left
 end
-local found, first = {redis.call('HGET', key('conversation', ref), 'agent')}, nil
+local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
 if not found[1] then
   check_missing(ref)
   if conversation == '' then return {'unknown'} end
@@ -21,6 +21,7 @@ if not found[1] then
   if is_overloaded() then return {'overloaded'} end
   create(owner, ref, agent, conversation)
 else
+  if not found[2] then damaged('conversation') end
   if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- asked again: the answer was lost
   if conversation ~= '' and idem ~= '' then return {'taken'} end
   found[2] = turns_of(ref)
