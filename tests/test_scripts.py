@@ -959,6 +959,19 @@ async def test_a_conversation_without_its_time_accepts_no_turn(stores: tuple[Sto
     assert (raw.llen(key("turns", "c")), raw.zcard(READY)) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["ready", "share", "owners"])
+async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Store], raw: Raw, kind: str) -> None:
+    one, _ = stores
+    for name in ("a/1", "b/1", "a/2"):
+        await submit(one, name)
+    name = {"ready": READY, "owners": OWNERS, "share": f"{PARTITION}:share:{AGENT}:a"}[kind]
+    raw.delete(name)
+    raw.set(name, "junk")
+    found = [str(lease.turn.ref) for lease in await claim(one)]
+    assert found == ["a/1", "b/1", "a/2"]
+    assert raw.keys(f"{PARTITION}:*:{AGENT}*") == []
+
+
 def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
     raw.rpush("list", "one")
     errors = {}

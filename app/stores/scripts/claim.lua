@@ -189,17 +189,35 @@ local function first_look()
   return next_ready()
 end
 
--- Sets of another type are deleted. Turns that waited in them stay unclaimed until their conversation is made ready again:
--- when they are cancelled, or their conversation is deleted.
-local is_sound, ref, score, place = pcall(first_look)
-if not is_sound then
-  for i = 1, #agents, 2 do
-    delete_unless('zset', key('ready', agents[i]), aside)
-    delete_unless('zset', key('owners', agents[i]), aside)
-    for _, owner in ipairs(redis.call('ZRANGE', key('owners', agents[i]), 0, 999)) do
-      delete_unless('zset', key('share', agents[i], owner), aside)
+-- Delete sets of another type. `ready` holds the same conversations as the shares of all `owners`, so one is rebuilt from the
+-- other. A conversation that is in neither stays unclaimed until its turns are cancelled or it is deleted: no other key lists it.
+local function restore(agent)
+  local ready, owners, since, refs = key('ready', agent), key('owners', agent), {}, {}
+  delete_unless('zset', ready, aside)
+  delete_unless('zset', owners, aside)
+  local function add(name)
+    local some = redis.call('ZRANGE', name, 0, 999, 'WITHSCORES')
+    for i = 1, #some, 2 do
+      if not since[some[i]] then refs[#refs + 1] = some[i] end
+      since[some[i]] = some[i + 1]
     end
   end
+  for _, owner in ipairs(redis.call('ZRANGE', owners, 0, 999)) do
+    delete_unless('zset', key('share', agent, owner), aside)
+    add(key('share', agent, owner))
+  end
+  add(ready)
+  table.sort(refs, function(one, other) return tonumber(since[one]) < tonumber(since[other]) end)
+  for _, ref in ipairs(refs) do
+    delete_unless('zset', key('share', agent, owner_of(ref)), aside)
+    if not redis.call('ZSCORE', leases, ref) then enter(agent, ref, since[ref]) end
+  end
+end
+
+local is_sound, ref, score, place = pcall(first_look)
+if not is_sound then
+  delete_unless('zset', leases, aside)
+  for i = 1, #agents, 2 do restore(agents[i]) end
   ref, score, place = first_look()
 end
 local is_last = false
