@@ -12,6 +12,7 @@ from app.errors import TooLargeError
 T = TypeVar("T")
 
 MAX_METADATA_BYTES = 64 * 1024
+MAX_OBJECT_BYTES = 1024 * 1024
 _AROUND = 8  # levels that records and pages put around what a client sends
 
 
@@ -22,13 +23,19 @@ def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def storable(value: T) -> T:
-    """Refuse what the store could write and not read, or what is no JSON for others."""
+def storable(value: T, most_bytes: int | None = None) -> T:
+    """Refuse what the store could write and not read, or what is no JSON for others.
+
+    Raises `TooLargeError` if the JSON is larger than `most_bytes`.
+    """
     wrapped: Any = value
     for _ in range(_AROUND):
         wrapped = [wrapped]
     try:
-        from_json(to_json(wrapped), allow_inf_nan=False)
+        data = to_json(wrapped)
+        if most_bytes is not None and len(data) - 2 * _AROUND > most_bytes:
+            raise TooLargeError(f"additional_args or metadata is larger than {most_bytes} bytes; send less.")
+        from_json(data, allow_inf_nan=False)
     except ValueError:
         raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
     return value

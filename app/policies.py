@@ -93,7 +93,8 @@ def _kind_of(rule: Any) -> str:
 def _listed(value: Any) -> Any:
     """Take one rule for a list of it, and a bare name for a rule without parameters."""
     rules = value if isinstance(value, list | tuple) else [value]
-    return [{"name": rule} if isinstance(rule, str) else rule for rule in rules]
+    few = rules[: MOST_RULES + 1]  # enough to be refused, before each of very many becomes an error of its own
+    return [{"name": rule} if isinstance(rule, str) else rule for rule in few]
 
 
 def _named(rule: Any) -> Any:

@@ -155,10 +155,10 @@ def input_from_bytes(data: bytes) -> TurnInput:
         return TurnInput()
     line, _, rest = data.partition(b"\n")
     header: dict[str, Any] = json.loads(line)
-    images = []
+    images, start = [], 0
     for size in header["sizes"]:
-        images.append(rest[:size])
-        rest = rest[size:]
+        images.append(rest[start : start + size])
+        start += size
     return TurnInput(tuple(images), header["args"])
 
 

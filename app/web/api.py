@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from app import __version__
+from app.metadata import MAX_OBJECT_BYTES
 from app.web import problems
 from app.web.auth import Callers
 from app.web.common import Limits
@@ -45,6 +46,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_MOST_CHAR_BYTES = 12  # of one character in JSON: two escapes
 HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers 404 or 405 to it
 PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -89,6 +91,7 @@ def create_app(
         host=limits.host,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
+        max_text_bytes=limits.max_message_chars * _MOST_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
     )
     problems.install(app)
     if limits.cors_origins:
@@ -108,7 +111,8 @@ def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(figures))
-    app.add_middleware(Gate, callers=callers, host=host, origins=(), max_body_bytes=HEALTH_BODY_BYTES)
+    bounds = {"max_body_bytes": HEALTH_BODY_BYTES, "max_text_bytes": HEALTH_BODY_BYTES}
+    app.add_middleware(Gate, callers=callers, host=host, origins=(), **bounds)
     problems.install(app, problems.OF_A_WORKER)
     return app
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
 from app.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError, TooLargeError
+from app.web.bodies import LARGE_BYTES, aside, check_structure
 from app.web.problems import response_to
 
 if TYPE_CHECKING:
@@ -27,19 +29,28 @@ _OWN_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
 
 
 class Gate:
     """Refuses what no route should see."""
 
     def __init__(
-        self, app: ASGIApp, *, callers: Callers, host: str, origins: Collection[str], max_body_bytes: int
+        self,
+        app: ASGIApp,
+        *,
+        callers: Callers,
+        host: str,
+        origins: Collection[str],
+        max_body_bytes: int,
+        max_text_bytes: int,
     ) -> None:
         self._app = app
         self._origins = frozenset(origin.encode() for origin in origins)
         self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
         self._callers = callers
         self._max_body_bytes = max_body_bytes
+        self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +68,8 @@ class Gate:
             if scope["method"] in _WITH_BODY:
                 # Before its body is read, a request must be somebody's; the route finds the owner here.
                 scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
-                receive = await self._checked_body(headers, receive)
+                is_import = (scope["method"], scope["path"]) == _IMPORT
+                receive = await self._checked_body(headers, receive, is_import=is_import)
         except ClientDisconnect:
             return  # in the middle of its body: half a request changes nothing, and nobody reads an answer
         except ServiceError as error:
@@ -65,7 +77,7 @@ class Gate:
             return
         await self._app(scope, receive, send)
 
-    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> Receive:
         length = headers.get(b"content-length", b"0")
         has_body = length != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -74,6 +86,8 @@ class Gate:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
         body = await _whole(receive, self._max_body_bytes)
+        if len(body) > LARGE_BYTES and not is_import:
+            await aside(self._check_structure, body)
         if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
             raise MalformedError
         return again(body, receive)

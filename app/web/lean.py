@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from app.web.bodies import aside
 from app.web.common import owner_of
 from app.web.gate import again
 from app.web.strict import StrictRoute
@@ -74,7 +75,7 @@ class LeanRoute(StrictRoute):
         if self._body:
             name, model = self._body
             try:
-                found[name] = model.model_validate_json(sent)
+                found[name] = await aside(model.model_validate_json, sent)
             except ValidationError:
                 return None
         if self._owner:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from app.metadata import storable
+from app.metadata import MAX_OBJECT_BYTES, storable
 from app.policies import Rules, policy_data
 from app.records import OnBusy, StepType
 
@@ -23,7 +24,7 @@ MOST_FIELDS = 50
 
 
 # Names are left to `storable`: an error that holds half a character as a name could not be told.
-JsonObject = Annotated[dict[Any, Any], AfterValidator(storable)]
+JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
 AgentName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -51,7 +52,11 @@ class TurnRequest(Body):
     images: list[str] = Field(
         [], max_length=16, fail_fast=True, description="PNG, JPEG, GIF or WebP: base64, or a data: URL of it."
     )
-    additional_args: JsonObject = Field({}, description="Variables for the agent. They become part of the prompt.")
+    additional_args: JsonObject = Field(
+        {},
+        description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON; a body over "
+        "64 KiB has at most 10000 values.",
+    )
     max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own.")
     deadline_s: float | None = Field(
         None, gt=0, description="Longest time for this turn from its start, in seconds, instead of the service's own."
@@ -63,7 +68,7 @@ class TurnRequest(Body):
         "`interrupt` keeps its finished steps, `rollback` drops them.",
     )
     include_internal_tools: bool = Field(False, description="Name python_interpreter and final_answer too.")
-    metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it.")
+    metadata: JsonObject = Field({}, description="Of the conversation, if this turn starts it. At most 64 KiB of JSON.")
 
 
 _POLICY = "What bounds the memory that the model is shown; null: the agent's own policy."
