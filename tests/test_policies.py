@@ -354,7 +354,9 @@ def test_an_own_policy_that_goes_wrong_fails_the_turn_and_nothing_else(service: 
         assert (answer.status_code, answer.json()["code"]) == (409, "agent_error"), answer.text
         assert told in answer.text
         assert "hunter2" not in answer.text
-    assert service.steps(turn) == record
+    *kept, task = service.steps(turn)
+    assert kept == record
+    assert (task["type"], task["turn"], task["unanswered"]) == ("task", failed["turn"], True)
     patch(service, turn, None)
     assert service.follow_up(turn, DONE)["status"] == "finished"
 
