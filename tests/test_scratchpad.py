@@ -161,9 +161,9 @@ def test_a_step_that_is_not_finished_leaves_no_note(service: Service) -> None:
     turn = service.play(both, DONE, agent="noter")
     assert (turn["status"], turn["steps"]) == ("failed", 0)
     assert [call["ok"] for call in turn["tool_calls"] if call["name"] == "note_write"] == [True]
-    assert types_of(service, turn) == []
+    assert types_of(service, turn) == ["task"]
     again = service.follow_up(turn, writing("first"), both, SEEN)
-    assert types_of(service, again) == ["task", "note", "action"]
+    assert types_of(service, again) == ["task", "task", "note", "action"]
     assert service.follow_up(turn, writing("second"), SEEN)["reply"] == "Note 1:\nfirst | Note 2:\nsecond"
 
 
