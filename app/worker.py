@@ -180,7 +180,8 @@ class Worker:
         if lease.attempt > 1:  # a replay that was broken off has not come to all the steps that are kept
             outcome = replace(outcome, steps=lease.kept_steps)
         try:
-            if outcome.status != "finished" and lease.lacks_task:
+            is_broken = outcome.error is not None and outcome.error.code == SealBrokenError.code
+            if outcome.status != "finished" and lease.lacks_task and not is_broken:  # nothing is added to damaged steps
                 await self._keep_task(lease)
             return await lease.commit(outcome)
         except (LeaseLostError, StoreUnavailableError):
