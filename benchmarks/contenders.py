@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from redis import Redis
 
-from app.seal import new_key
-from app.stores.embedded import embedded_server
 from benchmarks.cpu import SERVER_CORE, cpu_ms
+from smolsessions.seal import new_key
+from smolsessions.stores.embedded import embedded_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def server(
 ) -> Iterator[Server]:
     """Run one of the HTTP contenders on its core, with that store; `more` are settings of the service."""
     if contender == "service":
-        command = [sys.executable, "-m", "app", "serve"]
+        command = [sys.executable, "-m", "smolsessions", "serve"]
     else:
         command = [sys.executable, "-m", f"benchmarks.{contender}", str(socket_path)]
     settings = {

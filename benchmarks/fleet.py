@@ -32,7 +32,7 @@ def role(
     cores: Sequence[int] = tuple(CORES),
 ) -> Iterator[Server]:
     """Run `smolsessions NAME` until the block ends; it is ready. Its agents are waiting ones, unless `more` says so."""
-    command = [sys.executable, "-m", "app", name]
+    command = [sys.executable, "-m", "smolsessions", name]
     if processes > 1:
         command += ["--processes", str(processes)]
     with running(command, cores, {**WAITING, **store.settings, "PORT": "0", **more}) as found:

@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.agents.tokens import MESSAGE_TOKENS, estimate
 from benchmarks.contenders import server, store, store_pid
 from benchmarks.cpu import cpu_ms
 from benchmarks.rememberer import REMEMBERER, answer, article, order
+from smolsessions.agents.tokens import MESSAGE_TOKENS, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.thrift import make_thrifty, shown_memory_of
-from app.policies import policy_of
 from benchmarks.contenders import server, store
 from benchmarks.memory import POLICIES, Client
 from benchmarks.rememberer import REMEMBERER, answer, article, make_rememberer, order
+from smolsessions.agents.thrift import make_thrifty, shown_memory_of
+from smolsessions.policies import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

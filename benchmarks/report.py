@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.stores.embedded import find_binary
 from benchmarks.code_report import code
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
 from benchmarks.memory_report import FLAT_FROM, memories
@@ -19,6 +18,7 @@ from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengt
 from benchmarks.takeover import LEASE_S
 from benchmarks.takeover_report import journal, takeovers
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
+from smolsessions.stores.embedded import find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -21,7 +21,7 @@ def measure_startup(times: int) -> list[float]:
 
 def _start() -> float:
     with TemporaryDirectory(prefix="smolbench-") as folder:
-        command = COMMAND if Path(COMMAND[0]).exists() else [sys.executable, "-m", "app", "serve"]
+        command = COMMAND if Path(COMMAND[0]).exists() else [sys.executable, "-m", "smolsessions", "serve"]
         cwd = Path(folder) if Path(COMMAND[0]).exists() else ROOT
         begin = time.perf_counter()
         with running(command, CORES, {"PORT": "0", "DATA_DIR": f"{folder}/data"}, cwd) as server:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from app.seal import new_key
-from app.settings import Settings
 from benchmarks.contenders import running, server, store
 from benchmarks.cpu import CORES
 from benchmarks.players import PLAYERS, Order, done
 from benchmarks.watching import Caller, Watcher
+from smolsessions.seal import new_key
+from smolsessions.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -168,7 +168,7 @@ def _hand_over(where: Site, phase: float) -> Handover:
 def _restart() -> Kill:
     """Kill a process that has the store in its own hands, and start it again."""
     with TemporaryDirectory(prefix="smolbench-") as folder:
-        command = [sys.executable, "-m", "app", "serve"]
+        command = [sys.executable, "-m", "smolsessions", "serve"]
         settings = {**PLAYERS, "PORT": "0", "DATA_DIR": f"{folder}/data"}
         with running(command, CORES, settings) as doomed:
             first, _ = begin(doomed, BUSY)

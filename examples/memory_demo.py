@@ -212,7 +212,7 @@ def _service() -> Iterator[int]:
             "SMOLSESSIONS_LOG_LEVEL": "warning",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"],
+            [sys.executable, "-m", "smolsessions", "serve"],
             cwd=ROOT,
             env=kept | settings,
             stdout=subprocess.PIPE,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from app.agents.portable import documents
-from app.agents.portable.variables import Place
-from app.agents.steps import Step, pack, strip, unpack
-from app.portable import FORMAT, VERSION, read_json
+from smolsessions.agents.portable import documents
+from smolsessions.agents.portable.variables import Place
+from smolsessions.agents.steps import Step, pack, strip, unpack
+from smolsessions.portable import FORMAT, VERSION, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolagents.memory import MemoryStep
 
-    from app.records import Imported, Portable
+    from smolsessions.records import Imported, Portable
 
 MAX_PIXELS = 1_000_000
 CODE = {"": Place(4_000_000, frozenset({"notes"}))}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from app.settings import PREFIX
-from app.stores.embedded import find_binary
+from smolsessions.settings import PREFIX
+from smolsessions.stores.embedded import find_binary
 from tests.images import bare, started
 from tests.manifests import ROLES
 from tests.service import ROOT

@@ -183,7 +183,7 @@ def spawn(
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     with (folder / "service.log").open("a") as log:
         return subprocess.Popen(
-            [*wrapper, *((python, "-m", "app") if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            [*wrapper, *((python, "-m", "smolsessions") if cwd == ROOT else COMMAND), *(command or ("serve",))],
             cwd=cwd,
             env=inherited | named | (environment or {}),
             stdout=subprocess.PIPE,

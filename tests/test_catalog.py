@@ -79,9 +79,9 @@ def leave():
 """,
     "broken.py": "def make(:\n",
     "leaving.py": "import sys\nsys.exit('leaving leaves')\n",
-    "package/app/__init__.py": "",
-    "package/app/agents_of_mine.py": "from tests.agents import make_scripted as make\n",
-    "package/borrowing.py": "from app.agents_of_mine import make\n",
+    "package/smolsessions/__init__.py": "",
+    "package/smolsessions/agents_of_mine.py": "from tests.agents import make_scripted as make\n",
+    "package/borrowing.py": "from smolsessions.agents_of_mine import make\n",
     "module/app.py": "from tests.agents import make_scripted as make\n",
 }
 
@@ -120,9 +120,13 @@ REFUSED = {
     "no agent at all": _agents("", "no agent to serve", "SMOLSESSIONS_AGENTS=name=module:factory", DEMO_AGENTS="0"),
     "a nested class to carry": _agents("x=mine:make_nested_class", "Nested", "a class at the top of its module"),
     "a class to carry that is in no list": _agents("x=mine:make_carrying_one", "'x'", "carries"),
-    "a package with this service's name": _agents("x=app.agents_of_mine:make", "app", "rename", folder="package"),
-    "a module with this service's name": _agents("x=app:make", "app.py", "rename", folder="module"),
-    "a module that imports from such a package": _agents("x=borrowing:make", "app", "rename", folder="package"),
+    "a package with this service's name": _agents(
+        "x=smolsessions.agents_of_mine:make", "smolsessions", "rename", folder="package"
+    ),
+    "a module with this service's name": _agents("x=smolsessions:make", "smolsessions.py", "rename", folder="module"),
+    "a module that imports from such a package": _agents(
+        "x=borrowing:make", "smolsessions", "rename", folder="package"
+    ),
     "chat without the key of its endpoint": _agents(
         "", "set the environment variable NO_SUCH_KEY", MODEL_ID="m", MODEL_API_KEY_ENV="NO_SUCH_KEY"
     ),

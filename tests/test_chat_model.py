@@ -18,14 +18,14 @@ from smolagents.memory import ActionStep
 from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 
-from app.agents.chat import ChatOptions, chat_factory
-from app.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from app.errors import StartError
+from smolsessions.agents.chat import ChatOptions, chat_factory
+from smolsessions.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from smolsessions.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.records import Failure
+    from smolsessions.records import Failure
     from tests.llm import LLM
 
 pytest_plugins = ["tests.llm"]

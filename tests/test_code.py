@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from app.seal import new_key
+from smolsessions.seal import new_key
 from tests import coders
 from tests.service import Service, run
 from tests.streaming import log_of, posting
@@ -90,7 +90,7 @@ def printed(text: str) -> str:
 def zygotes(service: Service) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         own = psutil.Process(service.process.pid).children()
-        return [process for process in own if "app.agents.code.zygote" in process.cmdline()]
+        return [process for process in own if "smolsessions.agents.code.zygote" in process.cmdline()]
     return []
 
 
@@ -451,7 +451,7 @@ def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
 
 def is_ours(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return process.status() != psutil.STATUS_ZOMBIE and "app.agents.code.zygote" in process.cmdline()
+        return process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.code.zygote" in process.cmdline()
     return False
 
 

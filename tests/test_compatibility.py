@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import smolagents
 
-from app.agents import compatibility
+from smolsessions.agents import compatibility
 from tests.service import ROOT, run
 
 NAMES = {module: set(names.split()) for module, names in compatibility.NAMES.items()}

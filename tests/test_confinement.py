@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.agents.code import landlock, system_calls
-from app.agents.code.readable import Readable
-from app.seal import new_key
+from smolsessions.agents.code import landlock, system_calls
+from smolsessions.agents.code.readable import Readable
+from smolsessions.seal import new_key
 from tests.service import Service, spawn
 from tests.test_code import code, is_ours, played, printed, shown, zygotes
 from tests.test_stop import stop

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from app import __version__
-from app.process import CLOSE_S
-from app.settings import PREFIX, Settings
-from app.stores.refusals import RIGHTS
+from smolsessions import __version__
+from smolsessions.process import CLOSE_S
+from smolsessions.settings import PREFIX, Settings
+from smolsessions.stores.refusals import RIGHTS
 from tests.manifests import ROLES, Overlay, metrics_of
 from tests.service import ROOT
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets

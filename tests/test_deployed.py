@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.settings import PREFIX
-from app.stores.refusals import RIGHTS
+from smolsessions.settings import PREFIX
+from smolsessions.stores.refusals import RIGHTS
 from tests.manifests import metrics_of
 from tests.nodes import USER, Nodes, StorePod, password_of
 from tests.service import ROOT

@@ -24,8 +24,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from app.errors import StartError
-from app.stores.embedded import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from smolsessions.errors import StartError
+from smolsessions.stores.embedded import RESTARTS, EmbeddedServer, embedded_server, find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells 
 SERVICE = """
 import signal, sys
 from pathlib import Path
-from app.errors import StartError
-from app.stores.embedded import embedded_server
+from smolsessions.errors import StartError
+from smolsessions.stores.embedded import embedded_server
 signal.signal(signal.SIGINT, lambda *_: print("draining", flush=True))
 try:
     with embedded_server(Path(sys.argv[1]), silence_s=float(sys.argv[2])) as server:

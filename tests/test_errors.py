@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 import pytest
 
-from app import errors
-from app.web.problems import status_of
+from smolsessions import errors
+from smolsessions.web.problems import status_of
 from tests.problems import nothing_stored, problem, send, strict_json
 from tests.service import AGENTS, Service
 

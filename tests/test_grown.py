@@ -11,21 +11,21 @@ from smolagents import CodeAgent, Model, ToolCallingAgent
 from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.grown import CallIds, Older, Weighing
-from app.agents.memory import Toolbox, bounded
-from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.prompts import Prompts
-from app.agents.shown_memory import ShownMemory
-from app.agents.thrift import make_thrifty, shown_memory_of
-from app.agents.weights import Weights
-from app.policies import policy_of
+from smolsessions.agents.grown import CallIds, Older, Weighing
+from smolsessions.agents.memory import Toolbox, bounded
+from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.prompts import Prompts
+from smolsessions.agents.shown_memory import ShownMemory
+from smolsessions.agents.thrift import make_thrifty, shown_memory_of
+from smolsessions.agents.weights import Weights
+from smolsessions.policies import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolagents.memory import MemoryStep
 
-    from app.policies import Policy
+    from smolsessions.policies import Policy
 
 POLICIES: dict[str, Any] = {
     "no_pruning": "no_pruning",

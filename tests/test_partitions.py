@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from app.records import MOST_COUNTED, Draft
-from app.stores.servers import Address
-from app.stores.space import Options, open_store
+from smolsessions.records import MOST_COUNTED, Draft
+from smolsessions.stores.servers import Address
+from smolsessions.stores.space import Options, open_store
 from tests.problems import problem
 from tests.service import Service, run
 from tests.test_busy import follow, held
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from app.stores.lease import HeldLease
-    from app.stores.space import Store
+    from smolsessions.stores.lease import HeldLease
+    from smolsessions.stores.space import Store
 
 PARTITIONS = 4
 Raw = Any  # redis-py annotates the answers of both its clients at once

@@ -14,18 +14,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from app.errors import TurnNotFoundError
-from app.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.errors import TurnNotFoundError
+from smolsessions.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
 from tests import test_scripts
 from tests.test_scripts import AGENT, DONE, Loop, claim_one, ref_of, version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.records import EntryType, OnBusy, Ref
-    from app.seal import Sealer
-    from app.stores.lease import HeldLease
-    from app.stores.space import Store
+    from smolsessions.records import EntryType, OnBusy, Ref
+    from smolsessions.seal import Sealer
+    from smolsessions.stores.lease import HeldLease
+    from smolsessions.stores.space import Store
     from tests.test_scripts import Raw
 
 raw, sealer, socket_path = test_scripts.raw, test_scripts.sealer, test_scripts.socket_path

@@ -11,8 +11,8 @@ import pytest
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from app.agents.catalog import Catalog
-from app.errors import StartError
+from smolsessions.agents.catalog import Catalog
+from smolsessions.errors import StartError
 from tests import agents, remembering
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger

@@ -15,21 +15,21 @@ from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
-from app.agents.grown import Older
-from app.agents.memory import Toolbox, bounded
-from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.prompts import Prompts, Scale, note_shown
-from app.agents.shown_memory import ShownMemory
-from app.agents.thrift import SilentLogger, make_thrifty, shown_memory_of
-from app.agents.tokens import estimate_messages
-from app.agents.weights import Weights
-from app.policies import policy_of
+from smolsessions.agents.grown import Older
+from smolsessions.agents.memory import Toolbox, bounded
+from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.prompts import Prompts, Scale, note_shown
+from smolsessions.agents.shown_memory import ShownMemory
+from smolsessions.agents.thrift import SilentLogger, make_thrifty, shown_memory_of
+from smolsessions.agents.tokens import estimate_messages
+from smolsessions.agents.weights import Weights
+from smolsessions.policies import policy_of
 from tests import agents, remembering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.agents.memory import Function
+    from smolsessions.agents.memory import Function
 
 SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)

@@ -20,24 +20,24 @@ from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPrompt
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.catalog import Catalog
-from app.agents.describe import describe
-from app.agents.own_steps import NoteStep, SummaryStep
-from app.agents.pictures import image_from_bytes
-from app.agents.portable import documents
-from app.agents.portable.documents import MOST_PLACES, MOST_STEPS
-from app.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
-from app.agents.steps import ERROR_NAMES, agent_error, unpack
-from app.errors import AgentUnavailableError, InvalidRequestError, MalformedError
-from app.portable import MEMORY_FORMAT, read_json
-from app.records import AgentName
+from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.describe import describe
+from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.pictures import image_from_bytes
+from smolsessions.agents.portable import documents
+from smolsessions.agents.portable.documents import MOST_PLACES, MOST_STEPS
+from smolsessions.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
+from smolsessions.agents.steps import ERROR_NAMES, agent_error, unpack
+from smolsessions.errors import AgentUnavailableError, InvalidRequestError, MalformedError
+from smolsessions.portable import MEMORY_FORMAT, read_json
+from smolsessions.records import AgentName
 from tests import agents
 from tests.documents import CODE, MAX_PIXELS, again, document, document_of, exported, steps_of, stored, taken_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.agents.steps import Step
+    from smolsessions.agents.steps import Step
 
 SCRIPT = [
     {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},

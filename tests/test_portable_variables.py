@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from app.agents.code.interpreter import ChildInterpreter
-from app.agents.code.limits import CodeLimits
-from app.agents.code.nursery import Nursery
-from app.agents.code.pieces import piece_id
-from app.agents.code.variables import Variables
-from app.agents.crossing import dumps, loads
-from app.agents.portable import documents
-from app.agents.portable.opcodes import Budget, NotPlainError, read_plain
-from app.agents.portable.variables import Place, export_variables, places_of
+from smolsessions.agents.code.interpreter import ChildInterpreter
+from smolsessions.agents.code.limits import CodeLimits
+from smolsessions.agents.code.nursery import Nursery
+from smolsessions.agents.code.pieces import piece_id
+from smolsessions.agents.code.variables import Variables
+from smolsessions.agents.crossing import dumps, loads
+from smolsessions.agents.portable import documents
+from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
+from smolsessions.agents.portable.variables import Place, export_variables, places_of
 from tests import agents
 from tests.documents import CODE, MAX_PIXELS, again, document_of, exported, taken_in
 from tests.test_portable import JSON, TEXTS, nested, pointer_of

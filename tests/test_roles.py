@@ -399,7 +399,7 @@ def test_a_set_finishes_the_steps_that_run_and_its_store_outlives_them(tmp_path:
         doomed = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("app stopping") == 2)
+        until(lambda: service.log().count("smolsessions stopping") == 2)
         for it in doomed:
             it.ledger.go()
         assert service.process.wait(SOON_S) == 0
@@ -417,7 +417,7 @@ def test_a_second_signal_hurries_all_processes(tmp_path: Path) -> None:
         doomed = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("app stopping") == 2)
+        until(lambda: service.log().count("smolsessions stopping") == 2)
         assert all(map(lives, everyone))
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(SOON_S) == 0
@@ -431,7 +431,7 @@ def test_a_signal_that_goes_to_all_processes_hurries_none(tmp_path: Path) -> Non
     with several(tmp_path, 2, DRAIN_S="600", LEASE_S="30") as service:
         doomed = standing(service, tmp_path, 2)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("app stopping") == 2)
+        until(lambda: service.log().count("smolsessions stopping") == 2)
         for pid in pids(service).values():
             os.kill(pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):

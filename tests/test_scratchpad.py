@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.agents.crossing import dumps
-from app.agents.effects import Effect
-from app.agents.own_steps import NoteStep, replaced_notes
-from app.agents.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
+from smolsessions.agents.crossing import dumps
+from smolsessions.agents.effects import Effect
+from smolsessions.agents.own_steps import NoteStep, replaced_notes
+from smolsessions.agents.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
 from tests import noters
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger

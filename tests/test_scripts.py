@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from app.errors import (
+from smolsessions.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
@@ -34,8 +34,8 @@ from app.errors import (
     TooManyTurnsError,
     TurnNotFoundError,
 )
-from app.events import TurnEnded, TurnStarted
-from app.records import (
+from smolsessions.events import TurnEnded, TurnStarted
+from smolsessions.records import (
     MOST_COUNTED,
     AgentName,
     AgentVersion,
@@ -50,20 +50,20 @@ from app.records import (
     TurnInput,
     TurnOptions,
 )
-from app.seal import Sealer, new_key, parse_keys
-from app.stores import codec
-from app.stores.embedded import embedded_server
-from app.stores.script import as_service_error, script
-from app.stores.servers import Address
-from app.stores.space import Options, Store, open_store
+from smolsessions.seal import Sealer, new_key, parse_keys
+from smolsessions.stores import codec
+from smolsessions.stores.embedded import embedded_server
+from smolsessions.stores.script import as_service_error, script
+from smolsessions.stores.servers import Address
+from smolsessions.stores.space import Options, Store, open_store
 from tests.played import Ended, Played, Ready, Wish, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from app.records import OnBusy
-    from app.stores.lease import HeldLease
+    from smolsessions.records import OnBusy
+    from smolsessions.stores.lease import HeldLease
 
 T = TypeVar("T")
 Raw = Any  # redis-py annotates the answers of both its clients at once

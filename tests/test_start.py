@@ -26,10 +26,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from app import __version__
-from app.settings import Settings
-from app.stores.embedded import RESTARTS, embedded_server
-from app.stores.refusals import RIGHTS
+from smolsessions import __version__
+from smolsessions.settings import Settings
+from smolsessions.stores.embedded import RESTARTS, embedded_server
+from smolsessions.stores.refusals import RIGHTS
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn, write_private
 from tests.topology.certificates import new_authority
@@ -476,7 +476,11 @@ def test_version_is_the_packages(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_defect() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "app", "openapi"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "smolsessions", "openapi"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         process.stdout.close()

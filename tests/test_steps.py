@@ -23,12 +23,12 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
-from app.agents.describe import describe
-from app.agents.own_steps import EditStep
-from app.agents.pictures import image_from_bytes
-from app.agents.plain import plain
-from app.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
-from app.errors import SealBrokenError
+from smolsessions.agents.describe import describe
+from smolsessions.agents.own_steps import EditStep
+from smolsessions.agents.pictures import image_from_bytes
+from smolsessions.agents.plain import plain
+from smolsessions.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
+from smolsessions.errors import SealBrokenError
 from tests import agents, odd
 from tests.service import AGENTS, Service
 
@@ -423,8 +423,16 @@ FORBIDDEN = [
     *(("builtins", "getattr"), ("builtins", "__import__"), ("builtins", "open"), ("builtins", "object")),
     *(("functools", "partial"), ("functools", "reduce"), ("operator", "attrgetter"), ("importlib", "import_module")),
     *(("copyreg", "_reconstructor"), ("copyreg", "__newobj__"), ("pickle", "loads"), ("PIL.Image", "open")),
-    *(("app.agents.steps", "_Pickler"), ("app.agents.steps", "_Unpickler"), ("app.agents.steps", "_image_from")),
-    *(("app.agents.steps", "pickle.loads"), ("app.agents.steps", "io.open"), ("app.agents.steps", "_dump")),
+    *(
+        ("smolsessions.agents.steps", "_Pickler"),
+        ("smolsessions.agents.steps", "_Unpickler"),
+        ("smolsessions.agents.steps", "_image_from"),
+    ),
+    *(
+        ("smolsessions.agents.steps", "pickle.loads"),
+        ("smolsessions.agents.steps", "io.open"),
+        ("smolsessions.agents.steps", "_dump"),
+    ),
     *(("smolagents.memory", "ActionStep.to_messages"), ("smolagents.models", "ChatMessage.from_dict")),
     *(("datetime", "datetime.fromtimestamp"), ("datetime", "sys.modules"), ("smolagents.utils", "AgentError")),
     *(("smolagents.agents", "CodeAgent"), ("tests.odd", "Point"), ("__main__", "f")),

@@ -21,8 +21,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from app.seal import Sealer, new_key, parse_keys
-from app.stores.embedded import find_binary
+from smolsessions.seal import Sealer, new_key, parse_keys
+from smolsessions.stores.embedded import find_binary
 from tests import agents
 from tests.service import Service
 

@@ -103,7 +103,11 @@ class _Walker:
             return f"the interpreter's {self._inside[id(value)]}"
         if issubclass(kind, (*FRAMES, PythonExecutor)):
             return f"a {kind.__name__}"
-        if kind.__module__.startswith("app.") and not issubclass(kind, Exception) and kind.__name__ != "Format":
+        if (
+            kind.__module__.startswith("smolsessions.")
+            and not issubclass(kind, Exception)
+            and kind.__name__ != "Format"
+        ):
             return f"the service's own {kind.__name__}"
         if issubclass(kind, types.ModuleType):
             spec = getattr(value, "__spec__", None)

@@ -1,6 +1,7 @@
 """Trains the compression dictionary of a seal format from what turns of the demo agents leave behind.
 
-Run it once for a new format (`python tools/make_dictionary.py app/seal-2.zdict`); a dictionary in use never changes.
+Run it once for a new format (`python tools/make_dictionary.py app/smolsessions/seal-2.zdict`). A dictionary in use
+never changes.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from smolagents.memory import PlanningStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from app.agents.code.nursery import Nursery
-from app.agents.demo import make_demo, make_demo_code
-from app.agents.edits import Overlay
-from app.agents.session import AgentSession
-from app.agents.steps import pack
-from app.events import TurnQueued, TurnStarted
-from app.records import AgentName, AgentVersion, Head, Owner, PackedStep, Ref, Turn, TurnInput, TurnOptions
-from app.records import Timing as TurnTiming
-from app.stores import codec
+from smolsessions.agents.code.nursery import Nursery
+from smolsessions.agents.demo import make_demo, make_demo_code
+from smolsessions.agents.edits import Overlay
+from smolsessions.agents.session import AgentSession
+from smolsessions.agents.steps import pack
+from smolsessions.events import TurnQueued, TurnStarted
+from smolsessions.records import AgentName, AgentVersion, Head, Owner, PackedStep, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.records import Timing as TurnTiming
+from smolsessions.stores import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.events import StepEvent
+    from smolsessions.events import StepEvent
 
 SIZE_BYTES = 16 * 1024
 WORDS = "order invoice Berlin weather report user total flight search ticket status price query result page".split()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.settings import table
-from app.web.api import schema_yaml
+from smolsessions.settings import table
+from smolsessions.web.api import schema_yaml
 
 START, END = "<!-- settings -->\n", "<!-- /settings -->"
 

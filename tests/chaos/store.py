@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from app.seal import new_key
-from app.stores.embedded import find_binary
+from smolsessions.seal import new_key
+from smolsessions.stores.embedded import find_binary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

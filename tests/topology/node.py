@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
-from app.stores.embedded import find_binary
+from smolsessions.stores.embedded import find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,105 @@
+"""The server that the processes for model-written code are forked from. Run by `nursery.py`, with nothing to hide."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from smolsessions.agents.code import child, guard
+from smolsessions.agents.code.confinement import Walls
+from smolsessions.agents.code.group import Group
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    order = json.loads(sys.argv[2])
+    for name in order["preload"]:
+        # What cannot be imported here is an error of the code that imports it, as in any process.
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+    guard.install()
+    walls = Walls(map(Path, order["hidden"]), map(Path, order["folders"]))
+    os.chdir("/")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(BrokenPipeError):  # the service is gone
+        control.send(walls.level.encode())
+        _Server(control, walls).serve()
+
+
+class _Server:
+    """Forks on request until the service is gone, and then ends all that it forked."""
+
+    def __init__(self, control: socket.socket, walls: Walls) -> None:
+        self._control = control
+        self._walls = walls
+        self._forked: list[Group] = []
+
+    def serve(self) -> None:
+        try:
+            while True:
+                request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+                if not request:
+                    return
+                if fds:
+                    self._fork(fds[0])
+                    os.close(fds[0])
+                else:
+                    self._control.send(b"too many open files")
+        finally:
+            for group in self._forked:
+                group.kill()
+
+    def _fork(self, fd: int) -> None:
+        self._forked = [group for group in self._forked if group.lives()]
+        try:
+            pid = self._walls.fork()
+        except OSError as error:
+            self._control.send(str(error).encode()[:60])
+            return
+        if pid == 0:
+            self._be_child(fd)
+        try:
+            group = Group(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
+        except OSError as error:  # it has died already, or there are too many files
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._control.send(str(error).encode()[:60])
+            return
+        self._forked.append(group)
+        socket.send_fds(self._control, [b"%d" % pid], [] if group.pidfd is None else [group.pidfd])
+
+    def _be_child(self, fd: int) -> NoReturn:
+        status = 1
+        try:
+            os.setsid()  # a group of its own: a signal to "my group" meets no other process
+            self._control.close()
+            for group in self._forked:
+                group.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _be_silent()
+            child.serve(socket.socket(fileno=fd), self._walls)
+            status = 0
+        finally:
+            os._exit(status)
+
+
+def _be_silent() -> None:
+    """Keep model-written code from writing the service's log."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

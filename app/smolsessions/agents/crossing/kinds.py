@@ -1,0 +1,240 @@
+"""Kinds of values made of simpler values: each is a name and a tuple of parts, taken apart here and put together here.
+
+Parts are read by what the standard library's class itself defines, and put together where each is of the right kind.
+An image is its pixels: the reader never opens a picture file that the other side made.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import sys
+import uuid
+import zoneinfo
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from smolagents.agent_types import AgentImage
+
+from smolsessions.agents.crossing import arrays
+from smolsessions.agents.crossing.classes import class_name, is_in, mro_of
+from smolsessions.agents.crossing.parts import MAX_BYTES, Declared, Kind, Parts
+from smolsessions.agents.pictures import is_undecoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NONE = type(None)
+_ZONES = (_NONE, dt.timezone, zoneinfo.ZoneInfo)
+_INT, _STR = (int,), (str,)
+_MAX_DIGITS = 10_000
+_MAX_COLOURS = 256
+_MAX_EXPONENT = 999_999  # as Python's own default: int() of what is larger fills the memory
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}")
+_FOUR = dict.fromkeys("RGBA RGBa RGBX CMYK I F".split(), 4)
+_THREE = dict.fromkeys("RGB YCbCr LAB HSV".split(), 3)
+_TWO = dict.fromkeys("LA La PA I;16 I;16L I;16B I;16N".split(), 2)
+_MODES = {**_FOUR, **_THREE, **_TWO, "L": 1, "P": 1, "1": 1}  # bytes per pixel; bits cross as bytes, lest one is a bomb
+_IMAGE_METHODS = frozenset(name for name in dir(PIL.Image.Image) if callable(getattr(PIL.Image.Image, name)))
+
+
+def parts_of(value: Any) -> Parts | None:
+    """Take a value apart; None where its class is none of these. Raises ValueError with the reason why it cannot be."""
+    kind = type(value)
+    take = _TAKERS.get(id(kind)) or arrays.taker_of(kind)
+    if take is None and (is_undecoded(kind) or _is_plugin_image(kind)):
+        take = _image_parts
+    if take is None:
+        take = next((_BASES[id(base)] for base in mro_of(kind) if id(base) in _BASES), None)
+    return take(value) if take else None
+
+
+def put_together(kind: str, parts: tuple[Any, ...]) -> Any:
+    """Put a value together."""
+    known = kind_of(kind)
+    if len(parts) != len(known.parts):
+        raise ValueError(f"{kind} of {len(parts)} parts")
+    for part, wanted in zip(parts, known.parts, strict=True):
+        if wanted and not any(type(part) is one for one in wanted):
+            raise ValueError(f"{kind} with a part that is {class_name(type(part))}")
+    return known.make(*parts)
+
+
+def kind_of(kind: str) -> Kind:
+    known = _KINDS.get(kind) or arrays.kind_of(kind)
+    if known is None:
+        raise ValueError(f"an unknown kind {kind!r:.40}")
+    return known
+
+
+def _reader(name: str, *fields: tuple[type, str]) -> Callable[[Any], Parts]:
+    """Give a function that reads these fields by their classes' own descriptors."""
+    descriptors = [vars(owner)[field] for owner, fields_ in fields for field in fields_.split()]
+    return lambda value: Parts(name, tuple([descriptor.__get__(value) for descriptor in descriptors]))
+
+
+def _timezone_parts(value: dt.timezone) -> Parts:
+    offset, name = (*value.__getinitargs__(), None)[:2]  # type: ignore[attr-defined]
+    return Parts("timezone", (offset, name))
+
+
+def _decimal_parts(value: Decimal) -> Parts:
+    text = Decimal.__str__(value)
+    _check_decimal(Decimal(text), text)
+    return Parts("decimal", (text,))
+
+
+def _decimal(text: str) -> Decimal:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError("it has too many digits")
+    value = Decimal(text)
+    _check_decimal(value, text)
+    return value
+
+
+def _check_decimal(value: Decimal, text: str) -> None:
+    if len(text) > _MAX_DIGITS or (value.is_finite() and abs(value.adjusted()) > _MAX_EXPONENT):
+        raise ValueError("it has too many digits")
+
+
+def _uuid(number: int) -> uuid.UUID:
+    return uuid.UUID(int=number)
+
+
+def _zone(key: str) -> zoneinfo.ZoneInfo:
+    if not _ZONE.fullmatch(key):
+        raise ValueError("no name of a zone")
+    return zoneinfo.ZoneInfo(key)
+
+
+def _timezone(offset: dt.timedelta, name: str | None) -> dt.timezone:
+    return dt.timezone(offset) if name is None else dt.timezone(offset, name)
+
+
+def _datetime(*parts: Any) -> dt.datetime:
+    return dt.datetime(*parts[:-2], fold=parts[-2], tzinfo=parts[-1])  # type: ignore[misc] # not twice
+
+
+def _time(*parts: Any) -> dt.time:
+    return dt.time(*parts[:-2], fold=parts[-2], tzinfo=parts[-1])  # type: ignore[misc] # not twice
+
+
+def _is_plugin_image(kind: type) -> bool:
+    """Tell whether it is the class of an opened picture file: Pillow's own, and found where it says it is from."""
+    module, _, name = class_name(kind).rpartition(".")
+    owner = sys.modules.get(module) if module.startswith("PIL.") else None
+    return owner is not None and vars(owner).get(name) is kind and is_in(kind, (PIL.Image.Image,))
+
+
+def _agent_image_parts(value: AgentImage) -> Parts:
+    raw = value.to_raw()
+    if type(raw) is AgentImage:
+        raise ValueError("it holds no image")
+    parts = parts_of(raw)
+    if parts is None:
+        raise ValueError("it holds no image")
+    return parts
+
+
+def _image_parts(image: PIL.Image.Image) -> Parts:
+    own = object.__getattribute__(image, "__dict__")
+    if not _IMAGE_METHODS.isdisjoint(own):
+        raise ValueError("it has methods of its own")
+    mode, (width, height) = image.mode, image.size
+    if type(mode) is not str or mode not in _MODES:
+        raise ValueError("its mode is not known")
+    if width * height > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} pixels")
+    palette, colours = None, None
+    if mode in {"P", "PA"} and image.palette:
+        palette = "RGBA" if "A" in image.palette.mode else "RGB"
+        colours = bytes(image.getpalette(palette) or ())
+    pixels = image.convert("L") if mode == "1" else image
+    clear = image.info.get("transparency")
+    if type(clear) not in {int, bytes}:
+        clear = tuple(clear) if type(clear) is tuple else None
+    return Parts("image", (mode, width, height, pixels.tobytes(), palette, colours, clear))
+
+
+def _image(*parts: Any) -> PIL.Image.Image:
+    mode, width, height, pixels, palette, colours, clear = parts
+    if mode not in _MODES or not (0 <= width <= MAX_BYTES and 0 <= height <= MAX_BYTES):
+        raise ValueError("no such image")
+    if width * height * _MODES[mode] != len(pixels):
+        raise ValueError("an image whose size is not that of its pixels")
+    image = PIL.Image.new(mode, (width, height)) if not pixels else _of_pixels(mode, (width, height), pixels)
+    if palette is not None:
+        if (
+            mode not in {"P", "PA"}
+            or palette not in {"RGB", "RGBA"}
+            or len(colours or b"") > _MAX_COLOURS * len(palette)
+        ):
+            raise ValueError("no such palette")
+        image.putpalette(colours or b"", palette)
+    if clear is not None:
+        image.info["transparency"] = clear
+    return image
+
+
+def _of_pixels(mode: str, size: tuple[int, int], pixels: bytes) -> PIL.Image.Image:
+    if mode == "1":
+        return PIL.Image.frombytes("L", size, pixels).convert("1", dither=PIL.Image.Dither.NONE)
+    return PIL.Image.frombytes(mode, size, pixels)
+
+
+def _path_parts(value: Any) -> Parts:
+    return Parts("path", (str(value), isinstance(value, PureWindowsPath), isinstance(value, Path)))
+
+
+def _path(text: str, windows: bool, concrete: bool) -> PurePath:
+    if concrete and windows == (os.name == "nt"):
+        return Path(text)
+    return PureWindowsPath(text) if windows else PurePosixPath(text)
+
+
+_DATE = (dt.date, "year month day")
+_CLOCK = "hour minute second microsecond fold tzinfo"
+_take_datetime = _reader("datetime", _DATE, (dt.datetime, _CLOCK))
+# Subclasses of these are read as the class itself.
+_BASES: dict[int, Callable[[Any], Parts]] = {
+    id(dt.datetime): _take_datetime,
+    id(dt.date): _reader("date", _DATE),
+    id(dt.time): _reader("time", (dt.time, _CLOCK)),
+    id(dt.timedelta): _reader("timedelta", (dt.timedelta, "days seconds microseconds")),
+    id(Decimal): _decimal_parts,
+    id(Fraction): _reader("fraction", (Fraction, "_numerator _denominator")),
+    id(uuid.UUID): _reader("uuid", (uuid.UUID, "int")),
+    id(deque): lambda value: Parts("deque", (list(deque.__iter__(value)), vars(deque)["maxlen"].__get__(value))),
+}
+_TAKERS: dict[int, Callable[[Any], Parts]] = {
+    **_BASES,
+    id(dt.timezone): _timezone_parts,
+    id(zoneinfo.ZoneInfo): _reader("zone", (zoneinfo.ZoneInfo, "key")),
+    id(range): _reader("range", (range, "start stop step")),
+    **{id(kind): _path_parts for kind in (PosixPath, PurePosixPath, WindowsPath, PureWindowsPath)},
+    id(PIL.Image.Image): _image_parts,
+    id(AgentImage): _agent_image_parts,
+}
+_IMAGE = (_STR, _INT, _INT, (bytes,), (str, _NONE), (bytes, _NONE), (int, bytes, tuple, _NONE))
+_KINDS: dict[str, Kind] = {
+    "date": Kind((_INT,) * 3, dt.date),
+    "datetime": Kind((*(_INT,) * 8, _ZONES), _datetime),
+    "time": Kind((*(_INT,) * 5, _ZONES), _time),
+    "timedelta": Kind((_INT,) * 3, dt.timedelta),
+    "timezone": Kind(((dt.timedelta,), (str, _NONE)), _timezone),
+    "zone": Kind((_STR,), _zone, weight=100),
+    "decimal": Kind((_STR,), _decimal),
+    "fraction": Kind((_INT, _INT), Fraction, weight=100),
+    "uuid": Kind((_INT,), _uuid),
+    "range": Kind((_INT,) * 3, range),
+    "path": Kind((_STR, (bool,), (bool,)), _path),
+    "deque": Kind(((list,), (int, _NONE)), deque, weight=20, hashable=False),
+    "image": Kind(_IMAGE, _image, weight=30, hashable=False),
+    "instance": Kind((_STR, (dict,)), Declared),
+    "member": Kind((_STR, _STR), Declared),
+}

@@ -1,0 +1,336 @@
+"""What the demo agents' rules read in the messages that they are shown, and what they make of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from smolagents import ChatMessage, MessageRole
+
+from smolsessions.agents.demo_tools import NOTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_PARTS = 4
+QUOTE_CHARS = 300  # how much of an earlier message or of an error is quoted
+CUT_CHARS = 2000  # how far into a message several wishes are looked for
+READ_CHARS = 500  # a longer wish is not read, unless it is a note or a text for statistics
+TASK, OBSERVATION, ERROR = "New task:\n", "Observation:\n", "Error:\n"
+SUM_CHARS = 80
+_TOLD = re.compile(rf"^({TASK}|{OBSERVATION})(.*?)(?=\n\n|\n(?:{TASK}|{OBSERVATION})|\Z)", re.MULTILINE | re.DOTALL)
+_SUMMARY = re.compile(r"Summary of what was before:\n(.*?)\n\n", re.DOTALL)
+ADDITIONAL_ARGS = "\nYou have been provided with these additional arguments"
+
+COUNTING = re.compile(r"\s*(?:please )?count (?:from 1 )?to (\d{1,9})[.!]?\s*", re.IGNORECASE)
+MOST_COUNTED = 100
+FORCED_FAILURE = re.compile(r"\s*(please )?fail( now)?[.!]?\s*", re.IGNORECASE)
+
+HELP = """I am a small set of rules and no language model (LLM). I know a few English phrases:
+- arithmetic: What is 12 * 7?
+- date and time: What time is it? What time is it in Europe/Berlin?
+- notes: Note that the key is under the mat. What are my notes?
+- text statistics, in any language: Count the words in: Hello world
+- earlier messages: What did I ask first? What did I ask last? How many questions did I ask?
+- the number and sizes of images: What is in the image?
+- counting, slowly, to see an answer come and to stop it: Count to 50.
+- a failure of the model, to see one: Please fail.
+Several can be joined: What is 12 * 7 and what time is it?"""
+
+
+def summed_up(text: str) -> str:
+    """Sum a conversation up as rules can: what was asked, and the results, each cut short."""
+    before, found = _SUMMARY.match(text), _TOLD.findall(text)
+    told = [f"{'Asked' if kind == TASK else 'Result'}: {' '.join(what.split())[:SUM_CHARS]}" for kind, what in found]
+    return "\n".join([before[1].strip() if before else "Summed up by rules, no LLM.", *told])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call, and the words around its result."""
+
+    tool: str
+    arguments: dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    after: str = ""
+
+
+Part = str | Call
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The current message and what came of it; found from the end, so that a long history costs nothing."""
+
+    messages: list[ChatMessage]
+    start: int
+    task: str
+
+    @classmethod
+    def current(cls, messages: list[ChatMessage]) -> Turn:
+        for index in range(len(messages) - 1, -1, -1):
+            if (task := _task(messages[index])) is not None:
+                return cls(messages, index, task)
+        prompt = _text(messages[-1]) if messages else ""
+        # A first plan is asked for in one long prompt that ends in the task.
+        task = prompt.rpartition("Here is your task:\n```\n")[2].partition("\n```\nFirst in part 1")[0]
+        return cls(messages, max(len(messages) - 1, 0), task)
+
+    def earlier(self) -> list[str]:
+        return [task for message in self.messages[: self.start] if (task := _task(message)) is not None]
+
+    def responses(self) -> list[str]:
+        return [_text(message) for message in self.messages[self.start + 1 :] if _is_response(message)]
+
+    def notes(self) -> list[str]:
+        texts = (_text(message) for message in self.messages[: self.start] if _is_response(message))
+        lines = (line for text in texts if text.startswith(OBSERVATION) for line in text.split("\n"))
+        return [line.removeprefix(NOTED) for line in lines if line.startswith(NOTED)]
+
+    def images(self) -> list[Any]:
+        content = self.messages[self.start].content if self.messages else None
+        parts = content if isinstance(content, list) else []
+        return [part.get("image") for part in parts if part.get("type") == "image"]
+
+    def offered_as_functions(self, names: tuple[str, ...]) -> set[str]:
+        system = _text(self.messages[0]) if self.messages else ""
+        return {name for name in names if f"def {name}(" in system}
+
+
+def _is_response(message: ChatMessage) -> bool:
+    return bool(message.role == MessageRole.TOOL_RESPONSE)
+
+
+def _text(message: ChatMessage) -> str:
+    if isinstance(message.content, list):
+        return next((str(part["text"]) for part in message.content if part.get("type") == "text"), "")
+    return message.content or ""
+
+
+def _task(message: ChatMessage) -> str | None:
+    if message.role != MessageRole.USER or not (text := _text(message)).startswith(TASK):
+        return None
+    task = text.removeprefix(TASK).partition(ADDITIONAL_ARGS)[0].strip()
+    return task if task.isascii() else task.encode(errors="replace").decode()  # no reply can hold a lone surrogate
+
+
+def short(text: str) -> str:
+    line = " ".join(text[: 2 * QUOTE_CHARS].split())
+    return line if len(line) <= QUOTE_CHARS else line[:QUOTE_CHARS] + " …"
+
+
+# ------------------------------------------------------------------------------------------------- from text to parts
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """One of the things that a message asks for."""
+
+    raw: str
+    turn: Turn
+
+    @cached_property
+    def line(self) -> str:
+        text = self.raw if len(self.raw) <= READ_CHARS else ""
+        return " ".join(text.replace("\u2019", "'").split()).strip(" ?!.,;:=")
+
+    @cached_property
+    def words(self) -> set[str]:
+        return set(re.findall(r"[a-z']+", self.line.lower()))
+
+
+_JOINT = re.compile(
+    r"(?:[,;?!.]?\s{1,3}(?:and\s+then|and\s+also|and|then)\s{1,3}|[,;?!.]\s{1,3}|\n\s{0,3})"
+    r"(?=(?:please\s)?(?:what|calculate|compute|note\b|remember|count|how|tell|the\s(?:time|date)|text.stat|list|show))",
+    re.IGNORECASE,
+)
+
+
+def understand(turn: Turn) -> list[Part]:
+    if parts := _counting(_Wish(turn.task, turn)) or _stats(
+        _Wish(turn.task, turn)
+    ):  # the text of statistics may hold anything, also our own phrases
+        return parts
+    parts, end = [], len(turn.task)
+    for joint in reversed([*_JOINT.finditer(turn.task, 0, CUT_CHARS)]):
+        if found := _read(_Wish(turn.task[joint.end() : end].strip(), turn)):
+            parts, end = found + parts, joint.start()
+    parts = _read(_Wish(turn.task[:end].strip(), turn)) + parts
+    parts = [part for part in parts if part != HELP] or parts[:1]
+    if not parts:
+        parts = [_images(turn)] if turn.images() else ["I did not understand that. " + HELP]
+    return parts[:MAX_PARTS]
+
+
+def _read(wish: _Wish) -> list[Part]:
+    return next((parts for rule in _RULES if (parts := rule(wish))), [])
+
+
+_UNITS = r"(?:words|characters|letters|sentences|lines)"
+_STATS = re.compile(
+    r"(?:please\s)?(?:(?:can|could)\syou\s)?(?:"
+    r"text[ _]stat(?:istic)?s\b(?:\s(?:of|for|on|in)\b)?"
+    rf"|(?:count|how\smany)\b[^:\n]{{0,40}}?\b{_UNITS}\b[^:\n]{{0,30}}?(?::|\b(?:in|of)\b)"
+    r"|(?:analy[sz]e|statistics|stats)\b[^:\n]{0,40}:"
+    r")(?:\s(?:this|the|following|text|sentence)\b)*\s*:?\s*(?P<text>\S.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "「": "」"}
+
+
+def _stats(wish: _Wish) -> list[Part]:
+    if not (match := _STATS.match(wish.raw)):
+        return []
+    text = match["text"].strip()
+    inside, closing, rest = text[1:].rpartition(_QUOTES.get(text[0], "\n"))
+    text = inside if text[0] in _QUOTES and closing and not rest.strip(" ?.!") else text
+    return [Call("text_stats", {"text": text}, "The text has ", ".")]
+
+
+_NOTE = re.compile(
+    r"(?:please\s)?(?:(?:take|make)\s(?:a\s)?note(?:\sof)?|note(?:\sdown)?|write\sdown|remember(?!\s(?:me|what|when)\b))\b"
+    r"(?:\s(?:that|to)\b)?[\s:,]*(?P<text>[^\s:,].*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _note(wish: _Wish) -> list[Part]:
+    match = _NOTE.match(wish.raw)
+    text = " ".join(match["text"].split()) if match else ""
+    return [Call("note", {"text": text}, "OK. ")] if text.strip(" ?!.") else []
+
+
+def _notes(wish: _Wish) -> list[Part]:
+    asked = wish.words & {"my", "list", "show", "read", "what", "which", "the", "all"} or len(wish.words) == 1
+    if not (asked and wish.words & {"note", "notes"}):
+        return []
+    if notes := wish.turn.notes():
+        return [
+            "Your notes from earlier messages:\n"
+            + "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+        ]
+    return ["I was shown no note." if wish.turn.earlier() else "I was shown no earlier message, and so no note."]
+
+
+_ASKED = {
+    "ask",
+    "asked",
+    "question",
+    "questions",
+    "message",
+    "messages",
+    "say",
+    "said",
+    "tell",
+    "told",
+    "write",
+    "wrote",
+}
+_LAST = {"last", "before", "previous", "previously", "earlier", "just"}
+
+
+def _history(wish: _Wish) -> list[Part]:
+    words = wish.words
+    if not (words & {"i", "my"} and words & _ASKED):
+        return []
+    counts = "many" in words and words & {"question", "questions", "messages", "times", "things"}
+    if not (counts or "first" in words or words & _LAST or words >= {"what", "did"}):
+        return []
+    earlier = wish.turn.earlier()
+    if not earlier:
+        return ["I was shown no earlier message."]
+    if counts:
+        return [f"I was shown {len(earlier)} earlier message{'' if len(earlier) == 1 else 's'} of yours."]
+    which, task = ("first", earlier[0]) if "first" in words else ("last", earlier[-1])
+    return [f"The {which} message that I was shown before this one: \u201c{short(task)}\u201d"]
+
+
+_SPOKEN = {"plus": "+", "minus": "-", "times": "*", "x": "*", "multiplied by": "*", "divided by": "/", "over": "/"}
+_SPOKEN |= {"to the power of": "**", "mod": "%", "modulo": "%"}
+_SPOKEN_OPERATOR = re.compile(rf"(?<=[\d)])\s*\b({'|'.join(_SPOKEN)})\b\s*(?=[\d(+-])", re.IGNORECASE)
+_SIGNS = str.maketrans({"×": "*", "÷": "/", "·": "*", "−": "-", "^": "**"})  # noqa: RUF001
+_LEAD = re.compile(
+    r"(?:please )?(?:(?:can|could) you )?(?:tell me )?"
+    r"(?:what is|what's|whats|how much is|calculate|compute|evaluate|solve)? ?(?:the result of )?",
+    re.IGNORECASE,
+)
+_ARITHMETIC = re.compile(r"[-+*/%().,\de ]*", re.IGNORECASE | re.ASCII)
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?"
+_EXPRESSION = re.compile(
+    rf"(?<![\w.])[-(]*{_NUMBER}(?:[ )]*(?:\*\*|//|[-+*/%])[ (-]*{_NUMBER})+\)*(?![\w])", re.IGNORECASE | re.ASCII
+)
+
+
+def _arithmetic(wish: _Wish) -> list[Part]:
+    line = re.sub(r"(?<=\d),(?=\d{3}\b)", "", wish.line.translate(_SIGNS))
+    line = _SPOKEN_OPERATOR.sub(lambda match: f" {_SPOKEN[match[1].lower()]} ", line)
+    asked = line[lead.end() :] if (lead := _LEAD.match(line)) else line
+    if _ARITHMETIC.fullmatch(asked) and re.search(r"\d.*[-+*/%]|[-+*/%].*\d", asked):
+        found = [asked]  # also what is no good expression: to say so is the tool's part
+    else:
+        # Inside other words only what can hardly be a date, a range or a name.
+        found = [text for text in _EXPRESSION.findall(line) if re.search(r"[+*]| [-/%] ", text)]
+    return [Call("calculator", {"expression": text.strip()}, f"{text.strip()} = ", ".") for text in found]
+
+
+_CLOCK = re.compile(
+    r"(?:(?:what|which|tell|show|give|current|can|could|do|please)\b.{0,60}|(?:the )?)\b"
+    r"(?:time|date|day|clock)(?: and (?:the )?(?:time|date))?(?: is it| is today| it is)?"
+    r"(?: right)?(?: now| today)?(?: in (?P<zone>[\w/+ -]{1,60}?))?(?: right)?(?: now| today| please)?",
+    re.IGNORECASE,
+)
+
+
+def _clock(wish: _Wish) -> list[Part]:
+    if not (match := _CLOCK.fullmatch(wish.line)):
+        return []
+    zone = match["zone"]
+    return [Call("clock", {"time_zone": zone} if zone else {}, f"The time in {zone}: " if zone else "The time: ", ".")]
+
+
+def _image(wish: _Wish) -> list[Part]:
+    about = wish.words & {"image", "images", "picture", "pictures", "photo", "photos"}
+    asks = wish.words & {"what", "what's", "which", "who", "how", "is", "are", "describe", "see", "show", "explain"}
+    return [_images(wish.turn)] if about and asks else []
+
+
+def _images(turn: Turn) -> str:
+    images = turn.images()
+    if not images:
+        return "No image came with this message."
+    sizes = [getattr(image, "size", None) for image in images]
+    told = [f"{size[0]} × {size[1]} pixels" if size else "unknown size" for size in sizes]  # noqa: RUF001
+    came = "1 image" if len(images) == 1 else f"{len(images)} images"
+    return f"{came} came with this message ({'; '.join(told)}). I am a set of rules and cannot see what is in it."
+
+
+_ABOUT = re.compile(
+    r"\b(?:help|hello|hi|hey|(?:who|what) are you|what can you|are you|llm|language model|which model)\b", re.IGNORECASE
+)
+
+
+def _about(wish: _Wish) -> list[Part]:
+    return [HELP] if _ABOUT.search(wish.line) else []
+
+
+def _counting(wish: _Wish) -> list[Part]:
+    if not (match := COUNTING.fullmatch(wish.raw)):
+        return []
+    count = int(match[1])
+    if count > MOST_COUNTED:
+        return [f"I count to {MOST_COUNTED} at most."]
+    return [" ".join(str(number) for number in range(1, count + 1)) or "There is nothing to count."]
+
+
+_RULES: tuple[Callable[[_Wish], list[Part]], ...] = (
+    _stats,
+    _note,
+    _notes,
+    _history,
+    _arithmetic,
+    _clock,
+    _image,
+    _about,
+)

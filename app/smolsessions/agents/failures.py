@@ -1,0 +1,170 @@
+"""What a client may know of a run that failed: a stable code and a fixed sentence, never an exception's own text.
+
+That text can hold keys, prompts and addresses. Providers' exceptions are told apart by their shape (statuses, codes,
+class names), so that none of their libraries is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from smolagents import Model
+from smolagents.utils import AgentGenerationError
+
+from smolsessions.errors import ServiceError
+from smolsessions.records import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SENTENCES = {
+    "model_error": "The model gave no usable answer ({name}).",
+    "provider_failed": "The model's provider failed ({name}); try again.",
+    "provider_unreachable": "The connection to the model's provider failed ({name}); try again.",
+    "model_unsupported_input": "The model cannot read a part of this conversation, such as an image ({name}).",
+    "model_timeout": "The model did not answer in time ({name}).",
+    "model_auth": "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
+    "rate_limited": "The model's provider takes no more requests of this service for now ({name}).",
+    "context_overflow": "The conversation is longer than the model can read ({name}); prune it or start another one.",
+    "agent_error": "The agent's own code failed ({name}).",
+}
+_OVERFLOW_TEXT = re.compile(
+    r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens",
+    re.IGNORECASE,
+)
+_IMAGE_TEXT = re.compile(r"image", re.IGNORECASE)
+_NO_IMAGES_TEXT = re.compile(
+    r"(not|n't) support\w* (\w+ )?(image|vision)|images? (\w+ )?(is|are) not support", re.IGNORECASE
+)
+_REFUSED = {400, 404, 415, 422}
+_CODES = {"provider_failed": "model_error", "provider_unreachable": "model_error"}
+_BROKEN_NAME = re.compile(r"Connect|TransportError|ProtocolError|ChunkedEncoding|IncompleteRead|JSONDecode")
+_HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
+_SWALLOWED_PREFIX = "Error in generating final LLM output: "
+
+FINAL_ANSWER_FAILED = Failure("model_error", "The model gave no usable answer after the last step.", retryable=True)
+"""For an answer that `is_swallowed_failure`: only the exception's text is left of it, so its kind is not known."""
+
+
+def classify(error: BaseException) -> Failure:
+    """Name the failure behind an exception that left `agent.run`; never `internal`, which is the host's own.
+
+    Hand it over with its traceback: that tells a model's exception that smolagents does not wrap (in a planning step)
+    from the same exception raised by a callback.
+    """
+    if isinstance(error, ServiceError):
+        return Failure(error.code, error.message)
+    if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
+        return _failure("agent_error", error, retryable=False)
+    for link in _causes(error):
+        if verdict := _recognise(link):
+            kind, retryable = verdict
+            return _failure(kind, link, retryable=retryable)
+    return _failure("model_error", next(_causes(error), error), retryable=False)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same call may succeed soon: the provider failed, was not reached, or did not answer in time."""
+    verdicts = (_recognise(link) for link in _causes(error))
+    kind, _ = next((verdict for verdict in verdicts if verdict), ("", False))
+    return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
+
+
+def marks_of(error: BaseException) -> dict[str, int | str]:
+    """Give what, beside its class and text, tells the kind of a provider's exception."""
+    status, code = _status(error), _code(error)
+    marks: dict[str, int | str] = {"status_code": status} if status else {}
+    return marks | {"code": code} if isinstance(code, str | int) else marks
+
+
+def is_swallowed_failure(output: object) -> bool:
+    """Tell whether an answer forced at `max_steps` is none: smolagents gives the model's exception as its text.
+
+    A model could also write this itself through `final_answer`: ask only where the run ended as `max_steps_error`.
+    """
+    match output:
+        case [{"type": "text", "text": str(text)}]:
+            return text.startswith(_SWALLOWED_PREFIX)
+    return False
+
+
+def _failure(kind: str, error: BaseException, *, retryable: bool) -> Failure:
+    status = _status(error)
+    name = f"{type(error).__name__}, HTTP {status}" if status else type(error).__name__
+    return Failure(_CODES.get(kind, kind), _SENTENCES[kind].format(name=name), retryable)
+
+
+def _passed_a_model(error: BaseException) -> bool:
+    return any(
+        frame.f_code.co_name in {"generate", "generate_stream"} and isinstance(frame.f_locals.get("self"), Model)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the chain from the outside in, without smolagents' wrapper: its text repeats what it wraps."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        inner = link.__cause__ if link.__suppress_context__ else link.__context__
+        if not isinstance(link, AgentGenerationError) or inner is None:
+            yield link
+        link = inner
+
+
+def _recognise(error: BaseException) -> tuple[str, bool] | None:
+    """Return the key of a sentence, and whether to try again; None for an exception of no known shape."""
+    names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    status, code = _status(error), _code(error)
+    if status in {401, 403} or "Authentication" in names or code == "invalid_api_key":
+        return "model_auth", False
+    if status == 429 or "RateLimit" in names or code == "rate_limit_exceeded":  # noqa: PLR2004
+        return "rate_limited", code != "insufficient_quota"  # a quota that is used up does not come back by waiting
+    is_overflow = code == "context_length_exceeded" or "ContextWindow" in names
+    if kind := "context_overflow" if is_overflow else _refused_input(status, _text(error)):
+        return kind, False
+    if status in {408, 504} or "Timeout" in names:
+        return "model_timeout", True
+    if status >= 500 or _BROKEN_NAME.search(names):  # noqa: PLR2004
+        return "provider_failed" if status else "provider_unreachable", True
+    return None
+
+
+def _refused_input(status: int, text: str) -> str | None:
+    """Return the kind of a refusal that tells by its text which input the model cannot read."""
+    if _OVERFLOW_TEXT.search(text):
+        return "context_overflow"
+    if (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text):
+        return "model_unsupported_input"
+    return None
+
+
+def _status(error: BaseException) -> int:
+    """Give the HTTP status that the exception carries (some send it as the code of an event in a stream), or 0."""
+    response = _attribute(error, "response")
+    held = (_attribute(error, "status_code"), _attribute(response, "status_code"), _code(error))
+    numbers = (str(value) for value in held if isinstance(value, str | int))
+    return next((int(number) for number in numbers if _HTTP_STATUS.fullmatch(number)), 0)
+
+
+def _code(error: BaseException) -> object:
+    """Give the provider's code: on the exception, in its body, or in the body's `error`."""
+    body = _attribute(error, "body")
+    inner = body.get("error") if isinstance(body, dict) else None
+    held = [holder.get("code") for holder in (body, inner) if isinstance(holder, dict)]
+    return next((value for value in (_attribute(error, "code"), *held) if isinstance(value, str | int)), None)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(argument for argument in error.args if isinstance(argument, str))
+
+
+def _attribute(holder: object, name: str) -> Any:
+    """Read an attribute of a foreign class, whose properties may raise (httpx has such)."""
+    with contextlib.suppress(Exception):
+        return getattr(holder, name, None)
+    return None

@@ -1,0 +1,67 @@
+"""A look into a conversation's memory beside its turns: what the model is shown next, and what a prune would change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smolagents.memory import SystemPromptStep
+
+from smolsessions.agents.pictures import stored_images
+from smolsessions.agents.plain import plain
+from smolsessions.agents.thrift import make_thrifty, shown_memory_of
+from smolsessions.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smolagents import MultiStepAgent
+    from smolagents.models import ChatMessage
+
+    from smolsessions.agents.memory import Function
+    from smolsessions.agents.steps import Step
+    from smolsessions.policies import Policy
+    from smolsessions.records import LeftOut, Weighed
+
+
+class Insight:
+    """An agent that plays nothing, with a conversation's memory."""
+
+    def __init__(
+        self, agent: MultiStepAgent, steps: Sequence[Step], policy: Policy, own_policies: dict[str, Function]
+    ) -> None:
+        self._agent = agent
+        self._policy = policy
+        agent.memory.steps = list(steps)  # type: ignore[arg-type]  # notes and summaries are steps, too
+        make_thrifty(agent)
+        self._shown = shown_memory_of(agent, own_policies)
+        # As `run` does before its first step.
+        agent.memory.system_prompt = SystemPromptStep(system_prompt=agent.initialize_system_prompt())
+
+    def messages(self, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Give the messages that the model is shown next, but for the next task; and what the policy leaves out."""
+        if self._shown is None:
+            messages = self._agent.write_memory_to_messages(summary_mode=summary_mode)
+            return [_message(message) for message in messages], None
+        self._shown.policy = self._policy
+        messages = self._shown.before_next(summary_mode=summary_mode)
+        return [_message(message) for message in messages], self._shown.left_out()
+
+    def weigh(self) -> Weighed:
+        """Weigh the prompt before and after a prune."""
+        if self._shown is None:
+            raise InvalidRequestError.at("/policy", "this agent's class builds its messages itself, past any policy")
+        return self._shown.weigh(self._policy)
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    content: Any = message.content
+    if isinstance(content, list):
+        content = [_part(part) for part in content]
+    return {"role": str(getattr(message.role, "value", message.role)), "content": content}
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") != "image":
+        return {"type": "text", "text": plain(part.get("text", ""))}
+    (image,) = stored_images([part["image"]])
+    return {"type": "image", "name": image.name, "width": image.width, "height": image.height}

@@ -1,0 +1,127 @@
+"""The journal of one turn: what calls gave is written before the agent sees it, and given back in a replay."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from smolsessions.agents.crossing import CannotCrossError, canonical
+from smolsessions.agents.effects import Effect
+from smolsessions.agents.halt import DivergedError
+from smolsessions.agents.plain import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolsessions.past import Past
+    from smolsessions.ports import Stage
+
+BEGUN = "begun:"
+_TOOLS = ("tool:", "code:")
+_ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
+MAX_KEY_BYTES = 1024 * 1024  # of arguments, as they are told apart
+
+
+class Journal:
+    """Effects by key. A key is made of a call's place, which a replay makes again, and a digest of what was asked."""
+
+    def __init__(self, stage: Stage, past: Past | None) -> None:
+        self._stage = stage
+        self._effects = dict(past.effects) if past else {}
+        begun = [name.removeprefix(BEGUN) for name in past.begun if name.startswith(BEGUN)] if past else []
+        self._begun = {call_of(key): _place_of(key) for key in begun}
+        self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
+        self._lock = threading.Lock()
+        self.diverged = False
+
+    def take(self, key: str, explains: Callable[[str], bool]) -> Effect | None:
+        """Give what an earlier attempt wrote under a key, or nothing: then the call is to be made.
+
+        Raises `DivergedError` where this very call was made for something else, and where calls are left that were made
+        already and that one of this key does not explain (`explains` is asked for each by its id): they came after it.
+        A call that was in flight explains all: it is not new.
+        """
+        if not self._effects:
+            return None
+        with self._lock:
+            written = self._effects.pop(key, None)
+            if written is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
+                self.diverged = True
+                raise DivergedError
+            self._done.discard(call_of(key))
+            return None if written is None else Effect.from_bytes(written)
+
+    @property
+    def holds_more(self) -> bool:
+        """Tools did what the replay has not come to."""
+        return bool(self._done)
+
+    def _may_be_made(self, key: str) -> bool:
+        """Tell whether this call is not on record, nor in flight, as one of other arguments, or of another tool."""
+        return call_of(key) not in self._done and (call_of(key) not in self._begun or self.was_begun(key))
+
+    def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
+        return self.was_begun(key) or all(explains(call_id) for call_id in self._done)
+
+    def was_begun(self, key: str) -> bool:
+        """Tell whether an earlier attempt made this call, as far as is known, and did not see its end.
+
+        Also where it asked for something else (the time, say): that may have had its effect.
+        """
+        return self._begun.get(call_of(key)) == _place_of(key)
+
+    def begin(self, key: str) -> None:
+        """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""
+        self._stage.settle((BEGUN + key, b""))
+
+    def note(self, key: str) -> None:
+        """Note that a call is made, which does nothing outside by itself: it need not wait."""
+        self._stage.tell(None, None, (BEGUN + key, b""))
+
+    def keep_up(self) -> None:
+        """Wait only where the store is late: a model call may go out while what was before is on its way there."""
+        if self._stage.is_late:
+            self._stage.settle()
+
+    def once(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """Give what this service chose when it first came here in this turn."""
+        key = f"once:{name}"
+        with self._lock:
+            chosen = self._effects.get(key)
+            if chosen is None:
+                chosen = self._effects[key] = make()
+                self._stage.tell(None, None, (key, chosen))
+            return chosen
+
+    def chosen(self, name: str) -> bytes | None:
+        """Give what it chose in an earlier attempt, if it did."""
+        return self._effects.get(f"once:{name}")
+
+
+def digest_of(name: str, arguments: Any) -> str:
+    """Tell what was asked apart: the same for the same arguments, in whatever order they are named."""
+    try:
+        asked = json.dumps([name, arguments], sort_keys=True).encode()
+    except (TypeError, ValueError):
+        asked = _canonical([name, arguments])
+    return hashlib.sha256(asked).hexdigest()[:16]
+
+
+def _canonical(asked: Any) -> bytes:
+    try:
+        return canonical(asked, max_bytes=MAX_KEY_BYTES)
+    except CannotCrossError:
+        return _ADDRESS.sub(b"", canonical(plain(asked)))
+
+
+def _place_of(name: str) -> str:
+    """Give a key without its digest: the call's place, and what it calls."""
+    return name.rpartition(":")[0]
+
+
+def call_of(key: str) -> str:
+    """Give the id of the call that a key is of."""
+    return key.split(":", 2)[1]

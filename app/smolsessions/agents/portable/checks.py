@@ -1,0 +1,75 @@
+"""Strict models of a document's parts, and their errors as JSON pointers into it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from smolsessions.agents.plain import text_of
+from smolsessions.agents.portable.values import MOST_COUNT, flaw_of, is_whole, pointer_to
+from smolsessions.errors import InvalidRequestError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MOST_FIELDS = 50
+
+
+class Strict(BaseModel):
+    """Takes its own members and no other. Very many are refused before each of them becomes an error of its own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (len(data) > MOST_FIELDS or not all(map(_is_name, data))):
+            raise _refusal("has far too many members, or one whose name is no text")
+        return data
+
+
+def checked(model: type[Model], data: Any, pointer: str) -> Model:
+    """Read a part of the document that lies at `pointer`. Raises `InvalidRequestError` with the first thing wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise InvalidRequestError.at(pointer_to(pointer, *problem["loc"]), text_of(problem["msg"])) from None
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is str and is_whole(name)
+
+
+def _refusal(message: str) -> PydanticCustomError:
+    return PydanticCustomError("portable", "{message}", {"message": message})
+
+
+def _json(value: Any) -> Any:
+    if flaw := flaw_of(value):
+        where, reason = flaw
+        raise _refusal(f"{reason} (at {where} in it)" if where else reason)
+    return value
+
+
+def _text_or_parts(value: Any) -> Any:
+    is_parts = type(value) is list and all(type(part) is dict for part in value)
+    if value is not None and type(value) is not str and not is_parts:
+        raise _refusal("is neither a text nor a list of content parts")
+    return _json(value)
+
+
+def _whole(text: str) -> str:
+    if not is_whole(text):
+        raise _refusal("holds half a character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+Json = Annotated[Any, AfterValidator(_json)]
+Output = Annotated[Any, AfterValidator(_text_or_parts)]
+"""What a model said: a text, a list of content parts, or nothing."""
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+ImageName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+ImageNames = Annotated[list[ImageName], Field(fail_fast=True)]

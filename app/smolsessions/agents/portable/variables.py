@@ -1,0 +1,221 @@
+"""The pieces of a conversation's variables ⇄ JSON, as far as JSON says exactly what they hold."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from smolsessions.agents.belongings import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from smolsessions.agents.code.chance import CHANCE
+from smolsessions.agents.code.interpreter import MOST_NAME_CHARS, MOST_PIECES
+from smolsessions.agents.code.limits import limits_of
+from smolsessions.agents.code.pieces import names, piece_id
+from smolsessions.agents.code.variables import INTERNAL
+from smolsessions.agents.crossing import CannotCrossError, dumps, loads
+from smolsessions.agents.family import runs_in_child
+from smolsessions.agents.plain import text_of
+from smolsessions.agents.portable.checks import Json, Strict, Text, checked
+from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
+from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
+from smolsessions.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from smolagents import MultiStepAgent
+
+_MB = 1024 * 1024
+_MOST_CHARS = 64 * _MB
+_MOST_NOT_EXPORTED = 10_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one agent of a family can take: variables of its code (None: it has none in a process) and tools' states."""
+
+    most_bytes: int | None
+    tools: frozenset[str]
+
+
+def places_of(agent: MultiStepAgent, path: str = "") -> dict[str, Place]:
+    """Say what an agent and those that it manages can take, by their paths."""
+    most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
+    places = {path: Place(most, frozenset(name for name, tool in agent.tools.items() if gives_state(tool)))}
+    for name, managed in agent.managed_agents.items():
+        places |= places_of(managed, f"{path}/{name}" if path else name)
+    return places
+
+
+def export_variables(pieces: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[dict[str, str], ...]]:
+    """Give the variables by agent, and what of them is no JSON: that is `gone` or `reset` where they are read again."""
+    exports: dict[str, _Export] = {}
+    budget = Budget(_MOST_CHARS)
+    for piece in sorted(pieces, key=lambda piece: (len(pieces[piece]), piece)):  # a large one leaves no room for others
+        path, _, rest = piece.partition(":")
+        exports.setdefault(path, _Export(path, budget)).add(rest, pieces[piece])
+    variables = {path: exports[path].members() for path in sorted(exports)}
+    missing = sorted((one for export in exports.values() for one in export.missing), key=lambda one: [*one.values()])
+    return variables, tuple(missing[:_MOST_NOT_EXPORTED])
+
+
+class _Export:
+    """The pieces of one agent."""
+
+    def __init__(self, path: str, budget: Budget) -> None:
+        self._path = path
+        self._budget = budget
+        self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}}
+        self._names: dict[str, set[str]] = {"gone": set(), "told": set(), "reset": set()}
+        self.missing: list[dict[str, str]] = []
+
+    def add(self, rest: str, data: bytes) -> None:
+        kind, _, name = rest.partition(":")
+        if rest == STATE:
+            self._add_state(data)
+        elif rest in {GONE, HELD, TOLD}:
+            self._names[TOLD if rest == TOLD else GONE] |= set(filter(_is_name, json.loads(data)))
+        elif rest in {LOGS, PIECE + CHANCE}:
+            return
+        elif f"{kind}:" == PIECE:
+            self._add_variable(name, data)
+        elif f"{kind}:" == RESET or not self._add_crossed("tools", "tool", name, data):
+            self._names["reset"].add(name)
+
+    def members(self) -> dict[str, Any]:
+        gone = self._names["gone"] - self._values["code"].keys()
+        values = {kind: dict(sorted(found.items())) for kind, found in self._values.items()}
+        return values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
+
+    def _add_state(self, data: bytes) -> None:
+        for name, value in loads(data).items():
+            self._add_crossed("state", "state", name, value)
+
+    def _add_crossed(self, member: str, kind: str, name: str, data: bytes) -> bool:
+        if type(name) is not str or not is_whole(name):
+            self._miss(kind, text_of(str(name)), "has a name that is no text of JSON")
+            return False
+        try:
+            value = loads(data)
+        except CannotCrossError:
+            self._miss(kind, name, "is or holds an instance of a class that the agent carries")
+            return False
+        reason = _reason(value)
+        if reason:
+            self._miss(kind, name, reason)
+            return False
+        self._values[member][name] = value
+        return True
+
+    def _add_variable(self, piece: str, data: bytes) -> None:
+        found = [name for name in names(piece, data) if _is_name(name)]
+        reason = "shares an object with another variable, or is a function"
+        if len(found) == 1 and piece_id((found[0],)) == piece:
+            try:
+                self._values["code"][found[0]] = _value_of(found[0], data, self._budget)
+            except NotPlainError as error:
+                reason = str(error)
+            else:
+                return
+        for name in found or [piece]:
+            self._miss("variable", name, reason)
+        self._names["gone"].update(found)
+
+    def _miss(self, kind: str, name: str, reason: str) -> None:
+        self.missing.append({"agent": self._path, "kind": kind, "name": name, "reason": reason})
+
+
+def _value_of(name: str, data: bytes, budget: Budget) -> Any:
+    values = read_plain(data.partition(b"\n")[2], budget)
+    if type(values) is not dict or list(values) != [name]:
+        raise NotPlainError("cannot be read")
+    if reason := _reason(values[name]):
+        raise NotPlainError(reason)
+    return values[name]
+
+
+def _reason(value: Any) -> str | None:
+    flaw = flaw_of(value)
+    return f"{flaw[1]} (at {flaw[0]} in it)" if flaw and flaw[0] else flaw[1] if flaw else None
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is str and name.isidentifier() and len(name) <= MOST_NAME_CHARS and name not in INTERNAL
+
+
+_Name = Annotated[Text, Field(max_length=MOST_NAME_CHARS)]
+_Names = Annotated[list[_Name], Field(max_length=2 * MOST_PIECES, fail_fast=True)]
+_Values = Annotated[dict[Text, Json], Field(max_length=MOST_PIECES)]
+
+
+class _VariablesIn(Strict):
+    code: _Values = Field(default_factory=dict)
+    state: _Values = Field(default_factory=dict)
+    tools: _Values = Field(default_factory=dict)
+    gone: _Names = Field(default_factory=list)
+    told: _Names = Field(default_factory=list)
+    reset: _Names = Field(default_factory=list)
+
+
+def import_variables(data: Any, places: Mapping[str, Place]) -> dict[str, bytes]:
+    """Make the pieces again. Raises `InvalidRequestError` where the agent has no place for them."""
+    if not isinstance(data, dict):
+        raise InvalidRequestError.at("/variables", "is no object")
+    pieces: dict[str, bytes] = {}
+    for path, members in data.items():
+        pointer = pointer_to("/variables", path)
+        if path not in places:
+            raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
+        found = checked(_VariablesIn, members, pointer)
+        pieces |= {f"{path}:{name}": piece for name, piece in _pieces_of(found, places[path], pointer)}
+        if path and found.told:
+            raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
+    return pieces
+
+
+def _pieces_of(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tuple[str, bytes]]:
+    yield from _code_pieces(found, place, pointer)
+    if found.state:
+        state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
+        yield STATE, dumps(state)
+    for name, value in found.tools.items():
+        if name not in place.tools:
+            raise InvalidRequestError.at(
+                pointer_to(pointer, "tools", name), "is the state of a tool that this agent does not have, or has none"
+            )
+        yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
+    for name in found.reset:
+        yield RESET + name, b"1"
+    if found.told:
+        yield TOLD, json.dumps(sorted(set(found.told))).encode()
+
+
+def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tuple[str, bytes]]:
+    if place.most_bytes is None and found.code:
+        raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
+    left = place.most_bytes or 0
+    for name, value in found.code.items():
+        if not _is_name(name):
+            raise InvalidRequestError.at(pointer_to(pointer, "code", name), "is no name that code could give")
+        piece = json.dumps([[name], []]).encode() + b"\n" + pickle.dumps({name: value}, 5)
+        left -= len(piece)
+        if left < 0:
+            raise InvalidRequestError.at(
+                f"{pointer}/code", f"is larger than the {place.most_bytes} bytes that it may be"
+            )
+        yield PIECE + piece_id((name,)), piece
+    for index, name in enumerate(found.gone):
+        if not _is_name(name):
+            raise InvalidRequestError.at(pointer_to(pointer, "gone", index), "is no name that code could give")
+    if found.gone:
+        yield GONE, json.dumps(sorted(set(found.gone))).encode()
+
+
+def _crossed(value: Any, pointer: str, name: str) -> bytes:
+    try:
+        return dumps(value)
+    except CannotCrossError as error:
+        raise InvalidRequestError.at(pointer_to(pointer, name), str(error)) from None

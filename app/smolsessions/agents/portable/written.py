@@ -1,0 +1,174 @@
+"""A step → JSON, with all that the prompt and the record depend on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from smolagents.agent_types import AgentImage
+from smolagents.memory import ActionStep, PlanningStep, TaskStep
+from smolagents.models import MessageRole
+
+from smolsessions.agents.own_steps import EditStep, NoteStep
+from smolsessions.agents.pictures import stored_images
+from smolsessions.agents.plain import plain, text_of
+from smolsessions.agents.portable.values import MOST_COUNT, flaw_of
+from smolsessions.agents.prompts import shown_estimate
+from smolsessions.agents.steps import step_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smolagents.memory import ToolCall
+    from smolagents.models import ChatMessage, ChatMessageToolCall
+    from smolagents.monitoring import Timing, TokenUsage
+
+    from smolsessions.agents.steps import Step
+
+LABELS = "smolsessions_labels"
+"""Of an imported action: where a text or data stand for what they were before its export."""
+_ROLES = frozenset(role.value for role in MessageRole)
+
+
+def written(step: Step) -> dict[str, Any]:
+    """Give a step as JSON data. `labels` are the pointers of what is no JSON and stands there as text or data."""
+    return {"type": step_type(step)} | _Writing(step).members
+
+
+class _Writing:
+    def __init__(self, step: Step) -> None:
+        self._labels: set[str] = set(getattr(step, LABELS, ()))
+        members: dict[str, Any]
+        if isinstance(step, TaskStep):
+            members = {"task": self._text("/task", step.task), "task_images": _images(step.task_images)}
+        elif isinstance(step, PlanningStep):
+            members = self._planning(step)
+        elif isinstance(step, ActionStep):
+            members = self._action(step)
+        elif isinstance(step, NoteStep):
+            text = self._text("/text", step.text)
+            members = {"number": step.number, "text": text, "replaces": step.replaces}
+        elif isinstance(step, EditStep):
+            inner = None if step.step is None else written(step.step)
+            members = {"step": inner, "of": step.of, "gone": step.gone, "order": step.order}
+        else:
+            counts = {"input_tokens": step.input_tokens, "output_tokens": step.output_tokens}
+            members = {"text": self._text("/text", step.text), "recent": step.recent, **counts}
+        self.members = members | {"labels": sorted(self._labels)}
+
+    def _planning(self, step: PlanningStep) -> dict[str, Any]:
+        return {
+            "plan": self._text("/plan", step.plan),
+            "model_output_message": self._message(step.model_output_message),
+            **_cost(step.timing, step.token_usage),
+        }
+
+    def _action(self, step: ActionStep) -> dict[str, Any]:
+        output = step.action_output
+        image = _image_name(output)
+        return {
+            "step_number": step.step_number,
+            "model_output": self._output("/model_output", step.model_output),
+            "model_output_message": self._message(step.model_output_message),
+            "tool_calls": self._calls(step.tool_calls),
+            "code_action": self._text_or_none("/code_action", step.code_action),
+            "observations": self._text_or_none("/observations", step.observations),
+            "observations_images": _images(step.observations_images),
+            "action_output": None if image else self._value("/action_output", output),
+            "action_output_image": image,
+            "error": {"type": type(step.error).__name__, "message": text_of(str(step.error))} if step.error else None,
+            "is_final_answer": bool(step.is_final_answer),
+            "shown_estimate": shown_estimate(step),
+            **_cost(step.timing, step.token_usage),
+        }
+
+    def _message(self, message: ChatMessage | None) -> dict[str, Any] | None:
+        if message is None:
+            return None
+        role = str(getattr(message.role, "value", message.role))
+        if role not in _ROLES:
+            self._labels.add("/model_output_message/role")
+            role = MessageRole.ASSISTANT.value
+        calls = message.tool_calls
+        return {
+            "role": role,
+            "content": self._output("/model_output_message/content", message.content),
+            "tool_calls": None if calls is None else [self._message_call(*call) for call in enumerate(calls)],
+            "token_usage": _usage(message.token_usage),
+        }
+
+    def _message_call(self, index: int, call: ChatMessageToolCall) -> dict[str, Any]:
+        pointer, function = f"/model_output_message/tool_calls/{index}", call.function
+        return {
+            "id": self._text(f"{pointer}/id", call.id),
+            "type": self._text(f"{pointer}/type", call.type),
+            "name": self._text(f"{pointer}/name", function.name),
+            "arguments": self._value(f"{pointer}/arguments", function.arguments),
+            "description": self._text_or_none(f"{pointer}/description", function.description),
+        }
+
+    def _calls(self, calls: Sequence[ToolCall] | None) -> list[dict[str, Any]] | None:
+        if calls is None:
+            return None
+        return [
+            {
+                "id": self._text(f"/tool_calls/{index}/id", call.id),
+                "name": self._text(f"/tool_calls/{index}/name", call.name),
+                "arguments": self._value(f"/tool_calls/{index}/arguments", call.arguments),
+            }
+            for index, call in enumerate(calls)
+        ]
+
+    def _output(self, pointer: str, output: Any) -> Any:
+        """Give what a model said: a text, or content parts."""
+        if output is None or type(output) is str:
+            return self._text_or_none(pointer, output)
+        parts = self._value(pointer, output)
+        if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+            return parts
+        return self._text(pointer, output)
+
+    def _text_or_none(self, pointer: str, text: Any) -> str | None:
+        return None if text is None else self._text(pointer, text)
+
+    def _text(self, pointer: str, text: Any) -> str:
+        if type(text) is str:
+            return text_of(text)
+        self._labels.add(pointer)
+        return text_of(str(plain(text)))
+
+    def _value(self, pointer: str, value: Any) -> Any:
+        if flaw_of(value) is None:
+            return value
+        self._labels.add(pointer)
+        return plain(value)
+
+
+def _cost(timing: Timing, usage: TokenUsage | None) -> dict[str, Any]:
+    times = {"start_time": _seconds(timing.start_time) or 0.0, "end_time": _seconds(timing.end_time)}
+    return {"timing": times, "token_usage": _usage(usage)}
+
+
+def _seconds(time: Any) -> float | None:
+    return time if type(time) in {int, float} and math.isfinite(time) else None
+
+
+def _usage(usage: TokenUsage | None) -> dict[str, int] | None:
+    return {name: _count(getattr(usage, name)) for name in ("input_tokens", "output_tokens")} if usage else None
+
+
+def _count(tokens: Any) -> int:
+    """Give a provider's count, which may be anything."""
+    return int(tokens) if type(tokens) in {int, float} and 0 <= tokens <= MOST_COUNT else 0
+
+
+def _images(images: Sequence[PIL.Image.Image] | None) -> list[str] | None:
+    return None if images is None else [image.name for image in stored_images(images)]
+
+
+def _image_name(value: Any) -> str | None:
+    if not isinstance(value, PIL.Image.Image):
+        return None
+    raw: Any = value.to_raw() if isinstance(value, AgentImage) else value
+    return next((image.name for image in stored_images([raw])), None)

@@ -1,0 +1,213 @@
+"""The scratchpad: notes that an agent writes for itself with a tool, and that no policy takes out of its prompt.
+
+A factory asks for it by `agent.scratchpad = True`. A note is a step of its own, before the one whose call wrote it.
+The steps are the truth; what the tool keeps as its state is how far the notes are numbered, and those that are no steps
+yet: so a call that a replay gives back from the journal still leaves its note.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from smolagents import Tool
+from smolagents.memory import ActionStep
+from smolagents.remote_executors import RemotePythonExecutor
+
+from smolsessions.agents.crossing import loads
+from smolsessions.agents.effects import Effect
+from smolsessions.agents.own_steps import NoteStep, replaced_notes
+from smolsessions.agents.plain import text_of
+from smolsessions.agents.tool_proxy import unproxied
+from smolsessions.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from smolagents import MultiStepAgent
+
+WRITE, READ = "note_write", "note_read"
+MAX_CHARS = 2000
+MAX_NOTES = 50
+NO_NOTES = "There are no notes."
+
+
+class NoteError(ValueError):
+    """A note that is not taken; its words are for the model."""
+
+
+class Scratchpad:
+    """The notes that one conversation's agent is shown. Its tools may write from several threads."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, NoteStep] = {}
+        self._pending: list[NoteStep] = []
+        """Those that are no steps yet; some of them may be replaced already."""
+        self._known: set[int] = set()
+        self._expected: list[NoteStep] = []
+        """What calls of an earlier attempt wrote, as the journal has it."""
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def open(self, agent: MultiStepAgent) -> None:
+        """Take the notes that are among an agent's steps; from now on new ones become steps with the step they are of.
+
+        Others that its tool may know were hidden since (by a reset): they only count.
+        """
+        notes = [step for step in agent.memory.steps if isinstance(step, NoteStep)]
+        replaced = replaced_notes(notes)
+        self._live = {note.number: note for note in notes if id(note) not in replaced}
+        self._known = {note.number for note in notes}
+        self._pending = []
+        self._last = max([self._last, *self._known])
+        agent.step_callbacks.register(ActionStep, lambda _step: self._become_steps(agent))
+
+    def expect(self, effects: Mapping[str, bytes]) -> None:
+        """Leave their numbers to the notes of an earlier attempt: its calls are given back at any time from now on."""
+        for key, data in effects.items():
+            if f":{WRITE}:" in key and (state := Effect.from_bytes(data).kept.get(f":tool:{WRITE}")):
+                last, notes = _notes_of(loads(state))
+                self._last = max(self._last, last)
+                self._expected += notes
+
+    def write(self, text: str, replaces: int | None) -> int:
+        """Take a note and give its number. One that is there already is not taken twice: a call may be made again."""
+        text = text_of(text).strip()
+        with self._lock:
+            expected = [note for note in self._expected if note.number not in self._known]
+            for note in [*self._live.values(), *expected]:
+                if note.text == text and replaces in {None, note.number, note.replaces}:
+                    self._add(note)
+                    return note.number
+            self._check(text, replaces)
+            self._last += 1
+            self._add(NoteStep(self._last, text, replaces))
+            return self._last
+
+    def read(self) -> str:
+        """Give all notes as a text."""
+        with self._lock:
+            notes = [f"Note {note.number}:\n{note.text}" for _, note in sorted(self._live.items())]
+        return "\n\n".join(notes) or NO_NOTES
+
+    def state(self) -> list[Any]:
+        """Give what is kept beside the steps."""
+        with self._lock:
+            return [self._last, [[note.number, note.text, note.replaces] for note in self._pending]]
+
+    def add_state(self, state: list[Any]) -> None:
+        """Take what a call had left that is not made again. Parallel ones come in any order: nothing is taken back."""
+        last, notes = _notes_of(state)
+        with self._lock:
+            self._last = max(self._last, last)
+            for note in notes:
+                self._add(note)
+
+    def _check(self, text: str, replaces: int | None) -> None:
+        if not text:
+            raise NoteError("a note needs a text")
+        if len(text) > MAX_CHARS:
+            raise NoteError(f"a note may have {MAX_CHARS} characters, this one has {len(text)}; make it shorter")
+        if replaces is not None and replaces not in self._live:
+            raise NoteError(f"there is no note {replaces} to replace; {READ} shows those that there are")
+        if replaces is None and len(self._live) >= MAX_NOTES:
+            raise NoteError(f"there are {MAX_NOTES} notes, and no room for more; replace one that matters less")
+
+    def _add(self, note: NoteStep) -> None:
+        if note.number in self._known:
+            return
+        self._known.add(note.number)
+        self._pending.append(note)
+        self._live[note.number] = note
+        for each in self._pending:  # also where the one that is replaced comes later
+            self._live.pop(each.replaces or 0, None)
+
+    def _become_steps(self, agent: MultiStepAgent) -> None:
+        with self._lock:
+            notes, self._pending = sorted(self._pending, key=lambda note: note.number), []
+        agent.memory.steps.extend(notes)  # type: ignore[arg-type]  # a note is a step, too
+
+
+def _notes_of(state: list[Any]) -> tuple[int, list[NoteStep]]:
+    last, notes = state
+    return last, [NoteStep(*note) for note in notes]
+
+
+class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
+    """Writes a note."""
+
+    name = WRITE
+    description = (
+        "Writes a note for yourself: what must not be forgotten in the rest of this conversation. You are shown your "
+        f"notes at every step. There is room for {MAX_NOTES} notes; to change one, write the new text in its place."
+    )
+    inputs = {  # noqa: RUF012 - smolagents' way to say it
+        "text": {"type": "string", "description": f"What to note, {MAX_CHARS} characters at most."},
+        "replaces": {
+            "type": "integer",
+            "description": "The number of an earlier note that this one takes the place of.",
+            "nullable": True,
+        },
+    }
+    output_type = "string"
+
+    def __init__(self, pad: Scratchpad) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pad = pad
+
+    def forward(self, text: str, replaces: int | None = None) -> str:
+        """Write it, and say its number."""
+        if not isinstance(text, str) or not isinstance(replaces, int | None):
+            raise NoteError("text is a text, and replaces the number of a note")
+        return f"Written as note {self.pad.write(text, replaces)}."
+
+    def get_state(self) -> list[Any]:
+        return self.pad.state()
+
+    def set_state(self, state: list[Any]) -> None:
+        self.pad.add_state(state)
+
+
+class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
+    """Reads all notes."""
+
+    name = READ
+    description = "Reads the notes that you wrote in this conversation, with their numbers."
+    inputs: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - as above
+    output_type = "string"
+
+    def __init__(self, pad: Scratchpad) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pad = pad
+
+    def forward(self) -> str:
+        """Give them as a text."""
+        return self.pad.read()
+
+
+def give_scratchpad(name: str, agent: MultiStepAgent) -> None:
+    """Add the tools to an agent that asks for them, and to none that it manages."""
+    wanted = getattr(agent, "scratchpad", False)
+    if not isinstance(wanted, bool):
+        raise StartError(f"the agent {name!r} has scratchpad = {wanted!r}; make it True or False")
+    if not wanted or scratchpad_of(agent):  # a factory that gives the same agent twice is told so elsewhere
+        return
+    if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
+        raise StartError(
+            f"the agent {name!r} has scratchpad = True and runs its code remotely, where a copy of its tools would "
+            "write nothing down; use a local executor, or set scratchpad to False"
+        )
+    taken = {WRITE, READ} & {*agent.tools, *agent.managed_agents}
+    if taken:
+        raise StartError(
+            f"the agent {name!r} has scratchpad = True and something of its own called {min(taken)!r}; rename that, or "
+            "set scratchpad to False"
+        )
+    pad = Scratchpad()
+    agent.tools |= {WRITE: NoteWrite(pad), READ: NoteRead(pad)}
+
+
+def scratchpad_of(agent: MultiStepAgent) -> Scratchpad | None:
+    """Find an agent's scratchpad, if it has one."""
+    tool = unproxied(agent.tools.get(WRITE))
+    return tool.pad if isinstance(tool, NoteWrite) else None

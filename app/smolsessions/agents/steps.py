@@ -1,0 +1,296 @@
+"""Steps ⇄ bytes: the only pickle of steps. What may be unpickled is an exact list of classes.
+
+What smolagents puts into a step survives; what a user's tool put there survives if it is plain data, as JSON where it
+has a JSON form, and otherwise as a text with a label, unless the agent declares its class in `carries`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import fractions
+import io
+import logging
+import pickle
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import PIL.Image
+from smolagents.agent_types import AgentAudio, AgentImage, AgentText
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentError
+
+from smolsessions.agents.failures import is_swallowed_failure
+from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
+from smolsessions.agents.plain import labelled, plain
+from smolsessions.agents.step_fields import error_of, restore_fields
+from smolsessions.errors import SealBrokenError, ServiceError
+from smolsessions.records import PackedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from smolsessions.records import EntryType
+
+log = logging.getLogger(__name__)
+
+Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
+MAX_STEP_BYTES = 16 * 1024 * 1024
+MAX_IMAGE_BYTES = 128 * 1024 * 1024
+
+_OWN = frozenset(
+    {
+        *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, EditStep, ToolCall, Timing, TokenUsage),
+        *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
+    }
+)
+_CARRIED: frozenset[type] = frozenset(
+    {
+        *_OWN,
+        *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
+        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(set, frozenset, complex, bytearray, range),
+    }
+)
+
+
+_TYPES: tuple[tuple[type, EntryType], ...] = (
+    (TaskStep, "task"),
+    (PlanningStep, "planning"),
+    (NoteStep, "note"),
+    (SummaryStep, "summary"),
+    (EditStep, "edit"),
+)
+
+
+class StepTooLargeError(ServiceError):
+    """A step of this turn is larger than the service keeps; let the tool return less."""
+
+    code = "agent_error"
+
+
+def finished(step: MemoryStep) -> bool:
+    """Tell a whole step from the half one that smolagents appends when a run is left in the middle of it."""
+    return not isinstance(step, ActionStep) or step.error is not None or step.observations is not None
+
+
+def strip(step: MemoryStep) -> None:
+    """Remove from a finished step, in place, the values that nothing reads again, and those of a wrong kind.
+
+    The first are the repeated history, the provider's own object, and the frames of an error.
+    """
+    if names := restore_fields(step):
+        log.warning(
+            "a callback left a value of a wrong kind in %s of a step; it was replaced: keep to smolagents' kinds",
+            ", ".join(names),
+            extra={"action": "agent.step_restored"},
+        )
+    if isinstance(step, ActionStep):
+        step.model_input_messages = None
+        if is_swallowed_failure(step.action_output):
+            step.action_output = None  # an exception's text, which may hold a key
+        if step.error is not None:
+            step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
+    elif isinstance(step, PlanningStep):
+        step.model_input_messages = []
+    message = getattr(step, "model_output_message", None)
+    if message is not None:
+        message.raw = None
+
+
+def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
+    """Make a step's bytes, and read them once where that may fail, so that what is committed can be read again.
+
+    `is_data` says that it cannot: the step is made of JSON data, and its images were read.
+    """
+    classes = frozenset(carries)
+    try:
+        data, attachments, is_sure = _dump(step, classes)
+        if not (is_sure or is_data):
+            unpack(data, attachments, classes)
+    except StepTooLargeError:
+        raise
+    except BaseException:  # noqa: BLE001 - foreign classes may fail in any way, and leave, too; the step must not
+        data, attachments, _ = _dump(_simplified(step, classes), classes)
+        unpack(data, attachments, classes)
+    return PackedStep(step_type(step), turn, data, attachments)
+
+
+def unpack(
+    data: bytes,
+    attachments: dict[str, bytes],
+    carries: Iterable[type] = (),
+    open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
+) -> Step:
+    """Make the step again. The bytes come out of the seal; still only listed classes are made."""
+    try:
+        step = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
+    except SealBrokenError:
+        raise
+    except Exception as error:
+        raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
+    if not isinstance(step, Step):
+        raise SealBrokenError("a stored step is no step")
+    restore_fields(step.step if isinstance(step, EditStep) and step.step else step)
+    return step
+
+
+def agent_error(name: str, message: str) -> AgentError:
+    """Make an error of smolagents again; `name` is one of `ERROR_NAMES`."""
+    return _error(name, message)
+
+
+def step_type(step: MemoryStep) -> EntryType:
+    return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
+
+
+def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
+    file = io.BytesIO()
+    pickler = _Pickler(file, carries)
+    pickler.dump(step)
+    largest = max(map(len, pickler.attachments.values()), default=0)
+    if file.tell() > MAX_STEP_BYTES or largest > MAX_IMAGE_BYTES:
+        raise StepTooLargeError
+    return file.getvalue(), pickler.attachments, pickler.is_sure
+
+
+def _simplified(step: Any, carries: frozenset[type]) -> Any:
+    """Copy a step with a text in place of each part that cannot be carried."""
+    if isinstance(step, EditStep):
+        return replace(step, step=_simplified(step.step, carries))
+    if not isinstance(step, ActionStep):
+        return step
+    fields = vars(step) | {"action_output": _sound(step.action_output, carries)}
+    if step.tool_calls:
+        calls = [ToolCall(call.name, _sound(call.arguments, carries), call.id) for call in step.tool_calls]
+        fields["tool_calls"] = calls
+    message = step.model_output_message
+    if message is not None and _sound(message, carries) is not message:
+        fields["model_output_message"] = ChatMessage(role=message.role, content=labelled(message.content))
+    return ActionStep(**fields)
+
+
+def _sound(value: Any, carries: frozenset[type]) -> Any:
+    """Give the value where it survives the way to bytes and back, else its label."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, carries)
+    try:
+        pickler.dump(value)
+        _Unpickler(io.BytesIO(file.getvalue()), pickler.attachments, carries).load()
+    except BaseException:  # noqa: BLE001 - see pack
+        return labelled(value)
+    return value
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, carries: frozenset[type]) -> None:
+        super().__init__(file, protocol=5)
+        self._known = _KNOWN.union(map(id, carries)) if carries else _KNOWN
+        self.attachments: dict[str, bytes] = {}
+        self.is_sure = True
+        """Nothing was met but plain data in smolagents' own classes."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if id(kind) in _OWN_IDS or id(obj) in _OWN_IDS:
+            return _by_value(obj, kind) if kind is MessageRole else NotImplemented
+        self.is_sure = False
+        if id(kind) in self._known or id(obj) in self._known:
+            return _by_value(obj, kind)
+        if issubclass(kind, AgentError):
+            known = next(c.__name__ for c in kind.__mro__ if c.__name__ in _ERRORS)
+            return _error, (known, str(obj))
+        if issubclass(kind, PIL.Image.Image):
+            return _image, (self._attach(obj), issubclass(kind, AgentImage))
+        if kind is AgentText:
+            return _value, (str(obj),)
+        return _value, (labelled(obj) if kind is AgentAudio else plain(obj),)
+
+    def _attach(self, image: PIL.Image.Image) -> str:
+        raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
+        data = image_to_bytes(raw)
+        name = name_of(raw, data)
+        self.attachments[name] = data
+        name_image(raw, name)
+        return name
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        attachments: dict[str, bytes],
+        carries: Iterable[type],
+        open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
+    ) -> None:
+        super().__init__(file)
+        self._attachments = attachments
+        self._open_image = open_image
+        self._listed = _LISTED
+        if carries:
+            self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == _image.__name__:
+            return self._image
+        if (module, name) == ("builtins", "getattr"):
+            return self._member
+        found = self._listed.get((module, name))
+        if found is None:
+            raise SealBrokenError(f"a stored step holds {module}.{name}, which this agent does not carry")
+        return found
+
+    def _image(self, name: str, is_agent_image: bool) -> Any:
+        if name not in self._attachments:
+            raise SealBrokenError("an image of a stored step is missing")
+        image = self._open_image(self._attachments[name])
+        name_image(image, name)
+        return AgentImage(image) if is_agent_image else image
+
+    def _member(self, kind: Any, name: str) -> Any:
+        """Return an enum's member by its name: Python 3.11.0 to 3.11.3 pickle members as `getattr(kind, name)`."""
+        if not any(kind is listed for listed in self._listed.values()) or not isinstance(kind, enum.EnumType):
+            raise SealBrokenError("a stored step reads an attribute of a class that is no enum")
+        return kind._member_map_[name]
+
+
+def _by_value(obj: Any, kind: type) -> Any:
+    """Reduce an enum's member to (class, value), as Python 3.11.4 does and each Python reads."""
+    if isinstance(kind, enum.EnumType) and kind.__reduce_ex__ in _ENUM_REDUCERS:
+        return kind, (obj._value_,)
+    return NotImplemented
+
+
+def _value(value: object) -> object:
+    return value
+
+
+def _error(name: str, message: str) -> AgentError:
+    return error_of(_ERRORS[name], message)
+
+
+def _image(name: str, is_agent_image: bool) -> Any:
+    raise AssertionError(name, is_agent_image)
+
+
+def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
+    found = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        if child.__module__ == kind.__module__:
+            found |= _subclasses(child)
+    return found
+
+
+_ERRORS = _subclasses(AgentError)
+ERROR_NAMES = frozenset(_ERRORS)
+_MAKERS: tuple[Any, ...] = (_value, _error, _image)
+_ENUM_REDUCERS: tuple[Any, ...] = (enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__)
+# By identity: a foreign class may answer == and hash() with code of its own.
+_OWN_IDS = frozenset(map(id, _OWN))
+_KNOWN = frozenset(map(id, (*_CARRIED, *_MAKERS)))
+_LISTED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, *_MAKERS)}

@@ -1,0 +1,109 @@
+"""Conversations as callers use them: make, show, list, patch, delete, and what is in their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from smolsessions.errors import UnknownAgentError
+from smolsessions.metadata import bounded
+from smolsessions.records import AgentName, Draft, Page, Ref
+
+if TYPE_CHECKING:
+    from smolsessions.ports import Agents
+    from smolsessions.ports import Conversations as Store
+    from smolsessions.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
+
+
+Patch = Callable[[Draft], Draft]
+
+
+class Conversations:
+    """An owner's conversations."""
+
+    def __init__(self, store: Store, agents: Agents, default_agent: AgentName, on_end: Callable[[Turn], None]) -> None:
+        self._on_end = on_end
+        self._store = store
+        self._agents = agents
+        self._default_agent = default_agent
+
+    def agents(self) -> list[AgentInfo]:
+        """Say which agents there are, the default one first."""
+        return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
+
+    async def confinement(self) -> Mapping[AgentName, str | None]:
+        """Tell what confines each agent's code."""
+        return await asyncio.to_thread(self._agents.confinement)
+
+    async def create(
+        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: Draft
+    ) -> Conversation:
+        """Make an empty conversation."""
+        agent = self.known(agent)
+        self.check(agent, draft)
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        return await self._store.create(ref, agent, draft)
+
+    def known(self, agent: AgentName | None) -> AgentName:
+        """Give the agent of a new conversation. Raises `UnknownAgentError`."""
+        if agent is not None and agent not in self._agents.infos:
+            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
+        return agent or self._default_agent
+
+    async def show(self, ref: Ref) -> Conversation:
+        """Look at one."""
+        return await self._store.conversation(ref)
+
+    async def page(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
+        """Look at many, newest first."""
+        return await self._store.conversations(owner, cursor, limit)
+
+    async def patch(self, ref: Ref, patch: Patch) -> Conversation:
+        """Change what callers may change; metadata by a JSON merge patch (RFC 7396)."""
+
+        def changed(now: Conversation) -> Draft:
+            draft = patch(Draft(now.metadata, now.policy, now.ttl_s))
+            self.check(now.agent, draft)
+            return draft
+
+        return await self._store.patch(ref, changed)
+
+    async def delete(self, ref: Ref) -> None:
+        """Take it away, with all that it held."""
+        for ended in await self._store.delete(ref):
+            self._on_end(ended)
+
+    async def steps(
+        self, ref: Ref, first: int, limit: int, kind: StepType | None, *, archived: bool
+    ) -> Page[dict[str, Any]]:
+        """Give steps as JSON, hidden ones too, those that were archived or rolled back if asked for."""
+        agent, page, attachments = await self._store.steps(ref, first, limit, kind, archived=archived)
+        describe = self._agents.describe
+
+        def describe_all() -> tuple[dict[str, Any], ...]:
+            return tuple(_about(step) | describe(agent, step.data, attachments) for step in page.items)
+
+        return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
+
+    async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
+        """Give the media type and the bytes of an image that a step shows."""
+        return await asyncio.to_thread(self._agents.picture, await self._store.image(ref, name))
+
+    def check(self, agent: AgentName, draft: Draft) -> None:
+        """Refuse what a conversation with this agent cannot have."""
+        bounded(draft.metadata)
+        if draft.policy is not None:
+            self._agents.check_policy(agent, draft.policy, "/policy")
+
+
+def _about(step: StoredStep) -> dict[str, Any]:
+    return {
+        "index": step.index,
+        "turn": step.turn,
+        "type": step.type,
+        "hidden": step.hidden,
+        "archived": step.archived,
+        "rolled_back": step.rolled_back,
+    } | ({"unanswered": step.unanswered} if step.type == "task" else {})

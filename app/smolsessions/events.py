@@ -1,0 +1,171 @@
+"""What a subscriber sees of a turn: a closed union of frozen events. Each is written once, to the turn's log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from smolsessions.records import StepImage, Turn, Usage  # noqa: TC001 - pydantic reads the annotations at run time
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from smolsessions.frozen import dataclass
+
+Channel = Literal["answer", "thought", "code", "plan", "arguments"]
+StepKind = Literal["action", "planning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The step that an event is of.
+
+    `step_id` is unique in the turn, `step` counts in its agent's run, `agent` is the agent's path, `parent_call_id` the
+    tool call that called that agent.
+    """
+
+    step_id: str
+    step: int
+    agent: str
+    parent_call_id: str | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TurnQueued:
+    """The turn was accepted."""
+
+    type: ClassVar[Literal["turn.queued"]] = "turn.queued"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """A worker plays the turn; `attempt` counts the workers that did, `at` is its clock in Unix seconds."""
+
+    type: ClassVar[Literal["turn.started"]] = "turn.started"
+    attempt: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """An agent begins a step."""
+
+    type: ClassVar[Literal["step.started"]] = "step.started"
+    where: Where
+    kind: StepKind
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """A piece of what the model says in its call `call_id`. `index` and `name` tell the tool call of `arguments`."""
+
+    type: ClassVar[Literal["message.delta"]] = "message.delta"
+    where: Where
+    call_id: str
+    channel: Channel
+    text: str
+    index: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRestarted:
+    """A model call that had shown some of its text is made again: the text of its `call_id` so far is void."""
+
+    type: ClassVar[Literal["message.restarted"]] = "message.restarted"
+    where: Where
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """A tool, a managed agent or a code block is about to run. `arguments` is JSON with long texts cut.
+
+    `repeated`: an earlier attempt made this call too, and its process ended before it saw the end of it.
+    """
+
+    type: ClassVar[Literal["tool.call"]] = "tool.call"
+    where: Where
+    call_id: str
+    name: str
+    arguments: Any
+    internal: bool
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturned:
+    """It returned (`result`, cut) or failed (`error`, cut)."""
+
+    type: ClassVar[Literal["tool.result"]] = "tool.result"
+    where: Where
+    call_id: str
+    name: str
+    internal: bool
+    ok: bool
+    result: str | None
+    error: str | None
+    duration_ms: float
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """What went wrong in a step, as its agent's model is told: smolagents' class of error and its words, cut."""
+
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """A step is over; one of the turn's own agent is in the store now. `observations` is cut."""
+
+    type: ClassVar[Literal["step.finished"]] = "step.finished"
+    where: Where
+    kind: StepKind
+    error: StepError | None
+    observations: str | None
+    images: tuple[StepImage, ...]
+    is_final_answer: bool
+    usage: Usage | None
+    duration_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The final event, exactly one: `turn.finished`, `turn.failed` or `turn.cancelled`. It holds the whole turn."""
+
+    result: Turn
+
+    @property
+    def type(self) -> Literal["turn.finished", "turn.failed", "turn.cancelled"]:
+        assert self.result.outcome, "a turn that ended has an outcome"
+        return FINAL[self.result.outcome.status]
+
+
+StepEvent = StepStarted | MessageDelta | MessageRestarted | ToolCalled | ToolReturned | StepFinished
+Event = TurnQueued | TurnStarted | StepEvent | TurnEnded
+
+FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished", "turn.failed", "turn.cancelled"]] = {
+    "finished": "turn.finished",
+    "failed": "turn.failed",
+    "cancelled": "turn.cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """An event with its place in the turn's log: `seq` counts from 1."""
+
+    seq: int
+    event: Event
+
+
+def attempt_of(event: Event) -> int:
+    """Tell which attempt at the turn wrote an event; 0 before the first one."""
+    if isinstance(event, TurnQueued):
+        return 0
+    if isinstance(event, TurnStarted):
+        return event.attempt
+    return event.result.attempts if isinstance(event, TurnEnded) else event.where.attempt

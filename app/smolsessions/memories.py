@@ -1,0 +1,97 @@
+"""A conversation's memory between its turns: look at it, prune it, go back, fork, take it out and bring it in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from smolsessions.documents import document_of, opened, turns_of
+from smolsessions.errors import StoreUnavailableError
+from smolsessions.records import Brought, Draft, Ref, with_gaps
+
+if TYPE_CHECKING:
+    from smolsessions.conversations import Conversations
+    from smolsessions.policies import Policy
+    from smolsessions.ports import Agents
+    from smolsessions.ports import Memories as Store
+    from smolsessions.records import AgentName, Conversation, LeftOut, Owner, Weighed
+
+MOST_TRIES = 5
+
+
+class Memories:
+    """Memories of an owner's conversations. What changes one raises `BusyError` while a turn runs."""
+
+    def __init__(self, store: Store, agents: Agents, conversations: Conversations, max_pixels: int) -> None:
+        """`max_pixels` bounds the images of a step that is brought in."""
+        self._store = store
+        self._agents = agents
+        self._conversations = conversations
+        self._max_pixels = max_pixels
+
+    async def messages(self, ref: Ref, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Give what the model is shown next, but for the next task, and what the policy leaves out of it."""
+        memory = await self._store.memory(ref, may_run=True)
+        return await asyncio.to_thread(
+            lambda: self._agents.messages(memory.agent, memory, memory.terms.policy, summary_mode=summary_mode)
+        )
+
+    async def prune(
+        self, ref: Ref, policy: Policy | None, *, dry_run: bool, destroy: bool
+    ) -> tuple[Weighed, int, Conversation | None]:
+        """Archive what a policy (None: the conversation's) leaves out, or destroy that and all that is archived.
+
+        Gives what changes, how many steps are archived or destroyed, and the conversation as it is then. A dry run
+        changes nothing, and gives what would.
+        """
+        for _ in range(MOST_TRIES):
+            memory = await self._store.memory(ref, may_run=dry_run)
+            wanted = memory.terms.policy if policy is None else policy
+            if policy is not None:
+                self._agents.check_policy(memory.agent, policy, "/policy")
+            weighed = await asyncio.to_thread(self._agents.weigh, memory.agent, memory, wanted)
+            count, places = len(weighed.left_out), [memory.steps[at].index for at in weighed.left_out + weighed.edits]
+            if dry_run:
+                more = (await self._conversations.show(ref)).archived_steps if destroy else 0
+                return weighed, count + more, None
+            if destroy:
+                destroyed = await self._store.destroy(ref, memory.version, places)
+                if destroyed:
+                    return weighed, destroyed[1], destroyed[0]
+            elif amended := await self._store.archive(ref, memory.version, places):
+                return weighed, count, amended
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def roll_back(self, ref: Ref, turn: int) -> Conversation:
+        """Go back to what the conversation was after a turn; its later turns stay on record."""
+        return await self._store.roll_back(ref, turn)
+
+    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+        """Make a conversation of its own of what this one was after a turn (None: the last)."""
+        return await self._store.fork(ref, turn, metadata)
+
+    async def export(self, ref: Ref) -> dict[str, Any]:
+        """Take a whole conversation out as a document."""
+        record = await self._store.record(ref)
+        steps = with_gaps(record.steps)
+        agent = record.conversation.agent
+        portable = await asyncio.to_thread(self._agents.export, agent, steps, record.attachments, record.pieces)
+        return document_of(record, portable)
+
+    async def bring_in(
+        self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
+    ) -> Conversation:
+        """Make a conversation of a document; its agent is the document's, unless another one is named."""
+        told = opened(document)
+        name = self._conversations.known(told.agent if agent is None else agent)
+        given = await asyncio.to_thread(self._agents.take_in, name, told.memory, self._max_pixels)
+        draft = Draft(told.metadata, told.policy)
+        self._conversations.check(name, draft)
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        version = self._agents.infos[name].version
+        last = max((step.turn for step in given.steps), default=0)
+        turns = tuple(replace(turn, ref=ref) for turn in turns_of(told, version, last, time.time()))
+        return await self._store.adopt(ref, name, draft, Brought(turns, told.jumps, given))

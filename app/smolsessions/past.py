@@ -1,0 +1,42 @@
+"""What the earlier attempts at a turn left in the store, for the one that replays them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from smolsessions.events import ToolCalled, ToolReturned
+from smolsessions.records import ToolCall
+
+if TYPE_CHECKING:
+    from smolsessions.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The journal's `effects` by key, the keys of calls that had `begun`, the log's `events`, and the finished `steps`.
+
+    A step comes as its bytes, the attachments of all of them beside it.
+    """
+
+    effects: dict[str, bytes]
+    begun: frozenset[str]
+    events: tuple[Event, ...]
+    steps: tuple[bytes, ...]
+    attachments: dict[str, bytes]
+
+    @property
+    def calls(self) -> dict[str, ToolCall]:
+        """The tool calls that were shown, by their ids, for a turn that is not replayed."""
+        calls: dict[str, ToolCall] = {}
+        for event in self.events:
+            if isinstance(event, ToolCalled):
+                where, made = event.where, (event.name, event.arguments)
+                calls[event.call_id] = ToolCall(
+                    event.call_id, *made, where.agent, where.step_id, event.internal, ok=False, duration_ms=0.0
+                )
+            elif isinstance(event, ToolReturned) and event.call_id in calls:
+                calls[event.call_id] = replace(
+                    calls[event.call_id], ok=event.ok, duration_ms=event.duration_ms, repeated=event.repeated
+                )
+        return calls

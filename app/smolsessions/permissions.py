@@ -1,0 +1,31 @@
+"""Permissions of the service's own files."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from smolsessions.errors import StartError
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+
+def check_private(path: Path, kind: str) -> None:
+    """Raise `StartError` if all users of the machine may read a file or folder; a link counts by its target."""
+    if open_to_all(path.stat()):
+        raise StartError(
+            f"all users of this machine may read the {kind} {path}: run `chmod o-rwx {path}`, and replace the "
+            "secrets in it if others may have read them"
+        )
+
+
+def open_to_all(found: os.stat_result) -> bool:
+    """Return whether all users of the machine may read a file or folder.
+
+    A shared folder with the sticky bit does not count, such as the image's volume. One of its users cannot close it,
+    and the files with data in it are private by themselves.
+    """
+    is_shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    return bool(found.st_mode & stat.S_IROTH) and not is_shared

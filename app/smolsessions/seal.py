@@ -1,0 +1,162 @@
+"""The envelope of everything at rest: compressed, then AES-256-GCM bound to its place; and the ring of keys.
+
+Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. The key of a
+conversation is derived from the master key and the conversation's name, so that random nonces stay far from their bound
+however many records the service writes; the place (what it is, generation, index) is the associated data.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import importlib.resources
+import os
+import re
+import secrets
+import struct
+import tempfile
+import threading
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zstandard
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from smolsessions.errors import NEWER, SealBrokenError, StartError
+from smolsessions.permissions import check_private
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION = 1
+KEY_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16
+MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
+_KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
+_local = threading.local()
+
+
+class Sealer:
+    """Seals and opens what belongs to any conversation. Safe to share between threads."""
+
+    def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
+        """Take `(key id, 32 bytes)` pairs: the first seals, all of them open."""
+        self._keys = dict(keys)
+        self._writing_id = keys[0][0]
+        self._prefix = bytes((VERSION, len(self._writing_id))) + self._writing_id.encode()
+        self._cipher = lru_cache(maxsize=8192)(self._derive)
+
+    def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
+        """Bind `plaintext` to `place` within `scope` (a conversation's name); whoever opens it must name both."""
+        nonce = os.urandom(NONCE_BYTES)
+        packed = _compressor().compress(plaintext)
+        return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, _bind(place))
+
+    def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
+        """Give the plaintext back, or raise `SealBrokenError` before anything of it is read."""
+        if blob and blob[0] > VERSION:
+            raise SealBrokenError(f"a stored record was changed, or {NEWER}")
+        if len(blob) < 2 + NONCE_BYTES + TAG_BYTES or blob[0] != VERSION:
+            raise SealBrokenError("a stored record is cut short")
+        start = 2 + blob[1]
+        key_id = blob[2:start].decode("ascii", "replace")
+        if key_id not in self._keys:
+            raise SealBrokenError(f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks")
+        nonce, sealed = blob[start : start + NONCE_BYTES], blob[start + NONCE_BYTES :]
+        try:
+            packed = self._cipher(key_id, scope).decrypt(nonce, sealed, _bind(place))
+        except InvalidTag:
+            raise SealBrokenError from None
+        if zstandard.frame_content_size(packed) > MAX_PLAINTEXT_BYTES:
+            raise SealBrokenError("a stored record is larger than this release reads")
+        return _decompressor().decompress(packed)
+
+    def _derive(self, key_id: str, scope: str) -> AESGCM:
+        return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
+
+
+def tag_of(blob: bytes) -> bytes:
+    """The authentication tag: what a conversation's running hash is made of."""
+    return blob[-TAG_BYTES:]
+
+
+def new_key() -> str:
+    """A fresh key in the form that SEAL_KEYS takes."""
+    return f"k{secrets.token_hex(3)}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}"
+
+
+def parse_keys(text: str) -> list[tuple[str, bytes]]:
+    """Read `id:base64` keys, separated by commas or white space; the first one seals."""
+    keys: list[tuple[str, bytes]] = []
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for word in " ".join(lines).replace(",", " ").split():
+        match = _KEY_LINE.fullmatch(word)
+        if not match:
+            raise StartError(
+                "a seal key is not of the form id:base64-of-32-bytes; `smolsessions new-key` prints a good one"
+            )
+        encoded = match[2].replace("-", "+").replace("_", "/").rstrip("=") + "="
+        keys.append((match[1], base64.b64decode(encoded)))
+    if not keys:
+        raise StartError("no seal key is given; `smolsessions new-key` prints one for SMOLSESSIONS_SEAL_KEYS")
+    if len({key_id for key_id, _ in keys}) != len(keys):
+        raise StartError("two seal keys have the same id; give each key its own")
+    return keys
+
+
+def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
+    """Read the keys of a file that not all users may read; `create` makes a missing one, for its owner alone."""
+    if create and not path.exists():
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".seal-", delete=False) as file:  # 0600
+            file.write(new_key() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).rename(path)  # whole or not at all, whenever the power fails
+    try:
+        keys = parse_keys(path.read_text())
+    except StartError as error:
+        raise StartError(f"the seal key file {path}: {error.message}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise StartError(
+            f"the seal key file {path} cannot be read ({why}): put the keys there that the store was written with, or, "
+            "if it is new, what `smolsessions new-key` prints, and let the service's user read it"
+        ) from error
+    check_private(path, "seal key file" if create else "SMOLSESSIONS_SEAL_KEYS_FILE")
+    return keys
+
+
+def _bind(place: tuple[str | int, ...]) -> bytes:
+    return b"".join(map(_bound, place))
+
+
+@lru_cache(maxsize=4096)
+def _bound(part: str | int) -> bytes:
+    encoded = str(part).encode()
+    return struct.pack(">I", len(encoded)) + encoded
+
+
+@cache
+def _dictionary() -> zstandard.ZstdCompressionDict:
+    # Part of format 1. Steps and turn records look alike, and a small one compresses only against its like.
+    data = importlib.resources.files("smolsessions").joinpath("seal-1.zdict").read_bytes()
+    return zstandard.ZstdCompressionDict(data)
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstandard.ZstdCompressor(
+            level=3, dict_data=_dictionary(), write_checksum=False, write_dict_id=False
+        )
+    return compressor
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary())
+    decompressor: zstandard.ZstdDecompressor = _local.decompressor
+    return decompressor

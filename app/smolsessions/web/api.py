@@ -1,0 +1,188 @@
+"""The HTTP interface put together: routes, errors, gate, and its description, served from here."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from base64 import b64encode
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from smolsessions import __version__
+from smolsessions.metadata import MAX_OBJECT_BYTES
+from smolsessions.web import problems
+from smolsessions.web.auth import Callers
+from smolsessions.web.common import Limits
+from smolsessions.web.conversations import agent_routes, conversation_routes
+from smolsessions.web.events import event_schemas
+from smolsessions.web.gate import Gate
+from smolsessions.web.health import health_routes
+from smolsessions.web.memories import memory_routes
+from smolsessions.web.sse import Frames
+from smolsessions.web.turns import turn_routes
+from smolsessions.web.watching import watch_routes
+
+if TYPE_CHECKING:
+    from fastapi import Response
+
+    from smolsessions.conversations import Conversations
+    from smolsessions.memories import Memories
+    from smolsessions.turns import TurnDesk
+    from smolsessions.web.metrics import Figures
+
+DESCRIPTION = (
+    "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
+)
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_MOST_CHAR_BYTES = 12  # of one character in JSON: two escapes
+HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers 404 or 405 to it
+PAGE_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def create_app(
+    turns: TurnDesk,
+    conversations: Conversations,
+    memories: Memories,
+    *,
+    callers: Callers,
+    figures: Figures,
+    limits: Limits,
+) -> FastAPI:
+    """Make the application."""
+    app = FastAPI(
+        title="smolsessions",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.draining = False
+    app.state.callers = callers
+    app.state.frames = frames = Frames()
+    app.include_router(turn_routes(turns, limits, frames))
+    app.include_router(watch_routes(turns, limits, frames))
+    app.include_router(conversation_routes(conversations))
+    app.include_router(memory_routes(memories))
+    app.include_router(agent_routes(conversations))
+    app.include_router(health_routes(figures))
+    _serve_docs(app)
+    _serve_page(app)
+    app.add_middleware(
+        Gate,
+        callers=callers,
+        host=limits.host,
+        origins=limits.cors_origins,
+        max_body_bytes=limits.max_body_bytes,
+        max_text_bytes=limits.max_message_chars * _MOST_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
+    )
+    problems.install(app)
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=limits.cors_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
+            expose_headers=["Location", "Preference-Applied", "Retry-After"],
+        )
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
+    """Make the application of a process that only plays: health and figures."""
+    app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
+    app.state.draining = False
+    app.include_router(health_routes(figures))
+    bounds = {"max_body_bytes": HEALTH_BODY_BYTES, "max_text_bytes": HEALTH_BODY_BYTES}
+    app.add_middleware(Gate, callers=callers, host=host, origins=(), **bounds)
+    problems.install(app, problems.OF_A_WORKER)
+    return app
+
+
+def schema_yaml() -> str:
+    """Give the description as YAML; it depends on no setting."""
+    nothing: Any = None
+    app = create_app(
+        nothing,
+        nothing,
+        nothing,
+        callers=Callers(None, loopback=True),
+        figures=nothing,
+        limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
+    )
+    return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for path in schema["paths"].values():
+            for operation in path.values():
+                if "security" in operation:
+                    operation["security"].append({})  # without a file of keys none is needed
+        schemas = schema["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
+            schemas.pop(name, None)
+        schemas.update(event_schemas())
+        schemas["FieldProblem"] = problems.FieldProblem.model_json_schema()
+        problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        problem.pop("$defs", None)
+        schemas["Problem"] = problem
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _serve_docs(app: FastAPI) -> None:
+    """Serve the description's page with scripts of our own: no address outside the service."""
+    scripts = importlib.resources.files("fastapi_offline").joinpath("static")
+    app.mount("/docs/static", _Page(directory=str(scripts)), name="docs-static")
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="smolsessions",
+        swagger_js_url="/docs/static/swagger-ui-bundle.js",
+        swagger_css_url="/docs/static/swagger-ui.css",
+        swagger_favicon_url="/docs/static/favicon.png",
+    )
+    inline = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
+    digests = " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline)
+    headers = PAGE_HEADERS | {"Content-Security-Policy": POLICY.replace("script-src", f"script-src {digests}")}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page.body, headers=headers)
+
+
+def _serve_page(app: FastAPI) -> None:
+    folder = str(importlib.resources.files("smolsessions.web").joinpath("page"))
+    app.mount("/page", _Page(directory=folder), name="page")
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> FileResponse:
+        return FileResponse(f"{folder}/index.html", media_type="text/html", headers=PAGE_HEADERS)
+
+
+class _Page(StaticFiles):
+    """The page's files; a browser asks each time whether they are still the same, so that a new release is seen."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(PAGE_HEADERS)
+        return response

@@ -1,0 +1,235 @@
+"""HTTP/1.1 connection that bounds the size, the time and the number of requests before the application sees them."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from smolsessions.errors import (
+    HeadTooLargeError,
+    MalformedError,
+    RequestTimeoutError,
+    ServiceError,
+    TooManyConnectionsError,
+)
+from smolsessions.web.problems import response_to
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+MAX_HEAD_BYTES = 32 * 1024
+MAX_FIELDS = 100
+MAX_PIPELINED = 16
+MIN_BYTES_PER_S = 1024
+SPARE_CONNECTIONS = 64  # beyond the bound, for probes
+SPARE_S = 2.0
+PROBES = frozenset({"/livez", "/readyz"})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of a connection that are settings."""
+
+    receive_timeout_s: float
+    max_connections: int
+
+
+def bounded(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:
+    """Return uvicorn's `http` option. Half of the open files stay free for the store and for code processes."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
+    return partial(Connection, bounds=Bounds(receive_timeout_s, most))
+
+
+class _Phase(IntEnum):
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+
+
+class Connection(HttpToolsProtocol):
+    """Connection of one client.
+
+    A request that arrives in one piece, as nearly all do, costs no timer: one is armed only if a piece leaves a head or
+    a body unfinished.
+    """
+
+    def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bounds = bounds
+        self._head_s = bounds.receive_timeout_s
+        self._phase = _Phase.IDLE
+        self._unreported = 0  # bytes since the parser last reported a head, a chunk or a piece of a body
+        self._body_bytes = 0
+        self._body_began = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        count = len(self.connections)
+        if count > self._bounds.max_connections + SPARE_CONNECTIONS:
+            self._refuse(TooManyConnectionsError())
+            return
+        if count > self._bounds.max_connections:
+            self.app = _probes_alone(self.app)
+            self._head_s = min(SPARE_S, self._head_s)
+            self.timeout_keep_alive = 0
+        self._arm(self._head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._disconnect()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        if self._phase is not _Phase.IDLE:
+            self._refuse(MalformedError("The request ended before it was complete."))
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._unreported += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # no other protocol is spoken here: the request is answered as any
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, ServiceError) else MalformedError("The request is not HTTP/1.1."))
+            return
+        if self._unreported > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLargeError())
+        elif self._timer is None and (self._phase or (self.cycle is not None and self.cycle.response_complete)):
+            self._arm(self._bounds.receive_timeout_s if self._phase is _Phase.BODY else self._head_s)
+
+    def on_message_begin(self) -> None:
+        self._phase = _Phase.HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MAX_FIELDS or (
+            self._unreported > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES
+        ):
+            raise HeadTooLargeError
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise MalformedError("Too many requests are sent ahead of their answers.")
+        if self.parser.should_upgrade():
+            self._check_upgrade()
+        super().on_headers_complete()
+        self._unreported = self._body_bytes = 0
+        self.headers = []  # for trailers, which uvicorn would add to the headers that are checked
+        self._phase = _Phase.BODY
+        if self._timer is not None:
+            self._disarm()
+        self._body_began = self.loop.time()
+
+    def on_chunk_header(self) -> None:
+        self._unreported = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._unreported = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._phase = _Phase.IDLE
+        if self._timer is not None:
+            self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is _Phase.BODY and self.cycle.response_complete and not self.transport.is_closing():
+            # The rest of a body that was refused is dropped, so that the client reads the answer, but not for ever.
+            self._disarm()
+            self._arm(self._bounds.receive_timeout_s)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _check_upgrade(self) -> None:
+        """Refuse a body: the parser takes it for the other protocol, or for the next request."""
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            raise MalformedError("The request asks for another protocol; send it without `Upgrade`.")
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        rest_s = self._rest_s()
+        if rest_s > 0:
+            self._arm(rest_s)
+        elif self._phase is _Phase.IDLE:
+            self.transport.close()
+        else:
+            self._refuse(RequestTimeoutError())
+
+    def _rest_s(self) -> float:
+        """Return the time that is left for a body; it grows with each byte, and stands still while none is read."""
+        if self._phase is not _Phase.BODY or self.cycle.response_complete:
+            return 0.0
+        now, timeout_s = self.loop.time(), self._bounds.receive_timeout_s
+        if self.flow.read_paused:
+            self._body_began = now
+        return self._body_began + timeout_s + self._body_bytes / MIN_BYTES_PER_S - now
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Close the connection, after an answer unless an earlier request waits for its own."""
+        if self.transport.is_closing():
+            return
+        if self._may_answer():
+            response = response_to(error)
+            fields = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+            head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+            self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + response.body)
+        self._disarm()
+        self._disconnect()
+        self.transport.close()
+
+    def _may_answer(self) -> bool:
+        if self._phase is _Phase.BODY and self.cycle is not None:
+            return not self.pipeline and not self.cycle.response_started
+        return self.cycle is None or self.cycle.response_complete
+
+    def _disconnect(self) -> None:
+        """Tell the running request, which uvicorn does not if another one was sent ahead."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+
+def _probes_alone(app: ASGIApp) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+            return
+        response = response_to(TooManyConnectionsError())
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
+
+    return answer

@@ -1,0 +1,198 @@
+"""Checks of every request before its route: host, site, content type, size. Plain ASGI, since each request pays."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect
+
+from smolsessions.errors import (
+    ForeignHostError,
+    ForeignOriginError,
+    MalformedError,
+    MediaTypeError,
+    ServiceError,
+    TooLargeError,
+)
+from smolsessions.web.bodies import LARGE_BYTES, aside, check_structure
+from smolsessions.web.problems import response_to
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from smolsessions.web.auth import Callers
+
+_HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
+_ORIGIN = re.compile(rb"(https?)://(.+)")
+_PORTS = {b"http": 80, b"https": 443}
+_LAST_PORT = 65535
+_SINGLE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"})
+_OWN_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
+_FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
+_JSON_KIND = re.compile(rb"application/[^/]+\+json")
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
+
+
+class Gate:
+    """Refuses what no route should see."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        callers: Callers,
+        host: str,
+        origins: Collection[str],
+        max_body_bytes: int,
+        max_text_bytes: int,
+    ) -> None:
+        self._app = app
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
+        self._callers = callers
+        self._max_body_bytes = max_body_bytes
+        self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        try:
+            if len(headers) != len(scope["headers"]):
+                _check_single(scope["headers"])
+            host = _host_of(headers.get(b"host"), scope["http_version"])
+            if self._callers.loopback and host[0] not in self._own_names:
+                # A page of another site can have a browser call a loopback address under that site's name.
+                raise ForeignHostError
+            _check_site(scope["method"], headers, host, self._origins)
+            if scope["method"] in _WITH_BODY:
+                # Before its body is read, a request must be somebody's; the route finds the owner here.
+                scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
+                is_import = (scope["method"], scope["path"]) == _IMPORT
+                receive = await self._checked_body(headers, receive, is_import=is_import)
+        except ClientDisconnect:
+            return  # in the middle of its body: half a request changes nothing, and nobody reads an answer
+        except ServiceError as error:
+            await response_to(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> Receive:
+        length = headers.get(b"content-length", b"0")
+        has_body = length != b"0" or b"transfer-encoding" in headers
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if has_body and kind != b"application/json" and not _JSON_KIND.fullmatch(kind):
+            raise MediaTypeError
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        body = await _whole(receive, self._max_body_bytes)
+        if len(body) > LARGE_BYTES and not is_import:
+            await aside(self._check_structure, body)
+        if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
+            raise MalformedError
+        return again(body, receive)
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """Give a body that was read once more, then what comes."""
+    sent = False
+
+    async def once_more() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return once_more
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    seen = [name for name, _ in headers if name in _SINGLE]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise MalformedError(f"The request has two headers {name.decode()}; send one.")
+
+
+def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]:
+    """Return name and port of a `Host` header."""
+    if value is None:
+        if http_version != "1.0":
+            raise MalformedError("The request has no header Host, which HTTP/1.1 demands; send it.")
+        return b"", None
+    match = _HOST.fullmatch(value.lower())
+    if not match or (match[1].startswith(b"[") and not _is_ipv6(match[1][1:-1])):
+        raise MalformedError("The header Host is not of the form host or host:port.")
+    port = int(match[2]) if match[2] else None
+    if port is not None and not 0 < port <= _LAST_PORT:
+        raise MalformedError("The port in the header Host is out of range.")
+    return match[1], port
+
+
+def _is_ipv6(text: bytes) -> bool:
+    try:
+        ip_address(text.decode())
+    except ValueError:
+        return False
+    return b":" in text
+
+
+def _check_site(
+    method: str, headers: dict[bytes, bytes], host: tuple[bytes, int | None], origins: Collection[bytes]
+) -> None:
+    """Refuse a page of another site. A stop needs no body, and a GET may stop a turn when its stream ends."""
+    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    if origin in origins:
+        return
+    if site in _FOREIGN_SITES:
+        if method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate" and origin is None:
+            return
+        raise ForeignOriginError
+    # A browser leaves Sec-Fetch-Site out towards plain HTTP. Where it is there it also holds behind a proxy that
+    # changes Host.
+    if origin is not None and (origin == b"null" or (site != b"same-origin" and not _is_own(origin, host))):
+        raise ForeignOriginError
+
+
+def _is_own(origin: bytes, host: tuple[bytes, int | None]) -> bool:
+    match = _ORIGIN.fullmatch(origin.lower())
+    if not match:
+        return False
+    try:
+        name, port = _host_of(match[2], "1.1")
+    except MalformedError:
+        return False
+    usual = _PORTS[match[1]]
+    return name == host[0] and (port or usual) == (host[1] or usual)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The request is larger than {limit} bytes (SMOLSESSIONS_MAX_BODY_BYTES).")

@@ -1,0 +1,210 @@
+"""The composition root: the only file that names concrete classes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smolsessions.agents.catalog import Catalog, factories_of
+from smolsessions.agents.chat import ChatOptions, chat_factory
+from smolsessions.agents.code.confinement import keep_memory_private
+from smolsessions.agents.demo import make_demo, make_demo_code
+from smolsessions.conversations import Conversations
+from smolsessions.errors import StartError
+from smolsessions.idler import Idler
+from smolsessions.memories import Memories
+from smolsessions.records import AgentName
+from smolsessions.registry import Registry
+from smolsessions.seal import Sealer, keys_in, parse_keys
+from smolsessions.stores.embedded import embedded_server
+from smolsessions.stores.servers import Address
+from smolsessions.stores.space import Options, open_store
+from smolsessions.threads import Threads
+from smolsessions.turns import TurnDesk
+from smolsessions.web.api import create_app, create_health_app
+from smolsessions.web.auth import Callers
+from smolsessions.web.common import Limits
+from smolsessions.web.connection import bounded
+from smolsessions.web.figures import shared_figures
+from smolsessions.web.metrics import Figures, Metrics
+from smolsessions.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fastapi import FastAPI
+
+    from smolsessions.roles import Place, Role
+    from smolsessions.settings import Settings
+
+
+AFFINITY_S = 0.01  # an agent that must be built anew costs more, from some ten turns on
+
+
+@dataclass(frozen=True)
+class Service:
+    """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
+
+    app: FastAPI
+    protocol: Callable[..., asyncio.Protocol]
+    worker: Worker | Idler
+    turns: TurnDesk
+    threads: Threads
+    store: str
+    running: list[asyncio.Future[None]]
+    callers: Callers
+    agents: list[AgentName]
+
+
+def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]:
+    """Gather the agents; the default one is the most particular there is.
+
+    What is `hidden`, and what holds secrets, is out of sight for model-written code.
+    """
+    factories = factories_of(settings.agents)
+    if settings.model_id:
+        chat = chat_factory(
+            ChatOptions(
+                settings.model_id,
+                settings.model_api_base,
+                settings.model_api_key_env,
+                first_byte_s=settings.model_first_byte_s,
+                timeout_s=settings.model_timeout_s,
+                retries=settings.model_retries,
+                max_tokens=settings.model_max_tokens,
+                temperature=settings.model_temperature,
+                system_prompt=settings.model_system_prompt,
+            )
+        )
+        factories.append(("chat", chat))
+    elif settings.model_api_base or settings.model_api_key_env:
+        raise StartError("SMOLSESSIONS_MODEL_API_BASE and _KEY_ENV are the chat agent's: set SMOLSESSIONS_MODEL_ID too")
+    if settings.demo_agents:
+        factories += [("demo", make_demo), ("demo-code", make_demo_code)]
+    if not factories:
+        raise StartError("there is no agent to serve; name yours in SMOLSESSIONS_AGENTS=name=module:factory")
+    default = settings.default_agent or factories[0][0]
+    if default not in dict(factories):
+        names = ", ".join(name for name, _ in factories)
+        raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
+    url = settings.redis_url.get_secret_value() if settings.redis_url else ""
+    socket = Path(url.removeprefix("unix://").partition("?")[0]) if url.startswith("unix://") else None
+    files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file, socket)
+    secrets = (settings.data_dir, *files, *hidden)
+    folders = [Path(word.strip()) for word in settings.code_folders.split(",") if word.strip()]
+    must_confine = settings.code_confinement == "required"
+    catalog = Catalog(factories, [path for path in secrets if path], folders, must_confine=must_confine)
+    return catalog, AgentName(default)
+
+
+@contextlib.asynccontextmanager
+async def make_service(settings: Settings, role: Role, place: Place | None = None) -> AsyncIterator[Service]:
+    """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
+    callers = _callers(settings, role)
+    catalog, default = make_catalog(settings, *([Path(place.folder)] if place else []))
+    running: list[asyncio.Future[None]] = []
+    async with AsyncExitStack() as stack:
+        if settings.redis_url:
+            url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
+        else:
+            server = stack.enter_context(embedded_server(settings.data_dir))
+            url = f"unix://{server.socket_path}"
+            running.append(asyncio.wrap_future(server.ended))
+        is_embedded = place.embedded if place else not settings.redis_url
+        if is_embedded:
+            where = f"embedded, in {settings.data_dir}"
+        sealer = _sealer(settings)
+        threads = Threads(settings.threads if role.plays else 0)
+        registry = Registry(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
+        metrics = Metrics(threads, lambda: len(registry))
+        figures: Figures = metrics
+        if place:
+            figures = await stack.enter_async_context(shared_figures(metrics, place.number, place.figures))
+        store = await stack.enter_async_context(
+            open_store(
+                Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
+                sealer,
+                _options(settings, is_embedded=is_embedded, alone=place.has_store_alone if place else is_embedded),
+                metrics.store_lost,
+            )
+        )
+        queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
+        keep_memory_private()
+        worker: Worker | Idler = Idler(queues)
+        if role.plays:
+            catalog.start()
+            await asyncio.to_thread(catalog.check_confinement)
+            worker = Worker(
+                store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
+            )
+        turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
+        conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
+        memories = Memories(store.memories, catalog, conversations, settings.max_image_pixels)
+        if role.answers:
+            app = create_app(turns, conversations, memories, callers=callers, figures=figures, limits=_limits(settings))
+            metrics.streams = lambda: app.state.frames.readers
+        else:
+            app = create_health_app(figures, callers, settings.host)
+        agents = [info.version.name for info in conversations.agents()]
+        running += store.running
+        protocol = bounded(settings.receive_timeout_s, settings.max_connections)
+        yield Service(app, protocol, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
+
+
+def _callers(settings: Settings, role: Role) -> Callers:
+    """Find out who may connect; what only plays has nothing to show to anyone."""
+    path, anonymous = settings.api_keys_file, settings.allow_anonymous
+    if not role.answers:
+        path, anonymous = None, True
+    return Callers.read(path, loopback=settings.loopback, anonymous=anonymous)
+
+
+def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
+    if is_embedded and settings.durability == "replicated":
+        raise StartError(
+            "the embedded store has no replica: set SMOLSESSIONS_REDIS_URL to a store that has one, or leave "
+            "SMOLSESSIONS_DURABILITY at primary"
+        )
+    return Options(
+        lease_s=settings.lease_s,
+        log_ttl_s=settings.log_ttl_s,
+        id_reuse_s=settings.id_reuse_s,
+        max_waiting=settings.max_waiting_turns,
+        max_queued=settings.max_queued_turns,
+        partitions=settings.partitions,
+        replicated=settings.durability == "replicated",
+        patience_s=0 if is_embedded else settings.drain_s,
+        affinity_s=AFFINITY_S,
+        ours_alone=alone,
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.host,
+        settings.max_body_bytes,
+        settings.max_message_chars,
+        settings.max_steps,
+        settings.max_image_pixels,
+        settings.wait_s,
+        settings.max_deadline_s,
+        settings.send_timeout_s,
+        settings.origins,
+    )
+
+
+def _sealer(settings: Settings) -> Sealer:
+    if settings.seal_keys:
+        return Sealer(parse_keys(settings.seal_keys.get_secret_value()))
+    if settings.seal_keys_file:
+        return Sealer(keys_in(settings.seal_keys_file))
+    if settings.redis_url:
+        raise StartError(
+            "a store outside this service needs keys of its own: put what `smolsessions new-key` prints into "
+            "SMOLSESSIONS_SEAL_KEYS or SMOLSESSIONS_SEAL_KEYS_FILE, the same for all processes"
+        )
+    return Sealer(keys_in(settings.data_dir / "seal.key", create=True))
