@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.variables import Place
 from smolsessions.agents.steps import Step, pack, strip, unpack
-from smolsessions.portable import FORMAT, VERSION, read_json
+from smolsessions.core.document_format import FORMAT, VERSION, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.records import Imported, Portable
+    from smolsessions.core.records import Imported, Portable
 
 MAX_PIXELS = 1_000_000
 CODE = {"": Place(4_000_000, frozenset({"notes"}))}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from smolsessions.records import MOST_COUNTED
+from smolsessions.core.records import MOST_COUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.records import OnBusy
+    from smolsessions.core.records import OnBusy
 
 STRENGTHS = ("1", "interrupt", "rollback")
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}

@@ -20,12 +20,12 @@ from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from smolsessions.records import Failure
+    from smolsessions.core.records import Failure
     from tests.llm import LLM
 
 pytest_plugins = ["tests.llm"]

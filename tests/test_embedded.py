@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 from smolsessions.stores.embedded import RESTARTS, EmbeddedServer, embedded_server, find_binary
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells 
 SERVICE = """
 import signal, sys
 from pathlib import Path
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 from smolsessions.stores.embedded import embedded_server
 signal.signal(signal.SIGINT, lambda *_: print("draining", flush=True))
 try:

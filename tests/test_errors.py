@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 import pytest
 
-from smolsessions import errors
+from smolsessions.core import errors
 from smolsessions.web.problems import status_of
 from tests.problems import nothing_stored, problem, send, strict_json
 from tests.service import AGENTS, Service

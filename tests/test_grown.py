@@ -18,14 +18,14 @@ from smolsessions.agents.prompts import Prompts
 from smolsessions.agents.shown_memory import ShownMemory
 from smolsessions.agents.thrift import make_thrifty, shown_memory_of
 from smolsessions.agents.weights import Weights
-from smolsessions.policies import policy_of
+from smolsessions.core.policies import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.policies import Policy
+    from smolsessions.core.policies import Policy
 
 POLICIES: dict[str, Any] = {
     "no_pruning": "no_pruning",

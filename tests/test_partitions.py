@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from smolsessions.records import MOST_COUNTED, Draft
+from smolsessions.core.records import MOST_COUNTED, Draft
 from smolsessions.stores.servers import Address
 from smolsessions.stores.space import Options, open_store
 from tests.problems import problem

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from smolsessions.errors import TurnNotFoundError
-from smolsessions.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.errors import TurnNotFoundError
+from smolsessions.core.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
 from tests import test_scripts
 from tests.test_scripts import AGENT, DONE, Loop, claim_one, ref_of, version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smolsessions.records import EntryType, OnBusy, Ref
+    from smolsessions.core.records import EntryType, OnBusy, Ref
     from smolsessions.seal import Sealer
     from smolsessions.stores.lease import HeldLease
     from smolsessions.stores.space import Store

@@ -12,7 +12,7 @@ from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 from tests import agents, remembering
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger

@@ -23,7 +23,7 @@ from smolsessions.agents.shown_memory import ShownMemory
 from smolsessions.agents.thrift import SilentLogger, make_thrifty, shown_memory_of
 from smolsessions.agents.tokens import estimate_messages
 from smolsessions.agents.weights import Weights
-from smolsessions.policies import policy_of
+from smolsessions.core.policies import policy_of
 from tests import agents, remembering
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.documents import MOST_PLACES, MOST_STEPS
 from smolsessions.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
 from smolsessions.agents.steps import ERROR_NAMES, agent_error, unpack
-from smolsessions.errors import AgentUnavailableError, InvalidRequestError, MalformedError
-from smolsessions.portable import MEMORY_FORMAT, read_json
-from smolsessions.records import AgentName
+from smolsessions.core.document_format import MEMORY_FORMAT, read_json
+from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
+from smolsessions.core.records import AgentName
 from tests import agents
 from tests.documents import CODE, MAX_PIXELS, again, document, document_of, exported, steps_of, stored, taken_in
 

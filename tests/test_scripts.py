@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
@@ -34,8 +34,8 @@ from smolsessions.errors import (
     TooManyTurnsError,
     TurnNotFoundError,
 )
-from smolsessions.events import TurnEnded, TurnStarted
-from smolsessions.records import (
+from smolsessions.core.events import TurnEnded, TurnStarted
+from smolsessions.core.records import (
     MOST_COUNTED,
     AgentName,
     AgentVersion,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from smolsessions.records import OnBusy
+    from smolsessions.core.records import OnBusy
     from smolsessions.stores.lease import HeldLease
 
 T = TypeVar("T")

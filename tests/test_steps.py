@@ -28,7 +28,7 @@ from smolsessions.agents.own_steps import EditStep
 from smolsessions.agents.pictures import image_from_bytes
 from smolsessions.agents.plain import plain
 from smolsessions.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
-from smolsessions.errors import SealBrokenError
+from smolsessions.core.errors import SealBrokenError
 from tests import agents, odd
 from tests.service import AGENTS, Service
 

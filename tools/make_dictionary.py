@@ -23,15 +23,25 @@ from smolsessions.agents.demo import make_demo, make_demo_code
 from smolsessions.agents.edits import Overlay
 from smolsessions.agents.session import AgentSession
 from smolsessions.agents.steps import pack
-from smolsessions.events import TurnQueued, TurnStarted
-from smolsessions.records import AgentName, AgentVersion, Head, Owner, PackedStep, Ref, Turn, TurnInput, TurnOptions
-from smolsessions.records import Timing as TurnTiming
+from smolsessions.core.events import TurnQueued, TurnStarted
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    Head,
+    Owner,
+    PackedStep,
+    Ref,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
+from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.stores import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smolsessions.events import StepEvent
+    from smolsessions.core.events import StepEvent
 
 SIZE_BYTES = 16 * 1024
 WORDS = "order invoice Berlin weather report user total flight search ticket status price query result page".split()

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from smolsessions import __version__
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 from smolsessions.leash import inherited
 from smolsessions.process import listen, log_to_stderr, run_process
 from smolsessions.reaper import stand_before

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from smolsessions.records import AgentName, Queues
+    from smolsessions.core.records import AgentName, Queues
 
 log = logging.getLogger(__name__)
 

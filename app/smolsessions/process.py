@@ -18,8 +18,8 @@ import uvicorn
 
 from smolsessions import __version__
 from smolsessions.agents.compatibility import check_smolagents
+from smolsessions.core.errors import StartError
 from smolsessions.ending import Ending
-from smolsessions.errors import StartError
 from smolsessions.leash import Leash
 from smolsessions.roles import Role
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.ports import Session
-    from smolsessions.records import Ref
+    from smolsessions.core.ports import Session
+    from smolsessions.core.records import Ref
 
 
 MB = 1024 * 1024

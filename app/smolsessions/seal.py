@@ -24,8 +24,8 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from smolsessions.errors import NEWER, SealBrokenError, StartError
-from smolsessions.permissions import check_private
+from smolsessions.core.errors import NEWER, SealBrokenError, StartError
+from smolsessions.core.file_permissions import check_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,12 +8,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.events import MessageDelta
+from smolsessions.core.events import MessageDelta
 
 if TYPE_CHECKING:
-    from smolsessions.events import StepEvent
-    from smolsessions.ports import Lease, StopReason
-    from smolsessions.records import PackedStep
+    from smolsessions.core.events import StepEvent
+    from smolsessions.core.ports import Lease, StopReason
+    from smolsessions.core.records import PackedStep
 
     Told = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
 

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.code.confinement import keep_memory_private
+from smolsessions.core.errors import StartError
 from smolsessions.ending import Ending
-from smolsessions.errors import StartError
 from smolsessions.leash import HURRY, STOP, Hand
 from smolsessions.process import CLOSE_S, say
 from smolsessions.roles import Place

@@ -13,18 +13,18 @@ from smolsessions.agents.catalog import Catalog, factories_of
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.code.confinement import keep_memory_private
 from smolsessions.agents.demo import make_demo, make_demo_code
-from smolsessions.conversations import Conversations
-from smolsessions.errors import StartError
+from smolsessions.core.conversations import Conversations
+from smolsessions.core.errors import StartError
+from smolsessions.core.history import Memories
+from smolsessions.core.records import AgentName
+from smolsessions.core.turns import TurnDesk
 from smolsessions.idler import Idler
-from smolsessions.memories import Memories
-from smolsessions.records import AgentName
 from smolsessions.registry import Registry
 from smolsessions.seal import Sealer, keys_in, parse_keys
 from smolsessions.stores.embedded import embedded_server
 from smolsessions.stores.servers import Address
 from smolsessions.stores.space import Options, open_store
 from smolsessions.threads import Threads
-from smolsessions.turns import TurnDesk
 from smolsessions.web.api import create_app, create_health_app
 from smolsessions.web.auth import Callers
 from smolsessions.web.common import Limits

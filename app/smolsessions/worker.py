@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from smolsessions.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
-from smolsessions.events import TurnStarted
-from smolsessions.records import MOST_COUNTED, Failure, Outcome
+from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
+from smolsessions.core.events import TurnStarted
+from smolsessions.core.records import MOST_COUNTED, Failure, Outcome
 from smolsessions.stage import LoopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smolsessions.past import Past
-    from smolsessions.ports import Agents, Lease, Scheduler, Session, StopReason
-    from smolsessions.records import Turn, Usage
+    from smolsessions.core.ports import Agents, Lease, Scheduler, Session, StopReason
+    from smolsessions.core.records import Turn, Usage
+    from smolsessions.core.replay_state import Past
     from smolsessions.registry import Registry
     from smolsessions.threads import Threads
 

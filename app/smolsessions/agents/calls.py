@@ -10,15 +10,15 @@ from smolsessions.agents.effects import error_of, raised, words_of
 from smolsessions.agents.halt import Halt
 from smolsessions.agents.journal import digest_of
 from smolsessions.agents.texts import as_text, shortened, shown
-from smolsessions.events import ToolCalled, ToolReturned
+from smolsessions.core.events import ToolCalled, ToolReturned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smolsessions.agents.effects import Effect
     from smolsessions.agents.recorder import Recorder
-    from smolsessions.events import Where
-    from smolsessions.records import ToolCall
+    from smolsessions.core.events import Where
+    from smolsessions.core.records import ToolCall
 
 
 class CallInProgress:

@@ -35,18 +35,18 @@ from smolsessions.agents.scratchpad import give_scratchpad
 from smolsessions.agents.session import AgentSession, clean_up, unplayed_task
 from smolsessions.agents.steps import unpack
 from smolsessions.agents.thrift import forget_torch, keep_templates, mark_default_loggers
-from smolsessions.errors import AgentUnavailableError, ServiceError, StartError
-from smolsessions.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
+from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
+from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from smolsessions.agents.code.confinement import Level
     from smolsessions.agents.memory import Function
-    from smolsessions.past import Past
-    from smolsessions.policies import Policy
-    from smolsessions.ports import Session
-    from smolsessions.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.ports import Session
+    from smolsessions.core.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed
+    from smolsessions.core.replay_state import Past
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)

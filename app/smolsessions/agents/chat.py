@@ -21,7 +21,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
 
 from smolsessions.agents.connections import current_call
 from smolsessions.agents.demo_tools import Calculator, Clock, TextStats
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ import operator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

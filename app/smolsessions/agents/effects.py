@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from dataclasses import dataclass
 else:
-    from smolsessions.frozen import dataclass
+    from smolsessions.core.frozen import dataclass
 
 MAX_BYTES = 64 * 1024 * 1024
 _SCALARS = frozenset({int, bool, type(None)})

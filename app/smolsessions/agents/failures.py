@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from smolagents import Model
 from smolagents.utils import AgentGenerationError
 
-from smolsessions.errors import ServiceError
-from smolsessions.records import Failure
+from smolsessions.core.errors import ServiceError
+from smolsessions.core.records import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

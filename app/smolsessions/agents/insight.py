@@ -9,7 +9,7 @@ from smolagents.memory import SystemPromptStep
 from smolsessions.agents.pictures import stored_images
 from smolsessions.agents.plain import plain
 from smolsessions.agents.thrift import make_thrifty, shown_memory_of
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.memory import Function
     from smolsessions.agents.steps import Step
-    from smolsessions.policies import Policy
-    from smolsessions.records import LeftOut, Weighed
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.records import LeftOut, Weighed
 
 
 class Insight:

@@ -16,8 +16,8 @@ from smolsessions.agents.plain import plain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.past import Past
-    from smolsessions.ports import Stage
+    from smolsessions.core.ports import Stage
+    from smolsessions.core.replay_state import Past
 
 BEGUN = "begun:"
 _TOOLS = ("tool:", "code:")

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from smolsessions.agents.own_steps import NoteStep, SummaryStep
-from smolsessions.errors import ConflictError, InvalidRequestError
-from smolsessions.policies import KeepLastNSteps, NoPruning, OwnRule, PruneOldObservations, Summarize, TokenBudget
+from smolsessions.core.errors import ConflictError, InvalidRequestError
+from smolsessions.core.policies import (
+    KeepLastNSteps,
+    NoPruning,
+    OwnRule,
+    PruneOldObservations,
+    Summarize,
+    TokenBudget,
+)
 
 if TYPE_CHECKING:
     from smolsessions.agents.grown import Older
     from smolsessions.agents.prompts import Prompts
     from smolsessions.agents.weights import Weights
-    from smolsessions.policies import Policy, Rule
+    from smolsessions.core.policies import Policy, Rule
 
 log = logging.getLogger(__name__)
 

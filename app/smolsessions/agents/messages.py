@@ -12,7 +12,7 @@ from smolagents.monitoring import TokenUsage
 from smolsessions.agents.crossing import CannotCrossError, dumps
 from smolsessions.agents.effects import Effect, error_of, raised
 from smolsessions.agents.failures import marks_of
-from smolsessions.records import Usage
+from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
     from smolagents.models import ChatMessageToolCall as Call

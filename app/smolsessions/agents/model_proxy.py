@@ -25,7 +25,7 @@ from smolsessions.agents.json_text import JsonText
 from smolsessions.agents.messages import MODEL_KEY, message_in, of_error, of_message
 from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.tool_proxy import Proxy, see_tools, unproxied
-from smolsessions.events import MessageDelta, Where
+from smolsessions.core.events import MessageDelta, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.recorder import Recorder, Track
     from smolsessions.agents.tool_proxy import Seat
-    from smolsessions.events import Channel
+    from smolsessions.core.events import Channel
 
 BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time
 MOST_BACK_OFF_S = 8.0

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
 from smolsessions.agents.memory import check_own
-from smolsessions.errors import InvalidRequestError, StartError
-from smolsessions.policies import policy_of, what_is_wrong
+from smolsessions.core.errors import InvalidRequestError, StartError
+from smolsessions.core.policies import policy_of, what_is_wrong
 
 if TYPE_CHECKING:
     from smolsessions.agents.memory import Function
-    from smolsessions.policies import Policy
+    from smolsessions.core.policies import Policy
 
 
 def own_policies_of(name: str, agent: MultiStepAgent) -> dict[str, Function]:

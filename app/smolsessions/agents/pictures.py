@@ -14,8 +14,8 @@ import PIL.Image
 import PIL.ImageFile
 from smolagents.agent_types import AgentImage
 
-from smolsessions.image_names import image_name
-from smolsessions.records import StepImage
+from smolsessions.core.image_names import image_name
+from smolsessions.core.records import StepImage
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable

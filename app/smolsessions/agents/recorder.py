@@ -23,8 +23,8 @@ from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.retelling import Retelling
 from smolsessions.agents.step_fields import restore_fields
 from smolsessions.agents.texts import shortened, shown
-from smolsessions.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
-from smolsessions.records import ToolCall, Usage
+from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
+from smolsessions.core.records import ToolCall, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.monitoring import TokenUsage
 
-    from smolsessions.events import StepEvent, StepKind
-    from smolsessions.past import Past
-    from smolsessions.ports import Stage
+    from smolsessions.core.events import StepEvent, StepKind
+    from smolsessions.core.ports import Stage
+    from smolsessions.core.replay_state import Past
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MOST_HALTS = 100

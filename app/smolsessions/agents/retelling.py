@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.events import MessageDelta, MessageRestarted, StepFinished, StepStarted, ToolCalled, ToolReturned
+from smolsessions.core.events import (
+    MessageDelta,
+    MessageRestarted,
+    StepFinished,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.events import Event, StepEvent
+    from smolsessions.core.events import Event, StepEvent
 
     Message = tuple[str, str, int | None]
 

@@ -19,7 +19,7 @@ from smolsessions.agents.effects import Effect
 from smolsessions.agents.own_steps import NoteStep, replaced_notes
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.tool_proxy import unproxied
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

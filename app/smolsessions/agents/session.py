@@ -36,8 +36,8 @@ from smolsessions.agents.summarizer import Summarizer
 from smolsessions.agents.texts import joined
 from smolsessions.agents.thrift import KeptCallbacks, make_thrifty, shown_memory_of
 from smolsessions.agents.tool_proxy import see_tools
-from smolsessions.policies import policy_data, policy_of
-from smolsessions.records import Failure, Outcome
+from smolsessions.core.policies import policy_data, policy_of
+from smolsessions.core.records import Failure, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from smolsessions.agents.edits import Overlay
     from smolsessions.agents.journal import Journal
     from smolsessions.agents.memory import Function
-    from smolsessions.events import StepEvent
-    from smolsessions.past import Past
-    from smolsessions.policies import Policy
-    from smolsessions.ports import Stage
-    from smolsessions.records import PackedStep, RunState, StepImage, Turn, TurnInput
+    from smolsessions.core.events import StepEvent
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.ports import Stage
+    from smolsessions.core.records import PackedStep, RunState, StepImage, Turn, TurnInput
+    from smolsessions.core.replay_state import Past
 
 log = logging.getLogger(__name__)
 

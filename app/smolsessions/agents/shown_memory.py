@@ -13,8 +13,8 @@ from smolsessions.agents.memory import Function, Toolbox, bounded
 from smolsessions.agents.own_steps import replaced_notes
 from smolsessions.agents.prompts import Prompts, note_shown
 from smolsessions.agents.weights import Weights, text_in
-from smolsessions.policies import OwnRule, Summarize
-from smolsessions.records import LeftOut, Weighed, Weight
+from smolsessions.core.policies import OwnRule, Summarize
+from smolsessions.core.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-    from smolsessions.policies import Policy
+    from smolsessions.core.policies import Policy
 
     Steps = Sequence[MemoryStep]
     SumUp = Callable[[Steps, int], None]

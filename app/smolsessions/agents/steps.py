@@ -29,13 +29,13 @@ from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
 from smolsessions.agents.plain import labelled, plain
 from smolsessions.agents.step_fields import error_of, restore_fields
-from smolsessions.errors import SealBrokenError, ServiceError
-from smolsessions.records import PackedStep
+from smolsessions.core.errors import SealBrokenError, ServiceError
+from smolsessions.core.records import PackedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from smolsessions.records import EntryType
+    from smolsessions.core.records import EntryType
 
 log = logging.getLogger(__name__)
 

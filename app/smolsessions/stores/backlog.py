@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from redis.exceptions import ResponseError
 
-from smolsessions.errors import SealBrokenError
+from smolsessions.core.errors import SealBrokenError
 from smolsessions.stores.script import as_service_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from dataclasses import dataclass
 
-    from smolsessions.events import Event
+    from smolsessions.core.events import Event
     from smolsessions.stores.line import Answer
     from smolsessions.stores.script import Argument
 else:
-    from smolsessions.frozen import dataclass
+    from smolsessions.core.frozen import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from smolsessions.errors import DAMAGED, NEWER, SealBrokenError
-from smolsessions.events import (
+from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
+from smolsessions.core.events import (
     MessageDelta,
     MessageRestarted,
     StepFinished,
@@ -22,14 +22,14 @@ from smolsessions.events import (
     TurnQueued,
     TurnStarted,
 )
-from smolsessions.policies import policy_data, policy_of
-from smolsessions.records import AgentName, Head, Jump, Origin, Owner, Ref, StoredStep, Terms, Turn, TurnInput
+from smolsessions.core.policies import policy_data, policy_of
+from smolsessions.core.records import AgentName, Head, Jump, Origin, Owner, Ref, StoredStep, Terms, Turn, TurnInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.events import Event
-    from smolsessions.records import EntryType, PackedStep
+    from smolsessions.core.events import Event
+    from smolsessions.core.records import EntryType, PackedStep
 
 _TURN = TypeAdapter(Turn)
 _EVENTS: dict[str, TypeAdapter[Any]] = {

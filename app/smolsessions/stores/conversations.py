@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     DAMAGED,
     ConversationExistsError,
     ConversationNotFoundError,
@@ -20,8 +20,8 @@ from smolsessions.errors import (
     SealBrokenError,
     StoreUnavailableError,
 )
-from smolsessions.events import Logged, TurnEnded
-from smolsessions.records import AgentName, Conversation, Failure, Outcome, Page, Terms
+from smolsessions.core.events import Logged, TurnEnded
+from smolsessions.core.records import AgentName, Conversation, Failure, Outcome, Page, Terms
 from smolsessions.stores import codec
 from smolsessions.stores.head import check_count, image_blobs, load_images, open_head
 from smolsessions.stores.seals import NO_TERMS
@@ -29,7 +29,7 @@ from smolsessions.stores.seals import NO_TERMS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
+    from smolsessions.core.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
     from smolsessions.stores.partition import Partition, Partitions
     from smolsessions.stores.script import Argument
     from smolsessions.stores.turns import Turns

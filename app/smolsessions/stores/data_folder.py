@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
-from smolsessions.errors import StartError
-from smolsessions.permissions import check_private
+from smolsessions.core.errors import StartError
+from smolsessions.core.file_permissions import check_private
 
 if sys.platform != "win32":
     import fcntl

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from redis.exceptions import ResponseError
 
-from smolsessions.errors import StoreUnavailableError
+from smolsessions.core.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from smolsessions.stores.line import Line

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 from smolsessions.stores.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from smolsessions.errors import SealBrokenError, StartError, StoreUnavailableError
+from smolsessions.core.errors import SealBrokenError, StartError, StoreUnavailableError
 from smolsessions.stores.append_only import look_at_append_only
 from smolsessions.stores.line import ANSWER_TIMEOUT_S
 from smolsessions.stores.refusals import NODE_SENTENCE, refusals

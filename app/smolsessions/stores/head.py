@@ -7,15 +7,15 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import DAMAGED, SealBrokenError
-from smolsessions.records import Head
+from smolsessions.core.errors import DAMAGED, SealBrokenError
+from smolsessions.core.records import Head
 from smolsessions.seal import tag_of
 from smolsessions.stores import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from smolsessions.records import EntryType, StepType, StoredStep, Turn
+    from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
     from smolsessions.stores.partition import Partition
     from smolsessions.stores.script import Scripts
     from smolsessions.stores.seals import Seals

@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.records import Once, Owner
+    from smolsessions.core.records import Once, Owner
 
 MOST_DERIVED = 20
 ID_CHARS = 24

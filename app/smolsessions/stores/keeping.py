@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import LeaseLostError, SealBrokenError
-from smolsessions.past import Past
+from smolsessions.core.errors import LeaseLostError, SealBrokenError
+from smolsessions.core.replay_state import Past
 from smolsessions.seal import tag_of
 from smolsessions.stores import codec
 from smolsessions.stores.head import (
@@ -21,8 +21,8 @@ from smolsessions.stores.head import (
 )
 
 if TYPE_CHECKING:
-    from smolsessions.events import Event
-    from smolsessions.records import Head, PackedStep, StoredStep, Turn
+    from smolsessions.core.events import Event
+    from smolsessions.core.records import Head, PackedStep, StoredStep, Turn
     from smolsessions.stores.partition import Partition
     from smolsessions.stores.script import Argument
 

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from smolsessions.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.events import FINAL, Logged, TurnEnded
-from smolsessions.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
+from smolsessions.core.events import FINAL, Logged, TurnEnded
+from smolsessions.core.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
 from smolsessions.seal import tag_of
 from smolsessions.stores import codec
 from smolsessions.stores.backlog import RETRY_S, Backlog
@@ -21,11 +21,11 @@ from smolsessions.stores.told import Told
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from smolsessions.events import Event
-    from smolsessions.past import Past
-    from smolsessions.policies import Policy
-    from smolsessions.ports import StopReason
-    from smolsessions.records import Outcome, PackedStep
+    from smolsessions.core.events import Event
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.ports import StopReason
+    from smolsessions.core.records import Outcome, PackedStep
+    from smolsessions.core.replay_state import Past
     from smolsessions.stores.backlog import Entry
     from smolsessions.stores.line import Answer
     from smolsessions.stores.partition import Partition

@@ -20,7 +20,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from smolsessions.errors import StoreUnavailableError
+from smolsessions.core.errors import StoreUnavailableError
 from smolsessions.stores.command import write
 from smolsessions.stores.refusals import said
 from smolsessions.stores.witness import Witness

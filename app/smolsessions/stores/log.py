@@ -8,15 +8,15 @@ from collections import defaultdict
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
-from smolsessions.events import FINAL, Logged, TurnEnded
+from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
+from smolsessions.core.events import FINAL, Logged, TurnEnded
 from smolsessions.stores import codec
 from smolsessions.stores.head import with_stored_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from smolsessions.records import Ref, Turn
+    from smolsessions.core.records import Ref, Turn
     from smolsessions.stores.script import Scripts
     from smolsessions.stores.seals import Seals
 

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     BusyError,
     ConversationExistsError,
     ConversationNotFoundError,
@@ -16,7 +16,7 @@ from smolsessions.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
+from smolsessions.core.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
 from smolsessions.seal import tag_of
 from smolsessions.stores import codec
 from smolsessions.stores.conversations import sealed_terms, ttl_us
@@ -35,7 +35,7 @@ from smolsessions.stores.seals import NO_TERMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from smolsessions.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
+    from smolsessions.core.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
     from smolsessions.stores.conversations import Conversations
     from smolsessions.stores.partition import Partition, Partitions
     from smolsessions.stores.script import Argument

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smolsessions.records import Ref
+    from smolsessions.core.records import Ref
     from smolsessions.stores.log import Log
     from smolsessions.stores.script import Scripts
     from smolsessions.stores.seals import Seals

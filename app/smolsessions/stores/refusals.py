@@ -17,7 +17,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

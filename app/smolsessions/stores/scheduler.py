@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from smolsessions.errors import SealBrokenError, StoreUnavailableError
-from smolsessions.records import MOST_COUNTED, Queue, Queues
+from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
+from smolsessions.core.records import MOST_COUNTED, Queue, Queues
 from smolsessions.stores.lease import HeldLease, open_lease
 from smolsessions.stores.rounds import FIRST, Rounds
 from smolsessions.stores.script import answered
@@ -22,8 +22,8 @@ from smolsessions.stores.script import answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from smolsessions.ports import Lease
-    from smolsessions.records import AgentName
+    from smolsessions.core.ports import Lease
+    from smolsessions.core.records import AgentName
     from smolsessions.stores.line import Answer
     from smolsessions.stores.partition import Partition, Partitions
     from smolsessions.stores.script import Argument

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from smolsessions.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError
+from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

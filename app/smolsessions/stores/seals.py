@@ -6,12 +6,12 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import SealBrokenError
-from smolsessions.records import Terms
+from smolsessions.core.errors import SealBrokenError
+from smolsessions.core.records import Terms
 from smolsessions.stores import codec
 
 if TYPE_CHECKING:
-    from smolsessions.records import Origin
+    from smolsessions.core.records import Origin
     from smolsessions.seal import Sealer
 
 MOST_KNOWN = 10_000

@@ -20,8 +20,8 @@ from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
-from smolsessions.errors import StartError
-from smolsessions.permissions import check_private
+from smolsessions.core.errors import StartError
+from smolsessions.core.file_permissions import check_private
 from smolsessions.stores.sentinels import Sentinels
 
 if TYPE_CHECKING:

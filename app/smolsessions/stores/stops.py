@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from smolsessions.records import Failure, Outcome
+from smolsessions.core.records import Failure, Outcome
 
 _REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
 _STRENGTH = ("cancelled", "interrupted", "rolled_back")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smolsessions.events import TurnQueued
+from smolsessions.core.events import TurnQueued
 from smolsessions.stores import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.events import Event
+    from smolsessions.core.events import Event
 
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     DAMAGED,
     BusyError,
     ConversationExistsError,
@@ -25,8 +25,8 @@ from smolsessions.errors import (
     TooManyTurnsError,
     TurnNotFoundError,
 )
-from smolsessions.events import Logged, TurnEnded, TurnQueued
-from smolsessions.records import AgentName, Outcome, Page
+from smolsessions.core.events import Logged, TurnEnded, TurnQueued
+from smolsessions.core.records import AgentName, Outcome, Page
 from smolsessions.stores import codec
 from smolsessions.stores.head import with_stored_images
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
+    from smolsessions.core.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
     from smolsessions.stores.idempotency import Pepper
     from smolsessions.stores.log import Reader
     from smolsessions.stores.partition import Partition, Partitions

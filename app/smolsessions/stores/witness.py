@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from smolsessions.errors import StoreUnavailableError
+from smolsessions.core.errors import StoreUnavailableError
 from smolsessions.stores.command import write
 
 if TYPE_CHECKING:

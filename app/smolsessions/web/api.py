@@ -17,7 +17,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from smolsessions import __version__
-from smolsessions.metadata import MAX_OBJECT_BYTES
+from smolsessions.core.metadata import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Callers
 from smolsessions.web.common import Limits
@@ -33,9 +33,9 @@ from smolsessions.web.watching import watch_routes
 if TYPE_CHECKING:
     from fastapi import Response
 
-    from smolsessions.conversations import Conversations
-    from smolsessions.memories import Memories
-    from smolsessions.turns import TurnDesk
+    from smolsessions.core.conversations import Conversations
+    from smolsessions.core.history import Memories
+    from smolsessions.core.turns import TurnDesk
     from smolsessions.web.metrics import Figures
 
 DESCRIPTION = (

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import StartError, UnauthorizedError
-from smolsessions.permissions import check_private, open_to_all
-from smolsessions.records import Owner
+from smolsessions.core.errors import StartError, UnauthorizedError
+from smolsessions.core.file_permissions import check_private, open_to_all
+from smolsessions.core.records import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,7 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from smolsessions.errors import TooLargeError
+from smolsessions.core.errors import TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

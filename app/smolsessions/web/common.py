@@ -9,13 +9,13 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic_core import to_json
 
-from smolsessions.errors import InvalidRequestError
-from smolsessions.records import Owner
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.records import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smolsessions.records import Turn
+    from smolsessions.core.records import Turn
     from smolsessions.web.auth import Callers
 
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     HeadTooLargeError,
     MalformedError,
     RequestTimeoutError,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from smolsessions.metadata import merge
-from smolsessions.records import AgentName, Draft, Ref, StepType
+from smolsessions.core.metadata import merge
+from smolsessions.core.records import AgentName, Draft, Ref, StepType
 from smolsessions.web.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
 from smolsessions.web.schemas import (
     AgentList,
@@ -26,7 +26,7 @@ from smolsessions.web.strict import StrictRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.conversations import Conversations
+    from smolsessions.core.conversations import Conversations
 
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name: a hash of its content.")]
 StepKind = Annotated[StepType | None, Query(alias="type", description="Steps of this type alone.")]

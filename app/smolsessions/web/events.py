@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from smolsessions.events import (
+from smolsessions.core.events import (
     Channel,
     MessageDelta,
     MessageRestarted,
@@ -22,8 +22,8 @@ from smolsessions.events import (
 from smolsessions.web.schemas import StepImageView, TurnView, UsageView, image_view, time_view, turn_view
 
 if TYPE_CHECKING:
-    from smolsessions.events import Event, Logged, StepEvent
-    from smolsessions.records import Ref
+    from smolsessions.core.events import Event, Logged, StepEvent
+    from smolsessions.core.records import Ref
 
 
 class EventView(BaseModel):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
-from smolsessions.errors import (
+from smolsessions.core.errors import (
     ForeignHostError,
     ForeignOriginError,
     MalformedError,

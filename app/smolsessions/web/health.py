@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from smolsessions.errors import ShuttingDownError
+from smolsessions.core.errors import ShuttingDownError
 from smolsessions.web.common import answer, problems
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic_core import to_json
 
-from smolsessions.portable import read_json
-from smolsessions.records import AgentName, Ref
+from smolsessions.core.document_format import read_json
+from smolsessions.core.records import AgentName, Ref
 from smolsessions.web.common import CallerOwner, PathId, answer, problems
 from smolsessions.web.schemas import (
     ConversationView,
@@ -26,7 +26,7 @@ from smolsessions.web.schemas import (
 from smolsessions.web.strict import StrictRoute
 
 if TYPE_CHECKING:
-    from smolsessions.memories import Memories
+    from smolsessions.core.history import Memories
 
 Summary = Annotated[bool, Query(description="As an agent that plans is shown it: without its own words.")]
 Dry = Annotated[bool, Query(description="As the body's member.")]

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from smolsessions import errors
-from smolsessions.policies import TAGS
+from smolsessions.core import errors
+from smolsessions.core.policies import TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from smolsessions.metadata import MAX_OBJECT_BYTES, storable
-from smolsessions.policies import Rules, policy_data
-from smolsessions.records import OnBusy, StepType
+from smolsessions.core.metadata import MAX_OBJECT_BYTES, storable
+from smolsessions.core.policies import Rules, policy_data
+from smolsessions.core.records import OnBusy, StepType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.records import (
+    from smolsessions.core.records import (
         AgentInfo,
         Conversation,
         LeftOut,

@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
 
-from smolsessions.errors import InvalidRequestError, ServiceError
+from smolsessions.core.errors import InvalidRequestError, ServiceError
 from smolsessions.web.common import location_of
 from smolsessions.web.events import event_view
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from smolsessions.events import Logged
-    from smolsessions.records import Ref
-    from smolsessions.turns import TurnDesk, Watch
+    from smolsessions.core.events import Logged
+    from smolsessions.core.records import Ref
+    from smolsessions.core.turns import TurnDesk, Watch
     from smolsessions.web.auth import Callers
 
 log = logging.getLogger(__name__)

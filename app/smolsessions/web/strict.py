@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

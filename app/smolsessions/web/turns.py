@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from smolsessions.errors import InvalidRequestError, ShuttingDownError
-from smolsessions.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
-from smolsessions.turns import NewTurn
+from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
+from smolsessions.core.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.core.turns import NewTurn
 from smolsessions.web.common import (
     CallerOwner,
     Cursor,
@@ -33,8 +33,8 @@ from smolsessions.web.schemas import TurnPage, TurnRequest, TurnView, page_view,
 from smolsessions.web.sse import EVENT_STREAM, TurnStream
 
 if TYPE_CHECKING:
-    from smolsessions.records import StepImage
-    from smolsessions.turns import TurnDesk
+    from smolsessions.core.records import StepImage
+    from smolsessions.core.turns import TurnDesk
     from smolsessions.web.sse import Frames
 
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from smolsessions.records import Ref
+from smolsessions.core.records import Ref
 from smolsessions.web.common import CallerOwner, Internal, Limits, OnDisconnect, PathId, Prefer, TurnNumber, problems
 from smolsessions.web.prefer import wait_of
 from smolsessions.web.schemas import TurnView
@@ -15,7 +15,7 @@ from smolsessions.web.strict import StrictRoute
 from smolsessions.web.turns import turn_answer
 
 if TYPE_CHECKING:
-    from smolsessions.turns import TurnDesk
+    from smolsessions.core.turns import TurnDesk
     from smolsessions.web.sse import Frames
 
 LastEventId = Annotated[str | None, Header(description="The last event that was seen; wins over `after`.")]

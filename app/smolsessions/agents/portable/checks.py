@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.portable.values import MOST_COUNT, flaw_of, is_whole, pointer_to
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 Model = TypeVar("Model", bound=BaseModel)
 

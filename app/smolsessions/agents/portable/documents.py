@@ -17,9 +17,9 @@ from smolsessions.agents.portable.values import pointer_to
 from smolsessions.agents.portable.variables import export_variables, import_variables
 from smolsessions.agents.portable.written import written
 from smolsessions.agents.steps import StepTooLargeError, pack, unpack
-from smolsessions.errors import InvalidRequestError
-from smolsessions.portable import FORMAT, MEMORY_FORMAT, VERSION
-from smolsessions.records import Imported, PackedStep, Portable
+from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.records import Imported, PackedStep, Portable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,8 @@ import PIL.Image
 
 from smolsessions.agents.pictures import FORMATS, RAW, image_from_bytes, image_to_bytes, look_at, stand_in
 from smolsessions.agents.portable.values import pointer_to
-from smolsessions.errors import InvalidRequestError
-from smolsessions.image_names import NAME_DIGITS, image_name
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.image_names import NAME_DIGITS, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from smolsessions.agents.portable.read import (
     error_of,
     message_call,
 )
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 _ROLES = {role.name: role for role in MessageRole} | {role.value: role for role in MessageRole}
 

@@ -15,7 +15,7 @@ from smolsessions.agents.portable.checks import Count, ImageName, ImageNames, Js
 from smolsessions.agents.portable.written import LABELS
 from smolsessions.agents.prompts import note_shown
 from smolsessions.agents.steps import ERROR_NAMES, agent_error
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from smolsessions.agents.portable.images import Images

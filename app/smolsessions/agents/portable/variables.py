@@ -21,7 +21,7 @@ from smolsessions.agents.plain import text_of
 from smolsessions.agents.portable.checks import Json, Strict, Text, checked
 from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
 from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
-from smolsessions.errors import InvalidRequestError
+from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json
 
-from smolsessions.errors import TooLargeError
+from smolsessions.core.errors import TooLargeError
 
 T = TypeVar("T")
 

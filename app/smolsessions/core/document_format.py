@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any, NoReturn
 
-from smolsessions.errors import InvalidRequestError, MalformedError
+from smolsessions.core.errors import InvalidRequestError, MalformedError
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from smolsessions.errors import InvalidRequestError
-from smolsessions.image_names import NAME_DIGITS
-from smolsessions.metadata import storable
-from smolsessions.policies import TAGS, Rules, policy_data
-from smolsessions.portable import FORMAT, MEMORY_FORMAT, VERSION
-from smolsessions.records import (
+from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.image_names import NAME_DIGITS
+from smolsessions.core.metadata import storable
+from smolsessions.core.policies import TAGS, Rules, policy_data
+from smolsessions.core.records import (
     AgentName,
     AgentVersion,
     Failure,
@@ -34,8 +34,8 @@ from smolsessions.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.policies import Policy
-    from smolsessions.records import Portable, Record
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.records import Portable, Record
 
 MOST_PROBLEMS = 20
 FORMATS = (FORMAT, MEMORY_FORMAT)

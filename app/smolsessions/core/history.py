@@ -8,16 +8,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.documents import document_of, opened, turns_of
-from smolsessions.errors import StoreUnavailableError
-from smolsessions.records import Brought, Draft, Ref, with_gaps
+from smolsessions.core.documents import document_of, opened, turns_of
+from smolsessions.core.errors import StoreUnavailableError
+from smolsessions.core.records import Brought, Draft, Ref, with_gaps
 
 if TYPE_CHECKING:
-    from smolsessions.conversations import Conversations
-    from smolsessions.policies import Policy
-    from smolsessions.ports import Agents
-    from smolsessions.ports import Memories as Store
-    from smolsessions.records import AgentName, Conversation, LeftOut, Owner, Weighed
+    from smolsessions.core.conversations import Conversations
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.ports import Agents
+    from smolsessions.core.ports import Memories as Store
+    from smolsessions.core.records import AgentName, Conversation, LeftOut, Owner, Weighed
 
 MOST_TRIES = 5
 

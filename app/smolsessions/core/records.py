@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from dataclasses import dataclass
 
-    from smolsessions.policies import Policy
+    from smolsessions.core.policies import Policy
 else:
-    from smolsessions.frozen import dataclass
+    from smolsessions.core.frozen import dataclass
 
 T = TypeVar("T")
 

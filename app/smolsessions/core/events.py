@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from smolsessions.records import StepImage, Turn, Usage  # noqa: TC001 - pydantic reads the annotations at run time
+from smolsessions.core.records import StepImage, Turn, Usage  # noqa: TC001 - pydantic reads the annotations at run time
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
-    from smolsessions.frozen import dataclass
+    from smolsessions.core.frozen import dataclass
 
 Channel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from smolsessions.errors import StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
     import os

@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.errors import UnknownAgentError
-from smolsessions.metadata import bounded
-from smolsessions.records import AgentName, Draft, Page, Ref
+from smolsessions.core.errors import UnknownAgentError
+from smolsessions.core.metadata import bounded
+from smolsessions.core.records import AgentName, Draft, Page, Ref
 
 if TYPE_CHECKING:
-    from smolsessions.ports import Agents
-    from smolsessions.ports import Conversations as Store
-    from smolsessions.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
+    from smolsessions.core.ports import Agents
+    from smolsessions.core.ports import Conversations as Store
+    from smolsessions.core.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
 
 
 Patch = Callable[[Draft], Draft]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from smolsessions.events import ToolCalled, ToolReturned
-from smolsessions.records import ToolCall
+from smolsessions.core.events import ToolCalled, ToolReturned
+from smolsessions.core.records import ToolCall
 
 if TYPE_CHECKING:
-    from smolsessions.events import Event
+    from smolsessions.core.events import Event
 
 
 @dataclass(frozen=True, slots=True)

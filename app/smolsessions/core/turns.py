@@ -11,18 +11,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
-from smolsessions.events import TurnEnded
-from smolsessions.metadata import bounded
-from smolsessions.records import AgentName, AgentVersion, Once, Ref, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
+from smolsessions.core.events import TurnEnded
+from smolsessions.core.metadata import bounded
+from smolsessions.core.records import AgentName, AgentVersion, Once, Ref, Timing, Turn, TurnInput, TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.events import Logged
-    from smolsessions.ports import Agents, LogReader, Turns
-    from smolsessions.records import OnBusy, Owner, Page, StepImage
+    from smolsessions.core.events import Logged
+    from smolsessions.core.ports import Agents, LogReader, Turns
+    from smolsessions.core.records import OnBusy, Owner, Page, StepImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from smolsessions.events import Event, Logged, StepEvent
-    from smolsessions.past import Past
-    from smolsessions.policies import Policy
-    from smolsessions.records import (
+    from smolsessions.core.events import Event, Logged, StepEvent
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.records import (
         AgentInfo,
         AgentName,
         AgentVersion,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         Version,
         Weighed,
     )
+    from smolsessions.core.replay_state import Past
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
