@@ -185,7 +185,7 @@ def spawn(
         return subprocess.Popen(
             [*wrapper, *((python, "-m", "smolsessions") if cwd == ROOT else COMMAND), *(command or ("serve",))],
             cwd=cwd,
-            env=inherited | named | (environment or {}),
+            env=inherited | {"PYTHONPATH": str(ROOT)} | named | (environment or {}),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
