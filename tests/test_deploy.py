@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from smolsessions import __version__
-from smolsessions.process import CLOSE_S
+from smolsessions.runtime.process import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.stores.refusals import RIGHTS
 from tests.manifests import ROLES, Overlay, metrics_of

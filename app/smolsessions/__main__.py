@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from smolsessions import __version__
 from smolsessions.core.errors import StartError
-from smolsessions.leash import inherited
-from smolsessions.process import listen, log_to_stderr, run_process
-from smolsessions.reaper import stand_before
 from smolsessions.roles import Place, Role
+from smolsessions.runtime.parent_link import inherited
+from smolsessions.runtime.process import listen, log_to_stderr, run_process
+from smolsessions.runtime.reaper import stand_before
 from smolsessions.seal import new_key
 from smolsessions.settings import read_settings, strangers, table
 
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
     listening = listen(settings)
     if options.processes == 1:
         return run_process(settings, options.role, listening, None)
-    from smolsessions.supervisor import supervise  # noqa: PLC0415 - a single process needs none of it
+    from smolsessions.runtime.supervisor import supervise  # noqa: PLC0415 - a single process needs none of it
 
     return supervise(settings, options.processes, listening)
 

@@ -19,9 +19,9 @@ import uvicorn
 from smolsessions import __version__
 from smolsessions.agents.compatibility import check_smolagents
 from smolsessions.core.errors import StartError
-from smolsessions.ending import Ending
-from smolsessions.leash import Leash
 from smolsessions.roles import Role
+from smolsessions.runtime.parent_link import Leash
+from smolsessions.runtime.shutdown import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

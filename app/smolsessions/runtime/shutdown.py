@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from smolsessions.reaper import SIGNALS
+from smolsessions.runtime.reaper import SIGNALS
 
 
 class Ending:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.ending import Ending
+    from smolsessions.runtime.shutdown import Ending
 
 STOP, HURRY = b"s", b"h"
 ORPHAN_S = 20.0  # how long a process may outlive its supervisor, whatever its agents do to its event loop

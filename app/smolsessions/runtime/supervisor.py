@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.code.confinement import keep_memory_private
 from smolsessions.core.errors import StartError
-from smolsessions.ending import Ending
-from smolsessions.leash import HURRY, STOP, Hand
-from smolsessions.process import CLOSE_S, say
 from smolsessions.roles import Place
+from smolsessions.runtime.parent_link import HURRY, STOP, Hand
+from smolsessions.runtime.process import CLOSE_S, say
+from smolsessions.runtime.shutdown import Ending
 from smolsessions.seal import keys_in
 from smolsessions.settings import PREFIX
 from smolsessions.stores.data_folder import SOCKET_PATH_BYTES
@@ -27,7 +27,7 @@ from smolsessions.stores.embedded import embedded_server
 if TYPE_CHECKING:
     from smolsessions.settings import Settings
 
-log = logging.getLogger("smolsessions.supervisor")
+log = logging.getLogger("smolsessions.runtime.supervisor")
 
 CALM_S = 60.0  # a process that lived so long is started again at once
 PAUSE_S = 0.2  # doubled with each death that comes sooner; none before the first restart
