@@ -82,7 +82,7 @@ def leave():
     "package/smolsessions/__init__.py": "",
     "package/smolsessions/agents_of_mine.py": "from tests.agents import make_scripted as make\n",
     "package/borrowing.py": "from smolsessions.agents_of_mine import make\n",
-    "module/app.py": "from tests.agents import make_scripted as make\n",
+    "module/smolsessions.py": "from tests.agents import make_scripted as make\n",
 }
 
 
