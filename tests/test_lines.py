@@ -231,7 +231,7 @@ def _most_at_once(log: str) -> int:
     """Give how many turns a process played at the same time, as its log has it."""
     playing = most = 0
     for said in log.splitlines():
-        if " smolsessions.worker turn " in said:
+        if " smolsessions.worker.worker turn " in said:
             playing += 1 if said.endswith(" starts") else -1
             most = max(most, playing)
     return most

@@ -18,20 +18,20 @@ from smolsessions.core.errors import StartError
 from smolsessions.core.history import Memories
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import TurnDesk
-from smolsessions.idler import Idler
-from smolsessions.registry import Registry
 from smolsessions.seal import Sealer, keys_in, parse_keys
 from smolsessions.stores.embedded import embedded_server
 from smolsessions.stores.servers import Address
 from smolsessions.stores.space import Options, open_store
-from smolsessions.threads import Threads
 from smolsessions.web.api import create_app, create_health_app
 from smolsessions.web.auth import Callers
 from smolsessions.web.common import Limits
 from smolsessions.web.connection import bounded
 from smolsessions.web.figures import shared_figures
 from smolsessions.web.metrics import Figures, Metrics
-from smolsessions.worker import Worker
+from smolsessions.worker.idler import Idler
+from smolsessions.worker.session_pool import Registry
+from smolsessions.worker.threads import Threads
+from smolsessions.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smolsessions.core.records import Queues, Turn
-    from smolsessions.threads import Threads
+    from smolsessions.worker.threads import Threads
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from smolsessions.core.events import TurnStarted
 from smolsessions.core.records import MOST_COUNTED, Failure, Outcome
-from smolsessions.stage import LoopStage
+from smolsessions.worker.event_bridge import LoopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from smolsessions.core.ports import Agents, Lease, Scheduler, Session, StopReason
     from smolsessions.core.records import Turn, Usage
     from smolsessions.core.replay_state import Past
-    from smolsessions.registry import Registry
-    from smolsessions.threads import Threads
+    from smolsessions.worker.session_pool import Registry
+    from smolsessions.worker.threads import Threads
 
 T = TypeVar("T")
 
