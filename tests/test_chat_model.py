@@ -19,7 +19,7 @@ from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 
 from smolsessions.agents.chat import ChatOptions, chat_factory
-from smolsessions.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from smolagents.utils import parse_code_blobs
 
-from smolsessions.agents.code_text import CodeText
-from smolsessions.agents.json_text import JsonText
+from smolsessions.agents.run.code_text import CodeText
+from smolsessions.agents.run.partial_json import JsonText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 from smolagents import MultiStepAgent
 
 import smolsessions
-from smolsessions.agents.belongings import gives_state
 from smolsessions.agents.code.confinement import ENOUGH
 from smolsessions.agents.code.limits import limits_of
 from smolsessions.agents.code.nursery import Nursery
 from smolsessions.agents.describe import describe
 from smolsessions.agents.edits import Overlay
-from smolsessions.agents.family import code_runs_in, runs_in_child
 from smolsessions.agents.fingerprint import fingerprint_of
 from smolsessions.agents.insight import Insight
 from smolsessions.agents.memory import check_own
-from smolsessions.agents.messages import MODEL_KEY, usage_of
 from smolsessions.agents.own_policies import own_policies_of, policy_of_agent
 from smolsessions.agents.pictures import image_from_bytes, picture_file
 from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.variables import Place, places_of
+from smolsessions.agents.run.agent_state import gives_state
+from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
+from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
+from smolsessions.agents.run.session import AgentSession, clean_up, unplayed_task
 from smolsessions.agents.scratchpad import give_scratchpad
-from smolsessions.agents.session import AgentSession, clean_up, unplayed_task
 from smolsessions.agents.steps import unpack
 from smolsessions.agents.thrift import forget_torch, keep_templates, mark_default_loggers
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError

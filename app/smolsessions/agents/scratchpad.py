@@ -15,10 +15,10 @@ from smolagents.memory import ActionStep
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.crossing import loads
-from smolsessions.agents.effects import Effect
 from smolsessions.agents.own_steps import NoteStep, replaced_notes
 from smolsessions.agents.plain import text_of
-from smolsessions.agents.tool_proxy import unproxied
+from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smolagents import Model, MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.model_proxy import ModelProxy
+    from smolsessions.agents.run.model_proxy import ModelProxy
     from smolsessions.agents.shown_memory import ShownMemory
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from smolsessions.agents.code.channel import Channel, ClosedError
 from smolsessions.agents.code.guard import stub
 from smolsessions.agents.code.variables import Names, Variables
 from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.effects import error_of
 from smolsessions.agents.plain import plain
+from smolsessions.agents.run.effects import error_of
 
 if TYPE_CHECKING:
     import socket

@@ -12,8 +12,8 @@ from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, 
 
 from smolsessions.agents.code.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.effects import Shown, raised, without_text
 from smolsessions.agents.plain import text_of
+from smolsessions.agents.run.effects import Shown, raised, without_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

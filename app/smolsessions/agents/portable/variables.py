@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.belongings import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
 from smolsessions.agents.code.chance import CHANCE
 from smolsessions.agents.code.interpreter import MOST_NAME_CHARS, MOST_PIECES
 from smolsessions.agents.code.limits import limits_of
 from smolsessions.agents.code.pieces import names, piece_id
 from smolsessions.agents.code.variables import INTERNAL
 from smolsessions.agents.crossing import CannotCrossError, dumps, loads
-from smolsessions.agents.family import runs_in_child
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.portable.checks import Json, Strict, Text, checked
 from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
 from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
+from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from smolsessions.agents.run.instrumentation import runs_in_child
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from smolsessions.agents.effects import error_of, raised, words_of
-from smolsessions.agents.halt import Halt
-from smolsessions.agents.journal import digest_of
+from smolsessions.agents.run.cancellation import Halt
+from smolsessions.agents.run.effects import error_of, raised, words_of
+from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.texts import as_text, shortened, shown
 from smolsessions.core.events import ToolCalled, ToolReturned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.agents.effects import Effect
-    from smolsessions.agents.recorder import Recorder
+    from smolsessions.agents.run.effects import Effect
+    from smolsessions.agents.run.recorder import Recorder
     from smolsessions.core.events import Where
     from smolsessions.core.records import ToolCall
 

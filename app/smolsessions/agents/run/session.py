@@ -18,24 +18,24 @@ from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.belongings import Belongings
 from smolsessions.agents.edits import Edits
-from smolsessions.agents.effects import without_text
-from smolsessions.agents.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from smolsessions.agents.family import equip
 from smolsessions.agents.grown import CallIds, may_change_steps
-from smolsessions.agents.halt import DivergedError, Halt
 from smolsessions.agents.memory import PolicyFailedError
 from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.pictures import drop_pixels, image_from_bytes, images_in, output_images
 from smolsessions.agents.plain import labelled, plain, text_of
-from smolsessions.agents.recorder import Recorder, Track
+from smolsessions.agents.run.agent_state import Belongings
+from smolsessions.agents.run.cancellation import DivergedError, Halt
+from smolsessions.agents.run.effects import without_text
+from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from smolsessions.agents.run.instrumentation import equip
+from smolsessions.agents.run.recorder import Recorder, Track
+from smolsessions.agents.run.tool_proxy import see_tools
 from smolsessions.agents.scratchpad import scratchpad_of
 from smolsessions.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from smolsessions.agents.summarizer import Summarizer
 from smolsessions.agents.texts import joined
 from smolsessions.agents.thrift import KeptCallbacks, make_thrifty, shown_memory_of
-from smolsessions.agents.tool_proxy import see_tools
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.code.nursery import Nursery
     from smolsessions.agents.edits import Overlay
-    from smolsessions.agents.journal import Journal
     from smolsessions.agents.memory import Function
+    from smolsessions.agents.run.journal import Journal
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Stage

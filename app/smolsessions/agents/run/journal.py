@@ -9,9 +9,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.crossing import CannotCrossError, canonical
-from smolsessions.agents.effects import Effect
-from smolsessions.agents.halt import DivergedError
 from smolsessions.agents.plain import plain
+from smolsessions.agents.run.cancellation import DivergedError
+from smolsessions.agents.run.effects import Effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

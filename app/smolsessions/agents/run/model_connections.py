@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.halt import Halt
+from smolsessions.agents.run.cancellation import Halt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

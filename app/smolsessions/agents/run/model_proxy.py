@@ -17,14 +17,14 @@ from smolagents.models import (
 )
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.code_text import CodeText
 from smolsessions.agents.compatibility import PLAN_END
-from smolsessions.agents.connections import connected
-from smolsessions.agents.failures import is_transient
-from smolsessions.agents.json_text import JsonText
-from smolsessions.agents.messages import MODEL_KEY, message_in, of_error, of_message
 from smolsessions.agents.plain import plain, text_of
-from smolsessions.agents.tool_proxy import Proxy, see_tools, unproxied
+from smolsessions.agents.run.code_text import CodeText
+from smolsessions.agents.run.failures import is_transient
+from smolsessions.agents.run.message_encoding import MODEL_KEY, message_in, of_error, of_message
+from smolsessions.agents.run.model_connections import connected
+from smolsessions.agents.run.partial_json import JsonText
+from smolsessions.agents.run.tool_proxy import Proxy, see_tools, unproxied
 from smolsessions.core.events import MessageDelta, Where
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from smolagents.models import ChatMessageStreamDelta
     from smolagents.monitoring import TokenUsage
 
-    from smolsessions.agents.recorder import Recorder, Track
-    from smolsessions.agents.tool_proxy import Seat
+    from smolsessions.agents.run.recorder import Recorder, Track
+    from smolsessions.agents.run.tool_proxy import Seat
     from smolsessions.core.events import Channel
 
 BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time

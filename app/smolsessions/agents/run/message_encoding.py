@@ -10,8 +10,8 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.crossing import CannotCrossError, dumps
-from smolsessions.agents.effects import Effect, error_of, raised
-from smolsessions.agents.failures import marks_of
+from smolsessions.agents.run.effects import Effect, error_of, raised
+from smolsessions.agents.run.failures import marks_of
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 from smolsessions.agents.code.variables import INTERNAL, Names
 from smolsessions.agents.crossing import CannotCrossError, dumps, loads
 from smolsessions.agents.plain import text_of
-from smolsessions.agents.tool_proxy import unproxied
+from smolsessions.agents.run.tool_proxy import unproxied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smolsessions.agents.family import Family, Member
+    from smolsessions.agents.run.instrumentation import Family, Member
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep
 
-from smolsessions.agents.calls import CallInProgress
-from smolsessions.agents.connections import ModelCall
 from smolsessions.agents.crossing import dumps
-from smolsessions.agents.effects import Effect, raised
-from smolsessions.agents.halt import Halt
-from smolsessions.agents.journal import Journal
 from smolsessions.agents.pictures import stored_images
 from smolsessions.agents.plain import plain, text_of
-from smolsessions.agents.retelling import Retelling
+from smolsessions.agents.run.cancellation import Halt
+from smolsessions.agents.run.effects import Effect, raised
+from smolsessions.agents.run.journal import Journal
+from smolsessions.agents.run.model_connections import ModelCall
+from smolsessions.agents.run.replay_filter import Retelling
+from smolsessions.agents.run.tool_calls import CallInProgress
 from smolsessions.agents.step_fields import restore_fields
 from smolsessions.agents.texts import shortened, shown
 from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where

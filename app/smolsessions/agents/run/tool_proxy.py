@@ -15,8 +15,8 @@ from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.code.guard import stub
-from smolsessions.agents.effects import Effect, Shown, returned, without_text
-from smolsessions.agents.recorder import Track
+from smolsessions.agents.run.effects import Effect, Shown, returned, without_text
+from smolsessions.agents.run.recorder import Track
 from smolsessions.agents.texts import as_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smolagents.local_python_executor import PythonExecutor
     from smolagents.memory import CallbackRegistry, MemoryStep
 
-    from smolsessions.agents.calls import CallInProgress
+    from smolsessions.agents.run.tool_calls import CallInProgress
 
 WAIT_S = 0.1
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")

@@ -13,9 +13,16 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolsessions.agents.code import guard
 from smolsessions.agents.code.interpreter import ChildInterpreter
 from smolsessions.agents.code.limits import limits_of
-from smolsessions.agents.model_proxy import ModelProxy
+from smolsessions.agents.run.model_proxy import ModelProxy
+from smolsessions.agents.run.tool_proxy import (
+    AgentProxy,
+    CallbacksProxy,
+    InterpreterProxy,
+    Seat,
+    see_tools,
+    seen_check,
+)
 from smolsessions.agents.steps import finished
-from smolsessions.agents.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, Seat, see_tools, seen_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
