@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.contenders import server, store, store_pid
 from benchmarks.cpu import cpu_ms
 from benchmarks.rememberer import REMEMBERER, answer, article, order
-from smolsessions.agents.tokens import MESSAGE_TOKENS, estimate
+from smolsessions.agents.memory.tokens import MESSAGE_TOKENS, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from smolagents.monitoring import Timing, TokenUsage
 from benchmarks.contenders import server, store
 from benchmarks.memory import POLICIES, Client
 from benchmarks.rememberer import REMEMBERER, answer, article, make_rememberer, order
-from smolsessions.agents.thrift import make_thrifty, shown_memory_of
+from smolsessions.agents.smolagents_patches import make_thrifty, shown_memory_of
 from smolsessions.core.policies import policy_of
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from smolsessions.agents.memory.steps import Step, pack, strip, unpack
 from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.variables import Place
-from smolsessions.agents.steps import Step, pack, strip, unpack
 from smolsessions.core.document_format import FORMAT, VERSION, read_json
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
 from smolagents.monitoring import TokenUsage
 
-from smolsessions.agents.own_steps import NoteStep
+from smolsessions.agents.memory.step_types import NoteStep
 from tests import agents, ledgers
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from smolagents import CodeAgent, Model, ToolCallingAgent
 from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.grown import CallIds, Older, Weighing
-from smolsessions.agents.memory import Toolbox, bounded
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
-from smolsessions.agents.prompts import Prompts
-from smolsessions.agents.shown_memory import ShownMemory
-from smolsessions.agents.thrift import make_thrifty, shown_memory_of
-from smolsessions.agents.weights import Weights
+from smolsessions.agents.memory.policies import Toolbox, bounded
+from smolsessions.agents.memory.prompt_builder import ShownMemory
+from smolsessions.agents.memory.prompt_cache import CallIds, Older, Weighing
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_weights import Weights
+from smolsessions.agents.memory.token_scale import Prompts
+from smolsessions.agents.smolagents_patches import make_thrifty, shown_memory_of
 from smolsessions.core.policies import policy_of
 
 if TYPE_CHECKING:

@@ -15,21 +15,21 @@ from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.grown import Older
-from smolsessions.agents.memory import Toolbox, bounded
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
-from smolsessions.agents.prompts import Prompts, Scale, note_shown
-from smolsessions.agents.shown_memory import ShownMemory
-from smolsessions.agents.thrift import SilentLogger, make_thrifty, shown_memory_of
-from smolsessions.agents.tokens import estimate_messages
-from smolsessions.agents.weights import Weights
+from smolsessions.agents.memory.policies import Toolbox, bounded
+from smolsessions.agents.memory.prompt_builder import ShownMemory
+from smolsessions.agents.memory.prompt_cache import Older
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_weights import Weights
+from smolsessions.agents.memory.token_scale import Prompts, Scale, note_shown
+from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.smolagents_patches import SilentLogger, make_thrifty, shown_memory_of
 from smolsessions.core.policies import policy_of
 from tests import agents, remembering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smolsessions.agents.memory import Function
+    from smolsessions.agents.memory.policies import Function
 
 SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)

@@ -21,13 +21,13 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.describe import describe
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_description import describe
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
 from smolsessions.agents.pictures import image_from_bytes
 from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.documents import MOST_PLACES, MOST_STEPS
 from smolsessions.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
-from smolsessions.agents.steps import ERROR_NAMES, agent_error, unpack
 from smolsessions.core.document_format import MEMORY_FORMAT, read_json
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
 from smolsessions.core.records import AgentName
@@ -37,7 +37,7 @@ from tests.documents import CODE, MAX_PIXELS, again, document, document_of, expo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.agents.steps import Step
+    from smolsessions.agents.memory.steps import Step
 
 SCRIPT = [
     {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},

@@ -23,11 +23,11 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
-from smolsessions.agents.describe import describe
-from smolsessions.agents.own_steps import EditStep
+from smolsessions.agents.memory.step_description import describe
+from smolsessions.agents.memory.step_types import EditStep
+from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
 from smolsessions.agents.pictures import image_from_bytes
 from smolsessions.agents.plain import plain
-from smolsessions.agents.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
 from smolsessions.core.errors import SealBrokenError
 from tests import agents, odd
 from tests.service import AGENTS, Service
@@ -424,14 +424,14 @@ FORBIDDEN = [
     *(("functools", "partial"), ("functools", "reduce"), ("operator", "attrgetter"), ("importlib", "import_module")),
     *(("copyreg", "_reconstructor"), ("copyreg", "__newobj__"), ("pickle", "loads"), ("PIL.Image", "open")),
     *(
-        ("smolsessions.agents.steps", "_Pickler"),
-        ("smolsessions.agents.steps", "_Unpickler"),
-        ("smolsessions.agents.steps", "_image_from"),
+        ("smolsessions.agents.memory.steps", "_Pickler"),
+        ("smolsessions.agents.memory.steps", "_Unpickler"),
+        ("smolsessions.agents.memory.steps", "_image_from"),
     ),
     *(
-        ("smolsessions.agents.steps", "pickle.loads"),
-        ("smolsessions.agents.steps", "io.open"),
-        ("smolsessions.agents.steps", "_dump"),
+        ("smolsessions.agents.memory.steps", "pickle.loads"),
+        ("smolsessions.agents.memory.steps", "io.open"),
+        ("smolsessions.agents.memory.steps", "_dump"),
     ),
     *(("smolagents.memory", "ActionStep.to_messages"), ("smolagents.models", "ChatMessage.from_dict")),
     *(("datetime", "datetime.fromtimestamp"), ("datetime", "sys.modules"), ("smolagents.utils", "AgentError")),

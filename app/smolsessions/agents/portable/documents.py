@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.edits import without_gaps
+from smolsessions.agents.memory.memory_edits import without_gaps
+from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
 from smolsessions.agents.pictures import look_at
 from smolsessions.agents.portable.checks import Strict, checked
 from smolsessions.agents.portable.images import Images, image_as_json
@@ -16,7 +17,6 @@ from smolsessions.agents.portable.read import EditIn, made, read_step
 from smolsessions.agents.portable.values import pointer_to
 from smolsessions.agents.portable.variables import export_variables, import_variables
 from smolsessions.agents.portable.written import written
-from smolsessions.agents.steps import StepTooLargeError, pack, unpack
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Imported, PackedStep, Portable
@@ -24,8 +24,8 @@ from smolsessions.core.records import Imported, PackedStep, Portable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.portable.variables import Place
-    from smolsessions.agents.steps import Step
 
 MOST_STEPS = 100_000
 MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them

@@ -10,16 +10,16 @@ from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error
+from smolsessions.agents.memory.token_scale import note_shown
 from smolsessions.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, Text, checked
 from smolsessions.agents.portable.written import LABELS
-from smolsessions.agents.prompts import note_shown
-from smolsessions.agents.steps import ERROR_NAMES, agent_error
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.portable.images import Images
-    from smolsessions.agents.steps import Step
 
 MOST_TURNS = 1_000_000_000
 _Run = Annotated[list[int], Field(min_length=2, max_length=2)]

@@ -10,12 +10,12 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import MessageRole
 
-from smolsessions.agents.own_steps import EditStep, NoteStep
+from smolsessions.agents.memory.step_types import EditStep, NoteStep
+from smolsessions.agents.memory.steps import step_type
+from smolsessions.agents.memory.token_scale import shown_estimate
 from smolsessions.agents.pictures import stored_images
 from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.portable.values import MOST_COUNT, flaw_of
-from smolsessions.agents.prompts import shown_estimate
-from smolsessions.agents.steps import step_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smolagents.models import ChatMessage, ChatMessageToolCall
     from smolagents.monitoring import Timing, TokenUsage
 
-    from smolsessions.agents.steps import Step
+    from smolsessions.agents.memory.steps import Step
 
 LABELS = "smolsessions_labels"
 """Of an imported action: where a text or data stand for what they were before its export."""

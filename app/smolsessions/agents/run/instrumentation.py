@@ -13,6 +13,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolsessions.agents.code import guard
 from smolsessions.agents.code.interpreter import ChildInterpreter
 from smolsessions.agents.code.limits import limits_of
+from smolsessions.agents.memory.steps import finished
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.tool_proxy import (
     AgentProxy,
@@ -22,7 +23,6 @@ from smolsessions.agents.run.tool_proxy import (
     see_tools,
     seen_check,
 )
-from smolsessions.agents.steps import finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

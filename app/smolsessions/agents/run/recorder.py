@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.crossing import dumps
+from smolsessions.agents.memory.step_fields import restore_fields
 from smolsessions.agents.pictures import stored_images
 from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.run.cancellation import Halt
@@ -21,7 +22,6 @@ from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.run.replay_filter import Retelling
 from smolsessions.agents.run.tool_calls import CallInProgress
-from smolsessions.agents.step_fields import restore_fields
 from smolsessions.agents.texts import shortened, shown
 from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from smolsessions.core.records import ToolCall, Usage

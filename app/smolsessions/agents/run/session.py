@@ -18,10 +18,13 @@ from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.edits import Edits
-from smolsessions.agents.grown import CallIds, may_change_steps
-from smolsessions.agents.memory import PolicyFailedError
-from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.memory_edits import Edits
+from smolsessions.agents.memory.policies import PolicyFailedError
+from smolsessions.agents.memory.prompt_cache import CallIds, may_change_steps
+from smolsessions.agents.memory.scratchpad import scratchpad_of
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
+from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.pictures import drop_pixels, image_from_bytes, images_in, output_images
 from smolsessions.agents.plain import labelled, plain, text_of
 from smolsessions.agents.run.agent_state import Belongings
@@ -31,11 +34,8 @@ from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_s
 from smolsessions.agents.run.instrumentation import equip
 from smolsessions.agents.run.recorder import Recorder, Track
 from smolsessions.agents.run.tool_proxy import see_tools
-from smolsessions.agents.scratchpad import scratchpad_of
-from smolsessions.agents.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
-from smolsessions.agents.summarizer import Summarizer
+from smolsessions.agents.smolagents_patches import KeptCallbacks, make_thrifty, shown_memory_of
 from smolsessions.agents.texts import joined
-from smolsessions.agents.thrift import KeptCallbacks, make_thrifty, shown_memory_of
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.code.nursery import Nursery
-    from smolsessions.agents.edits import Overlay
-    from smolsessions.agents.memory import Function
+    from smolsessions.agents.memory.memory_edits import Overlay
+    from smolsessions.agents.memory.policies import Function
     from smolsessions.agents.run.journal import Journal
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
-from smolsessions.agents.memory import check_own
+from smolsessions.agents.memory.policies import check_own
 from smolsessions.core.errors import InvalidRequestError, StartError
 from smolsessions.core.policies import policy_of, what_is_wrong
 
 if TYPE_CHECKING:
-    from smolsessions.agents.memory import Function
+    from smolsessions.agents.memory.policies import Function
     from smolsessions.core.policies import Policy
 
 

@@ -11,7 +11,7 @@ from smolagents.models import ChatMessage, MessageRole
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.agents.steps import Step
+    from smolsessions.agents.memory.steps import Step
 
 
 Runs = list[tuple[int, int]]

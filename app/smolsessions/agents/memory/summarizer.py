@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from smolsessions.agents.memory import begins_turn
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.memory.policies import begins_turn
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.plain import text_of
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from smolagents import Model, MultiStepAgent
     from smolagents.memory import MemoryStep
 
+    from smolsessions.agents.memory.prompt_builder import ShownMemory
     from smolsessions.agents.run.model_proxy import ModelProxy
-    from smolsessions.agents.shown_memory import ShownMemory
 
 log = logging.getLogger(__name__)
 

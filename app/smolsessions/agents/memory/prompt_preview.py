@@ -8,7 +8,7 @@ from smolagents.memory import SystemPromptStep
 
 from smolsessions.agents.pictures import stored_images
 from smolsessions.agents.plain import plain
-from smolsessions.agents.thrift import make_thrifty, shown_memory_of
+from smolsessions.agents.smolagents_patches import make_thrifty, shown_memory_of
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.models import ChatMessage
 
-    from smolsessions.agents.memory import Function
-    from smolsessions.agents.steps import Step
+    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.steps import Step
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import LeftOut, Weighed
 

@@ -15,7 +15,7 @@ from smolagents.memory import ActionStep
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.crossing import loads
-from smolsessions.agents.own_steps import NoteStep, replaced_notes
+from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.tool_proxy import unproxied

@@ -10,8 +10,8 @@ from smolagents import ToolCallingAgent
 from smolagents.memory import ActionStep
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.grown import Weighing
-from smolsessions.agents.tokens import estimate, estimate_messages
+from smolsessions.agents.memory.prompt_cache import Weighing
+from smolsessions.agents.memory.tokens import estimate, estimate_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.weights import Weights
+    from smolsessions.agents.memory.step_weights import Weights
 
 NEWEST = 20  # steps among which a count is looked for
 LEAST = 0.5  # of the estimate: a count of less is not one of the whole prompt (some leave out what they had cached)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.core.errors import ConflictError, InvalidRequestError
 from smolsessions.core.policies import (
     KeepLastNSteps,
@@ -24,9 +24,9 @@ from smolsessions.core.policies import (
 )
 
 if TYPE_CHECKING:
-    from smolsessions.agents.grown import Older
-    from smolsessions.agents.prompts import Prompts
-    from smolsessions.agents.weights import Weights
+    from smolsessions.agents.memory.prompt_cache import Older
+    from smolsessions.agents.memory.step_weights import Weights
+    from smolsessions.agents.memory.token_scale import Prompts
     from smolsessions.core.policies import Policy, Rule
 
 log = logging.getLogger(__name__)

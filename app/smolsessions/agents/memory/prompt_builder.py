@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.grown import CallIds, Messages, Older, Weighing
-from smolsessions.agents.memory import Function, Toolbox, bounded
-from smolsessions.agents.own_steps import replaced_notes
-from smolsessions.agents.prompts import Prompts, note_shown
-from smolsessions.agents.weights import Weights, text_in
+from smolsessions.agents.memory.policies import Function, Toolbox, bounded
+from smolsessions.agents.memory.prompt_cache import CallIds, Messages, Older, Weighing
+from smolsessions.agents.memory.step_types import replaced_notes
+from smolsessions.agents.memory.step_weights import Weights, text_in
+from smolsessions.agents.memory.token_scale import Prompts, note_shown
 from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, Weighed, Weight
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, ToolCallingAgent
 
-from smolsessions.agents.own_steps import NoteStep
-from smolsessions.agents.weights import mark_of
+from smolsessions.agents.memory.step_types import NoteStep
+from smolsessions.agents.memory.step_weights import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-    from smolsessions.agents.weights import Weights
+    from smolsessions.agents.memory.step_weights import Weights
 
 RECENT = 8  # steps that are looked at again, whatever was known of them
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ToolCall
 from smolagents.models import ChatMessage
 
-from smolsessions.agents.own_steps import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.own_steps import Runs
-    from smolsessions.agents.steps import Step
+    from smolsessions.agents.memory.step_types import Runs
+    from smolsessions.agents.memory.steps import Step
 
     Parts = list[tuple[dict[Any, Any] | list[Any], tuple[Any, ...]]]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.pictures import images_in, stored_images
 from smolsessions.agents.plain import plain
 

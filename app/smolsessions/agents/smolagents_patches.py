@@ -15,7 +15,7 @@ from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
-from smolsessions.agents.shown_memory import ShownMemory
+from smolsessions.agents.memory.prompt_builder import ShownMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.memory import Function
+    from smolsessions.agents.memory.policies import Function
 
 MOST_PROMPTS = 1000
 _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})

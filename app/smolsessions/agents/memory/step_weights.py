@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, TaskStep
 
-from smolsessions.agents.own_steps import NoteStep, SummaryStep
-from smolsessions.agents.shown import messages_of
-from smolsessions.agents.tokens import estimate_messages
+from smolsessions.agents.memory.step_messages import messages_of
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.tokens import estimate_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
