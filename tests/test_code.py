@@ -90,7 +90,7 @@ def printed(text: str) -> str:
 def zygotes(service: Service) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         own = psutil.Process(service.process.pid).children()
-        return [process for process in own if "smolsessions.agents.code.zygote" in process.cmdline()]
+        return [process for process in own if "smolsessions.agents.sandbox.fork_server" in process.cmdline()]
     return []
 
 
@@ -451,7 +451,9 @@ def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
 
 def is_ours(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.code.zygote" in process.cmdline()
+        return (
+            process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.sandbox.fork_server" in process.cmdline()
+        )
     return False
 
 

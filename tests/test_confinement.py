@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smolsessions.agents.code import landlock, system_calls
-from smolsessions.agents.code.readable import Readable
+from smolsessions.agents.sandbox.confinement import landlock, system_calls
+from smolsessions.agents.sandbox.confinement.readable_paths import Readable
 from smolsessions.seal import new_key
 from tests.service import Service, spawn
 from tests.test_code import code, is_ours, played, printed, shown, zygotes

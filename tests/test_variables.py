@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.code.variables import Saved, Variables
+from smolsessions.agents.sandbox.variables import Saved, Variables
 from tests.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 
 if TYPE_CHECKING:

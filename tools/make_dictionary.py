@@ -18,11 +18,11 @@ from smolagents.memory import PlanningStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.code.nursery import Nursery
 from smolsessions.agents.demo import make_demo, make_demo_code
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession
+from smolsessions.agents.sandbox.fork_client import Nursery
 from smolsessions.core.events import TurnQueued, TurnStarted
 from smolsessions.core.records import (
     AgentName,

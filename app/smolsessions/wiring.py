@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from smolsessions.agents.catalog import Catalog, factories_of
 from smolsessions.agents.chat import ChatOptions, chat_factory
-from smolsessions.agents.code.confinement import keep_memory_private
 from smolsessions.agents.demo import make_demo, make_demo_code
+from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
 from smolsessions.core.history import Memories

@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 from smolagents import MultiStepAgent
 
 import smolsessions
-from smolsessions.agents.code.confinement import ENOUGH
-from smolsessions.agents.code.limits import limits_of
-from smolsessions.agents.code.nursery import Nursery
 from smolsessions.agents.fingerprint import fingerprint_of
 from smolsessions.agents.memory.author_policies import own_policies_of, policy_of_agent
 from smolsessions.agents.memory.memory_edits import Overlay
@@ -34,6 +31,9 @@ from smolsessions.agents.run.agent_state import gives_state
 from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, clean_up, unplayed_task
+from smolsessions.agents.sandbox.confinement.levels import ENOUGH
+from smolsessions.agents.sandbox.fork_client import Nursery
+from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.smolagents_patches import forget_torch, keep_templates, mark_default_loggers
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
@@ -41,8 +41,8 @@ from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smolsessions.agents.code.confinement import Level
     from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Session
     from smolsessions.core.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed

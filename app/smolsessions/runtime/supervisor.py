@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.code.confinement import keep_memory_private
+from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Place
 from smolsessions.runtime.parent_link import HURRY, STOP, Hand

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.code.chance import CHANCE
-from smolsessions.agents.code.interpreter import MOST_NAME_CHARS, MOST_PIECES
-from smolsessions.agents.code.limits import limits_of
-from smolsessions.agents.code.pieces import names, piece_id
-from smolsessions.agents.code.variables import INTERNAL
 from smolsessions.agents.crossing import CannotCrossError, dumps, loads
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.portable.checks import Json, Strict, Text, checked
@@ -21,6 +16,11 @@ from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_pla
 from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
 from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
 from smolsessions.agents.run.instrumentation import runs_in_child
+from smolsessions.agents.sandbox.interpreter import MOST_NAME_CHARS, MOST_PIECES
+from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.agents.sandbox.seeding import CHANCE
+from smolsessions.agents.sandbox.variable_chunks import names, piece_id
+from smolsessions.agents.sandbox.variables import INTERNAL
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -10,9 +10,6 @@ from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPy
 from smolagents.memory import ActionStep, PlanningStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.code import guard
-from smolsessions.agents.code.interpreter import ChildInterpreter
-from smolsessions.agents.code.limits import limits_of
 from smolsessions.agents.memory.steps import finished
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.tool_proxy import (
@@ -23,6 +20,9 @@ from smolsessions.agents.run.tool_proxy import (
     see_tools,
     seen_check,
 )
+from smolsessions.agents.sandbox import guard
+from smolsessions.agents.sandbox.interpreter import ChildInterpreter
+from smolsessions.agents.sandbox.limits import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.code.nursery import Nursery
+    from smolsessions.agents.sandbox.fork_client import Nursery
 
 
 @dataclass

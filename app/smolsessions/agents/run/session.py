@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.code.nursery import Nursery
     from smolsessions.agents.memory.memory_edits import Overlay
     from smolsessions.agents.memory.policies import Function
     from smolsessions.agents.run.journal import Journal
+    from smolsessions.agents.sandbox.fork_client import Nursery
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Stage

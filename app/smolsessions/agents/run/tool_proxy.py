@@ -14,9 +14,9 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.code.guard import stub
 from smolsessions.agents.run.effects import Effect, Shown, returned, without_text
 from smolsessions.agents.run.recorder import Track
+from smolsessions.agents.sandbox.guard import stub
 from smolsessions.agents.texts import as_text
 
 if TYPE_CHECKING:

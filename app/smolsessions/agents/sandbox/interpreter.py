@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
-from smolsessions.agents.code.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
 from smolsessions.agents.plain import text_of
 from smolsessions.agents.run.effects import Shown, raised, without_text
+from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
-    from smolsessions.agents.code.limits import CodeLimits
-    from smolsessions.agents.code.nursery import Child, Nursery
+    from smolsessions.agents.sandbox.fork_client import Child, Nursery
+    from smolsessions.agents.sandbox.limits import CodeLimits
 
 T = TypeVar("T")
 

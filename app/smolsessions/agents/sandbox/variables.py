@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import InterpreterError
 
-from smolsessions.agents.code.classes import binds
-from smolsessions.agents.code.pieces import SCALARS, Groups, Pickling, Piece, bind, names, piece_id, restore
-from smolsessions.agents.code.values import Home, is_settled
+from smolsessions.agents.sandbox.classes import binds
+from smolsessions.agents.sandbox.code_values import Home, is_settled
+from smolsessions.agents.sandbox.variable_chunks import (
+    SCALARS,
+    Groups,
+    Pickling,
+    Piece,
+    bind,
+    names,
+    piece_id,
+    restore,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

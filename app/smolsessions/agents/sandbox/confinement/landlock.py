@@ -8,12 +8,12 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.code.readable import DEVICES
+from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smolsessions.agents.code.readable import Readable
+    from smolsessions.agents.sandbox.confinement.readable_paths import Readable
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 TELL_VERSION, PATH_BENEATH = 1, 1

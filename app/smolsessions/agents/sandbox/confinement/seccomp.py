@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.code import system_calls as calls
+from smolsessions.agents.sandbox.confinement import system_calls as calls
 
 if TYPE_CHECKING:
     from collections.abc import Collection

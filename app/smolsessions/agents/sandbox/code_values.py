@@ -28,7 +28,7 @@ from smolagents.local_python_executor import (
     safer_func,
 )
 
-from smolsessions.agents.code.classes import Names, class_parts, instance_parts, is_made_here
+from smolsessions.agents.sandbox.classes import Names, class_parts, instance_parts, is_made_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from smolsessions.agents.code.confinement import ENOUGH, Level
-from smolsessions.agents.code.group import Group
+from smolsessions.agents.sandbox.confinement.levels import ENOUGH, Level
+from smolsessions.agents.sandbox.process_group import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -158,7 +158,7 @@ class Nursery:
             environment |= dict.fromkeys(_ONE_THREAD, "1")  # theirs would not be there after a fork
             environment["PYTHONHASHSEED"] = "0"  # so that a set has the same order where a block runs again
             self._server = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "smolsessions.agents.code.zygote", str(theirs.fileno()), self._order],
+                [sys.executable, "-m", "smolsessions.agents.sandbox.fork_server", str(theirs.fileno()), self._order],
                 env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents import local_python_executor as interpreter
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PythonExecutor
 
-from smolsessions.agents.code.channel import Channel
+from smolsessions.agents.sandbox.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

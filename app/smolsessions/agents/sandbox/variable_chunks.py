@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.code.values import Home, Pickler, Unpickler
+from smolsessions.agents.sandbox.code_values import Home, Pickler, Unpickler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.code.chance import CHANCE, Chance
-from smolsessions.agents.code.channel import Channel, ClosedError
-from smolsessions.agents.code.guard import stub
-from smolsessions.agents.code.variables import Names, Variables
 from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
 from smolsessions.agents.plain import plain
 from smolsessions.agents.run.effects import error_of
+from smolsessions.agents.sandbox.channel import Channel, ClosedError
+from smolsessions.agents.sandbox.guard import stub
+from smolsessions.agents.sandbox.seeding import CHANCE, Chance
+from smolsessions.agents.sandbox.variables import Names, Variables
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable
 
-    from smolsessions.agents.code.confinement import Walls
+    from smolsessions.agents.sandbox.confinement.levels import Walls
 
 MB = 1024 * 1024
 MAX_TEXT_CHARS = 100_000  # of an output's text: the model is shown fewer

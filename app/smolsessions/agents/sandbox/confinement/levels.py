@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from smolsessions.agents.code import landlock, namespaces, seccomp
-from smolsessions.agents.code.readable import Readable, import_path
+from smolsessions.agents.sandbox.confinement import landlock, namespaces, seccomp
+from smolsessions.agents.sandbox.confinement.readable_paths import Readable, import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

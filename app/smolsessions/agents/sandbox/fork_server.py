@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from smolsessions.agents.code import child, guard
-from smolsessions.agents.code.confinement import Walls
-from smolsessions.agents.code.group import Group
+from smolsessions.agents.sandbox import child, guard
+from smolsessions.agents.sandbox.confinement.levels import Walls
+from smolsessions.agents.sandbox.process_group import Group
 
 
 def main() -> None:
