@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smolagents.agent_types import AgentAudio, AgentImage, AgentText
 
-from smolsessions.agents.crossing import CannotCrossError, canonical, dumps, loads
+from smolsessions.agents.values import CannotCrossError, canonical, dumps, loads
 from tests import hostile
 
 if TYPE_CHECKING:
@@ -577,7 +577,7 @@ def test_any_bytes_are_read_or_an_error_and_nothing_else(data: bytes) -> None:
 
 
 def test_neither_numpy_nor_pandas_is_imported_for_other_values() -> None:
-    use = "from smolsessions.agents.crossing import *; loads(dumps([1]))"
+    use = "from smolsessions.agents.values import *; loads(dumps([1]))"
     code = f"import sys; {use}; print({{'numpy', 'pandas'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smolsessions.agents.crossing import CannotCrossError, canonical, dumps, loads
+from smolsessions.agents.values import CannotCrossError, canonical, dumps, loads
 from tests import hostile
 from tests.test_crossing import ONE, PRIME, blob, long, many, number, pairs, parts, text
 

@@ -15,7 +15,7 @@ import pytest
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
-from smolsessions.agents.pictures import drop_pixels, image_from_bytes, image_to_bytes
+from smolsessions.agents.values.images import drop_pixels, image_from_bytes, image_to_bytes
 from tests.service import Service
 from tests.test_store import until
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from smolsessions.agents.crossing import dumps
 from smolsessions.agents.memory.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.values import dumps
 from tests import noters
 from tests.doomed import Doomed, killed
 from tests.ledgers import Ledger

@@ -26,8 +26,8 @@ from smolagents.utils import AgentError, AgentExecutionError
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import EditStep
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
-from smolsessions.agents.pictures import image_from_bytes
-from smolsessions.agents.plain import plain
+from smolsessions.agents.values.images import image_from_bytes
+from smolsessions.agents.values.json_forms import plain
 from smolsessions.core.errors import SealBrokenError
 from tests import agents, odd
 from tests.service import AGENTS, Service

@@ -8,7 +8,7 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.plain import plain
+from smolsessions.agents.values.json_forms import plain
 
 if TYPE_CHECKING:
     from smolagents import MultiStepAgent

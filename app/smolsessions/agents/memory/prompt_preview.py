@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import SystemPromptStep
 
-from smolsessions.agents.pictures import stored_images
-from smolsessions.agents.plain import plain
 from smolsessions.agents.smolagents_patches import make_thrifty, shown_memory_of
+from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.json_forms import plain
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from smolagents import Tool
 from smolagents.memory import ActionStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.crossing import loads
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
-from smolsessions.agents.plain import text_of
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.agents.values import loads
+from smolsessions.agents.values.json_forms import text_of
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:

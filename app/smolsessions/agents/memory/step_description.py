@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.pictures import images_in, stored_images
-from smolsessions.agents.plain import plain
+from smolsessions.agents.values.images import images_in, stored_images
+from smolsessions.agents.values.json_forms import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

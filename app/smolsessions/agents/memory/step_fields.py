@@ -12,7 +12,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
-from smolsessions.agents.plain import plain, text_of
+from smolsessions.agents.values.json_forms import plain, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

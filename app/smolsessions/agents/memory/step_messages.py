@@ -9,8 +9,8 @@ from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.plain import text_of
-from smolsessions.agents.texts import as_text, joined
+from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values.truncation import as_text, joined
 
 if TYPE_CHECKING:
     from smolagents.memory import MemoryStep

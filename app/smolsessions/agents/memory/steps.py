@@ -26,9 +26,9 @@ from smolagents.utils import AgentError
 
 from smolsessions.agents.memory.step_fields import error_of, restore_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
-from smolsessions.agents.pictures import image_from_bytes, image_to_bytes, name_image, name_of
-from smolsessions.agents.plain import labelled, plain
 from smolsessions.agents.run.failures import is_swallowed_failure
+from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, name_of
+from smolsessions.agents.values.json_forms import labelled, plain
 from smolsessions.core.errors import SealBrokenError, ServiceError
 from smolsessions.core.records import PackedStep
 

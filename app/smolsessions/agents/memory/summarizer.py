@@ -10,7 +10,7 @@ from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.policies import begins_turn
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.plain import text_of
+from smolsessions.agents.values.json_forms import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

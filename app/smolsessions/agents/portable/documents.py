@@ -9,7 +9,6 @@ from smolagents.memory import TaskStep
 
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
-from smolsessions.agents.pictures import look_at
 from smolsessions.agents.portable.checks import Strict, checked
 from smolsessions.agents.portable.images import Images, image_as_json
 from smolsessions.agents.portable.memory import read_memory_step
@@ -17,6 +16,7 @@ from smolsessions.agents.portable.read import EditIn, made, read_step
 from smolsessions.agents.portable.values import pointer_to
 from smolsessions.agents.portable.variables import export_variables, import_variables
 from smolsessions.agents.portable.written import written
+from smolsessions.agents.values.images import look_at
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Imported, PackedStep, Portable

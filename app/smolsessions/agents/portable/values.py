@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smolsessions.agents.plain import MAX_BITS, MAX_DEPTH, text_of
+from smolsessions.agents.values.json_forms import MAX_BITS, MAX_DEPTH, text_of
 
 MOST_NODES = 1_000_000
 MOST_COUNT = 2**53 - 1  # what every reader of JSON takes for a whole number

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.crossing import CannotCrossError, dumps, loads
-from smolsessions.agents.plain import text_of
 from smolsessions.agents.portable.checks import Json, Strict, Text, checked
 from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
 from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
@@ -21,6 +19,8 @@ from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import CHANCE
 from smolsessions.agents.sandbox.variable_chunks import names, piece_id
 from smolsessions.agents.sandbox.variables import INTERNAL
+from smolsessions.agents.values import CannotCrossError, dumps, loads
+from smolsessions.agents.values.json_forms import text_of
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:

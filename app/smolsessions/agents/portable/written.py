@@ -13,9 +13,9 @@ from smolagents.models import MessageRole
 from smolsessions.agents.memory.step_types import EditStep, NoteStep
 from smolsessions.agents.memory.steps import step_type
 from smolsessions.agents.memory.token_scale import shown_estimate
-from smolsessions.agents.pictures import stored_images
-from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.portable.values import MOST_COUNT, flaw_of
+from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.json_forms import plain, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
-from smolsessions.agents.crossing import CannotCrossError, dumps, loads
-from smolsessions.agents.plain import text_of
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.sandbox.variables import INTERNAL, Names
+from smolsessions.agents.values import CannotCrossError, dumps, loads
+from smolsessions.agents.values.json_forms import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

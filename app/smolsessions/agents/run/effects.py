@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
 
-from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.plain import text_of
+from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
+from smolsessions.agents.values.json_forms import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -8,10 +8,10 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing import CannotCrossError, canonical
-from smolsessions.agents.plain import plain
 from smolsessions.agents.run.cancellation import DivergedError
 from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.values import CannotCrossError, canonical
+from smolsessions.agents.values.json_forms import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

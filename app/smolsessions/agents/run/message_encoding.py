@@ -9,9 +9,9 @@ from pydantic_core import from_json, to_json
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
-from smolsessions.agents.crossing import CannotCrossError, dumps
 from smolsessions.agents.run.effects import Effect, error_of, raised
 from smolsessions.agents.run.failures import marks_of
+from smolsessions.agents.values import CannotCrossError, dumps
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:

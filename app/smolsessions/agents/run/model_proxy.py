@@ -18,13 +18,13 @@ from smolagents.models import (
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.compatibility import PLAN_END
-from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.run.code_text import CodeText
 from smolsessions.agents.run.failures import is_transient
 from smolsessions.agents.run.message_encoding import MODEL_KEY, message_in, of_error, of_message
 from smolsessions.agents.run.model_connections import connected
 from smolsessions.agents.run.partial_json import JsonText
 from smolsessions.agents.run.tool_proxy import Proxy, see_tools, unproxied
+from smolsessions.agents.values.json_forms import plain, text_of
 from smolsessions.core.events import MessageDelta, Where
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Literal
 
-from smolsessions.agents.plain import text_of
+from smolsessions.agents.values.json_forms import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep
 
-from smolsessions.agents.crossing import dumps
 from smolsessions.agents.memory.step_fields import restore_fields
-from smolsessions.agents.pictures import stored_images
-from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.run.cancellation import Halt
 from smolsessions.agents.run.effects import Effect, raised
 from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.run.replay_filter import Retelling
 from smolsessions.agents.run.tool_calls import CallInProgress
-from smolsessions.agents.texts import shortened, shown
+from smolsessions.agents.values import dumps
+from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.json_forms import plain, text_of
+from smolsessions.agents.values.truncation import shortened, shown
 from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from smolsessions.core.records import ToolCall, Usage
 

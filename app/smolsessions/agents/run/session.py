@@ -25,8 +25,6 @@ from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from smolsessions.agents.memory.summarizer import Summarizer
-from smolsessions.agents.pictures import drop_pixels, image_from_bytes, images_in, output_images
-from smolsessions.agents.plain import labelled, plain, text_of
 from smolsessions.agents.run.agent_state import Belongings
 from smolsessions.agents.run.cancellation import DivergedError, Halt
 from smolsessions.agents.run.effects import without_text
@@ -35,7 +33,9 @@ from smolsessions.agents.run.instrumentation import equip
 from smolsessions.agents.run.recorder import Recorder, Track
 from smolsessions.agents.run.tool_proxy import see_tools
 from smolsessions.agents.smolagents_patches import KeptCallbacks, make_thrifty, shown_memory_of
-from smolsessions.agents.texts import joined
+from smolsessions.agents.values.images import drop_pixels, image_from_bytes, images_in, output_images
+from smolsessions.agents.values.json_forms import labelled, plain, text_of
+from smolsessions.agents.values.truncation import joined
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
 

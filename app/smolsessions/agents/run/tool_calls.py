@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from smolsessions.agents.run.cancellation import Halt
 from smolsessions.agents.run.effects import error_of, raised, words_of
 from smolsessions.agents.run.journal import digest_of
-from smolsessions.agents.texts import as_text, shortened, shown
+from smolsessions.agents.values.truncation import as_text, shortened, shown
 from smolsessions.core.events import ToolCalled, ToolReturned
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolsessions.agents.run.effects import Effect, Shown, returned, without_text
 from smolsessions.agents.run.recorder import Track
 from smolsessions.agents.sandbox.guard import stub
-from smolsessions.agents.texts import as_text
+from smolsessions.agents.values.truncation import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing import dumps, loads
+from smolsessions.agents.values import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.plain import plain
 from smolsessions.agents.run.effects import error_of
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import stub
 from smolsessions.agents.sandbox.seeding import CHANCE, Chance
 from smolsessions.agents.sandbox.variables import Names, Variables
+from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
+from smolsessions.agents.values.json_forms import plain
 
 if TYPE_CHECKING:
     import socket

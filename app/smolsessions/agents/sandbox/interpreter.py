@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
-from smolsessions.agents.crossing import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.plain import text_of
 from smolsessions.agents.run.effects import Shown, raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
+from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
+from smolsessions.agents.values.json_forms import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,8 +14,8 @@ import struct
 import sys
 from typing import Any
 
-from smolsessions.agents.crossing import dumps, loads
 from smolsessions.agents.sandbox.variable_chunks import piece_id
+from smolsessions.agents.values import dumps, loads
 
 CHANCE = piece_id(())
 """The piece that holds the states of seeded generators: of no variable."""

@@ -12,8 +12,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing.classes import class_name
-from smolsessions.agents.crossing.parts import MAX_BYTES, MAX_NODES, Kind, Parts, check_keys
+from smolsessions.agents.values.classes import class_name
+from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Kind, Parts, check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

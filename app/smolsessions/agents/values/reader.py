@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing.classes import instance, member
-from smolsessions.agents.crossing.kinds import kind_of, put_together
-from smolsessions.agents.crossing.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Declared, check_keys
+from smolsessions.agents.values.classes import instance, member
+from smolsessions.agents.values.kinds import kind_of, put_together
+from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Declared, check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from smolsessions.agents.crossing.classes import Carried
+    from smolsessions.agents.values.classes import Carried
 
 _COUNT, _INT, _FLOAT, _COMPLEX = (struct.Struct(form) for form in ("<I", "<q", "<d", "<dd"))
 

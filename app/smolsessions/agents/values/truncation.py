@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smolsessions.agents.plain import plain, text_of
 from smolsessions.agents.run.effects import without_text
+from smolsessions.agents.values.json_forms import plain, text_of
 
 MAX_SHOWN_CHARS = 2000  # of a text in an event; the whole is in the steps
 _MOST_MEMBERS = 100

@@ -6,10 +6,10 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing.classes import Carried, class_name, is_in, member_name, mro_of, state_of
-from smolsessions.agents.crossing.kinds import kind_of, parts_of
-from smolsessions.agents.crossing.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Parts
-from smolsessions.agents.plain import labelled
+from smolsessions.agents.values.classes import Carried, class_name, is_in, member_name, mro_of, state_of
+from smolsessions.agents.values.json_forms import labelled
+from smolsessions.agents.values.kinds import kind_of, parts_of
+from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.crossing.classes import Carried
-from smolsessions.agents.crossing.parts import MAX_BYTES
-from smolsessions.agents.crossing.reader import Reader
-from smolsessions.agents.crossing.writer import RefusalError, Writer
-from smolsessions.agents.plain import plain
+from smolsessions.agents.values.classes import Carried
+from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.parts import MAX_BYTES
+from smolsessions.agents.values.reader import Reader
+from smolsessions.agents.values.writer import RefusalError, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from smolagents.agent_types import AgentImage
 
-from smolsessions.agents.crossing import arrays
-from smolsessions.agents.crossing.classes import class_name, is_in, mro_of
-from smolsessions.agents.crossing.parts import MAX_BYTES, Declared, Kind, Parts
-from smolsessions.agents.pictures import is_undecoded
+from smolsessions.agents.values import arrays
+from smolsessions.agents.values.classes import class_name, is_in, mro_of
+from smolsessions.agents.values.images import is_undecoded
+from smolsessions.agents.values.parts import MAX_BYTES, Declared, Kind, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
