@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.memory.steps import Step, pack, strip, unpack
-from smolsessions.agents.portable import documents
-from smolsessions.agents.portable.variables import Place
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.variables import Place
 from smolsessions.core.document_format import FORMAT, VERSION, read_json
 
 if TYPE_CHECKING:

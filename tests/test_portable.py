@@ -24,9 +24,9 @@ from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
-from smolsessions.agents.portable import documents
-from smolsessions.agents.portable.documents import MOST_PLACES, MOST_STEPS
-from smolsessions.agents.portable.images import RAW_TYPE, TIMES_IN_ALL
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.document_images import RAW_TYPE, TIMES_IN_ALL
+from smolsessions.agents.transfer.documents import MOST_PLACES, MOST_STEPS
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.core.document_format import MEMORY_FORMAT, read_json
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.portable import documents
-from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
-from smolsessions.agents.portable.variables import Place, export_variables, places_of
 from smolsessions.agents.sandbox.fork_client import Nursery
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.variable_chunks import piece_id
 from smolsessions.agents.sandbox.variables import Variables
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
+from smolsessions.agents.transfer.variables import Place, export_variables, places_of
 from smolsessions.agents.values import dumps, loads
 from tests import agents
 from tests.documents import CODE, MAX_PIXELS, again, document_of, exported, taken_in

@@ -24,8 +24,6 @@ from smolsessions.agents.memory.prompt_preview import Insight
 from smolsessions.agents.memory.scratchpad import give_scratchpad
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.steps import unpack
-from smolsessions.agents.portable import documents
-from smolsessions.agents.portable.variables import Place, places_of
 from smolsessions.agents.run.agent_state import gives_state
 from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
@@ -34,6 +32,8 @@ from smolsessions.agents.sandbox.confinement.levels import ENOUGH
 from smolsessions.agents.sandbox.fork_client import Nursery
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.smolagents_patches import forget_torch, keep_templates, mark_default_loggers
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.variables import Place, places_of
 from smolsessions.agents.values.images import image_from_bytes, picture_file
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps

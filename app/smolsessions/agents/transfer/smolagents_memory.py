@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from smolsessions.agents.portable.checks import Count, Json, Output, Strict, Text, checked
-from smolsessions.agents.portable.read import (
+from smolsessions.agents.transfer.document_models import Count, Json, Output, Strict, Text, checked
+from smolsessions.agents.transfer.step_decoding import (
     CallIn,
     ErrorIn,
     MessageCallIn,

@@ -9,13 +9,13 @@ from smolagents.memory import TaskStep
 
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
-from smolsessions.agents.portable.checks import Strict, checked
-from smolsessions.agents.portable.images import Images, image_as_json
-from smolsessions.agents.portable.memory import read_memory_step
-from smolsessions.agents.portable.read import EditIn, made, read_step
-from smolsessions.agents.portable.values import pointer_to
-from smolsessions.agents.portable.variables import export_variables, import_variables
-from smolsessions.agents.portable.written import written
+from smolsessions.agents.transfer.document_images import Images, image_as_json
+from smolsessions.agents.transfer.document_models import Strict, checked
+from smolsessions.agents.transfer.json_values import pointer_to
+from smolsessions.agents.transfer.smolagents_memory import read_memory_step
+from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
+from smolsessions.agents.transfer.step_encoding import written
+from smolsessions.agents.transfer.variables import export_variables, import_variables
 from smolsessions.agents.values.images import look_at
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.portable.variables import Place
+    from smolsessions.agents.transfer.variables import Place
 
 MOST_STEPS = 100_000
 MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from smolsessions.agents.portable.values import MOST_COUNT, flaw_of, is_whole, pointer_to
+from smolsessions.agents.transfer.json_values import MOST_COUNT, flaw_of, is_whole, pointer_to
 from smolsessions.agents.values.json_forms import text_of
 from smolsessions.core.errors import InvalidRequestError
 

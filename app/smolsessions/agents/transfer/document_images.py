@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import PIL.Image
 
-from smolsessions.agents.portable.values import pointer_to
+from smolsessions.agents.transfer.json_values import pointer_to
 from smolsessions.agents.values.images import FORMATS, RAW, image_from_bytes, image_to_bytes, look_at, stand_in
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.image_names import NAME_DIGITS, image_name

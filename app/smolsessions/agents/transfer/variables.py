@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.portable.checks import Json, Strict, Text, checked
-from smolsessions.agents.portable.opcodes import Budget, NotPlainError, read_plain
-from smolsessions.agents.portable.values import flaw_of, is_whole, pointer_to
 from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
 from smolsessions.agents.run.instrumentation import runs_in_child
 from smolsessions.agents.sandbox.interpreter import MOST_NAME_CHARS, MOST_PIECES
@@ -19,6 +16,9 @@ from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import CHANCE
 from smolsessions.agents.sandbox.variable_chunks import names, piece_id
 from smolsessions.agents.sandbox.variables import INTERNAL
+from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
+from smolsessions.agents.transfer.json_values import flaw_of, is_whole, pointer_to
+from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
 from smolsessions.agents.values import CannotCrossError, dumps, loads
 from smolsessions.agents.values.json_forms import text_of
 from smolsessions.core.errors import InvalidRequestError

@@ -13,7 +13,7 @@ from smolagents.models import MessageRole
 from smolsessions.agents.memory.step_types import EditStep, NoteStep
 from smolsessions.agents.memory.steps import step_type
 from smolsessions.agents.memory.token_scale import shown_estimate
-from smolsessions.agents.portable.values import MOST_COUNT, flaw_of
+from smolsessions.agents.transfer.json_values import MOST_COUNT, flaw_of
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import plain, text_of
 

@@ -13,13 +13,22 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error
 from smolsessions.agents.memory.token_scale import note_shown
-from smolsessions.agents.portable.checks import Count, ImageName, ImageNames, Json, Output, Strict, Text, checked
-from smolsessions.agents.portable.written import LABELS
+from smolsessions.agents.transfer.document_models import (
+    Count,
+    ImageName,
+    ImageNames,
+    Json,
+    Output,
+    Strict,
+    Text,
+    checked,
+)
+from smolsessions.agents.transfer.step_encoding import LABELS
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.portable.images import Images
+    from smolsessions.agents.transfer.document_images import Images
 
 MOST_TURNS = 1_000_000_000
 _Run = Annotated[list[int], Field(min_length=2, max_length=2)]
