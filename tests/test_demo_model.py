@@ -13,7 +13,7 @@ from smolagents.memory import ActionStep, PlanningStep, TaskStep
 from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError
 
-from smolsessions.agents.demo import RuleModel, make_demo, make_demo_code
+from smolsessions.agents.demo.agents import RuleModel, make_demo, make_demo_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable

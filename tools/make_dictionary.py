@@ -18,7 +18,7 @@ from smolagents.memory import PlanningStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.demo import make_demo, make_demo_code
+from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession

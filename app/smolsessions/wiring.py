@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from smolsessions.agents.catalog import Catalog, factories_of
 from smolsessions.agents.chat import ChatOptions, chat_factory
-from smolsessions.agents.demo import make_demo, make_demo_code
+from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError

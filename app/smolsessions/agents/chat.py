@@ -19,7 +19,7 @@ import jinja2
 import yaml
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
 
-from smolsessions.agents.demo_tools import Calculator, Clock, TextStats
+from smolsessions.agents.demo.tools import Calculator, Clock, TextStats
 from smolsessions.agents.run.model_connections import current_call
 from smolsessions.core.errors import StartError
 

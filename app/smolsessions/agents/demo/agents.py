@@ -16,7 +16,7 @@ from smolagents.models import (
     ChatMessageToolCallStreamDelta,
 )
 
-from smolsessions.agents.demo_rules import (
+from smolsessions.agents.demo.rules import (
     COUNTING,
     ERROR,
     FORCED_FAILURE,
@@ -28,7 +28,7 @@ from smolsessions.agents.demo_rules import (
     summed_up,
     understand,
 )
-from smolsessions.agents.demo_tools import TOOLS
+from smolsessions.agents.demo.tools import TOOLS
 from smolsessions.agents.memory.step_weights import text_in
 from smolsessions.agents.memory.summarizer import INSTRUCTION
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents import ChatMessage, MessageRole
 
-from smolsessions.agents.demo_tools import NOTED
+from smolsessions.agents.demo.tools import NOTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
