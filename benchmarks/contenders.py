@@ -17,8 +17,8 @@ import psutil
 from redis import Redis
 
 from benchmarks.cpu import SERVER_CORE, cpu_ms
-from smolsessions.seal import new_key
-from smolsessions.stores.embedded import embedded_server
+from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

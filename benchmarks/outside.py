@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from smolsessions.seal import new_key
-from smolsessions.stores.embedded import find_binary
+from smolsessions.store.embedded.server import find_binary
+from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengt
 from benchmarks.takeover import LEASE_S
 from benchmarks.takeover_report import journal, takeovers
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
-from smolsessions.stores.embedded import find_binary
+from smolsessions.store.embedded.server import find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

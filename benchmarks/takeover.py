@@ -16,8 +16,8 @@ from benchmarks.contenders import running, server, store
 from benchmarks.cpu import CORES
 from benchmarks.players import PLAYERS, Order, done
 from benchmarks.watching import Caller, Watcher
-from smolsessions.seal import new_key
 from smolsessions.settings import Settings
+from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from smolsessions.settings import PREFIX
-from smolsessions.stores.embedded import find_binary
+from smolsessions.store.embedded.server import find_binary
 from tests.images import bare, started
 from tests.manifests import ROLES
 from tests.service import ROOT

@@ -286,7 +286,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def main(path: Path) -> None:
-    from smolsessions.seal import new_key  # noqa: PLC0415 - the tests that read need no service's code
+    from smolsessions.store.seal import new_key  # noqa: PLC0415 - the tests that read need no service's code
     from tests.test_store import running  # noqa: PLC0415
 
     key = new_key()

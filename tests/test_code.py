@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from smolsessions.seal import new_key
+from smolsessions.store.seal import new_key
 from tests import coders
 from tests.service import Service, run
 from tests.streaming import log_of, posting

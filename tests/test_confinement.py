@@ -17,7 +17,7 @@ import pytest
 
 from smolsessions.agents.sandbox.confinement import landlock, system_calls
 from smolsessions.agents.sandbox.confinement.readable_paths import Readable
-from smolsessions.seal import new_key
+from smolsessions.store.seal import new_key
 from tests.service import Service, spawn
 from tests.test_code import code, is_ours, played, printed, shown, zygotes
 from tests.test_stop import stop

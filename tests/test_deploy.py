@@ -14,7 +14,7 @@ import yaml
 from smolsessions import __version__
 from smolsessions.runtime.process import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
-from smolsessions.stores.refusals import RIGHTS
+from smolsessions.store.connection.server_errors import RIGHTS
 from tests.manifests import ROLES, Overlay, metrics_of
 from tests.service import ROOT
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smolsessions.settings import PREFIX
-from smolsessions.stores.refusals import RIGHTS
+from smolsessions.store.connection.server_errors import RIGHTS
 from tests.manifests import metrics_of
 from tests.nodes import USER, Nodes, StorePod, password_of
 from tests.service import ROOT

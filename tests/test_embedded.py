@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
-from smolsessions.stores.embedded import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ SERVICE = """
 import signal, sys
 from pathlib import Path
 from smolsessions.core.errors import StartError
-from smolsessions.stores.embedded import embedded_server
+from smolsessions.store.embedded.server import embedded_server
 signal.signal(signal.SIGINT, lambda *_: print("draining", flush=True))
 try:
     with embedded_server(Path(sys.argv[1]), silence_s=float(sys.argv[2])) as server:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from smolsessions.seal import new_key
+from smolsessions.store.seal import new_key
 from tests import agents
 from tests.problems import nothing_stored, problem, send
 from tests.service import Service, write_private

@@ -15,7 +15,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from smolsessions.seal import new_key
+from smolsessions.store.seal import new_key
 from tests.problems import nothing_stored, problem
 from tests.service import Service, write_private
 from tests.streaming import EVENTS, Stream, log_of, place

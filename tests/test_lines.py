@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smolsessions.seal import Sealer, parse_keys
-from smolsessions.stores.line import ANSWER_TIMEOUT_S, BEAT_S
-from smolsessions.stores.refusals import RIGHTS
-from smolsessions.stores.script import script
-from smolsessions.stores.servers import Address
-from smolsessions.stores.space import Options, open_store
+from smolsessions.store.connection.pipeline import ANSWER_TIMEOUT_S, BEAT_S
+from smolsessions.store.connection.server_errors import RIGHTS
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.scripts.loader import script
+from smolsessions.store.seal import Sealer, parse_keys
+from smolsessions.store.store import Options, open_store
 from tests.problems import problem
 from tests.service import Service
 from tests.streaming import FINAL, log_of
@@ -240,7 +240,7 @@ def _most_at_once(log: str) -> int:
 async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smolsessions.stores.line.BEAT_S", 0.02)
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.BEAT_S", 0.02)
     primary, _ = lines.servers
     primary.ask("ACL", "SETUSER", "least", "reset", "on", ">pass", *RIGHTS.split(), "+wait")
     options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, partitions=None, replicated=True)
@@ -256,8 +256,8 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
 
 
 async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smolsessions.stores.line.BEAT_S", 0.2)
-    monkeypatch.setattr("smolsessions.stores.line.ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.BEAT_S", 0.2)
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.ANSWER_TIMEOUT_S", 2.0)
     options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
     with Exchange(lines.servers[0].port) as exchange:
         async with open_store(Address(exchange.url), Sealer(parse_keys(KEY)), options, lambda: None) as store:

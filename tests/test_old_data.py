@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic_core import from_json, to_json
 
-from smolsessions.seal import VERSION, Sealer, parse_keys
+from smolsessions.store.seal import VERSION, Sealer, parse_keys
 from tests import old_data, remembering
 from tests.old_data import DEMO, TALKS, OldData
 from tests.problems import problem

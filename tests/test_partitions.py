@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 
 from smolsessions.core.records import MOST_COUNTED, Draft
-from smolsessions.stores.servers import Address
-from smolsessions.stores.space import Options, open_store
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.store import Options, open_store
 from tests.problems import problem
 from tests.service import Service, run
 from tests.test_busy import follow, held
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from smolsessions.stores.lease import HeldLease
-    from smolsessions.stores.space import Store
+    from smolsessions.store.store import Store
+    from smolsessions.store.turns.lease import HeldLease
 
 PARTITIONS = 4
 Raw = Any  # redis-py annotates the answers of both its clients at once

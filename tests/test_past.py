@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smolsessions.core.records import EntryType, OnBusy, Ref
-    from smolsessions.seal import Sealer
-    from smolsessions.stores.lease import HeldLease
-    from smolsessions.stores.space import Store
+    from smolsessions.store.seal import Sealer
+    from smolsessions.store.store import Store
+    from smolsessions.store.turns.lease import HeldLease
     from tests.test_scripts import Raw
 
 raw, sealer, socket_path = test_scripts.raw, test_scripts.sealer, test_scripts.socket_path

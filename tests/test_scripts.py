@@ -50,12 +50,12 @@ from smolsessions.core.records import (
     TurnInput,
     TurnOptions,
 )
-from smolsessions.seal import Sealer, new_key, parse_keys
-from smolsessions.stores import codec
-from smolsessions.stores.embedded import embedded_server
-from smolsessions.stores.script import as_service_error, script
-from smolsessions.stores.servers import Address
-from smolsessions.stores.space import Options, Store, open_store
+from smolsessions.store import codec
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.scripts.loader import as_service_error, script
+from smolsessions.store.seal import Sealer, new_key, parse_keys
+from smolsessions.store.store import Options, Store, open_store
 from tests.played import Ended, Played, Ready, Wish, owner_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smolsessions.core.records import OnBusy
-    from smolsessions.stores.lease import HeldLease
+    from smolsessions.store.turns.lease import HeldLease
 
 T = TypeVar("T")
 Raw = Any  # redis-py annotates the answers of both its clients at once

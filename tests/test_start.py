@@ -28,8 +28,8 @@ from redis.retry import Retry
 
 from smolsessions import __version__
 from smolsessions.settings import Settings
-from smolsessions.stores.embedded import RESTARTS, embedded_server
-from smolsessions.stores.refusals import RIGHTS
+from smolsessions.store.connection.server_errors import RIGHTS
+from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.refusals import Refused, sentence_of, started
 from tests.service import AGENTS, ROOT, Service, run, spawn, write_private
 from tests.topology.certificates import new_authority

@@ -21,8 +21,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from smolsessions.seal import Sealer, new_key, parse_keys
-from smolsessions.stores.embedded import find_binary
+from smolsessions.store.embedded.server import find_binary
+from smolsessions.store.seal import Sealer, new_key, parse_keys
 from tests import agents
 from tests.service import Service
 

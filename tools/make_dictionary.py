@@ -36,7 +36,7 @@ from smolsessions.core.records import (
     TurnOptions,
 )
 from smolsessions.core.records import Timing as TurnTiming
-from smolsessions.stores import codec
+from smolsessions.store import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from smolsessions.roles import Place, Role
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.process import listen, log_to_stderr, run_process
 from smolsessions.runtime.reaper import stand_before
-from smolsessions.seal import new_key
 from smolsessions.settings import read_settings, strangers, table
+from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

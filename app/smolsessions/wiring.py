@@ -18,10 +18,10 @@ from smolsessions.core.errors import StartError
 from smolsessions.core.history import Memories
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import TurnDesk
-from smolsessions.seal import Sealer, keys_in, parse_keys
-from smolsessions.stores.embedded import embedded_server
-from smolsessions.stores.servers import Address
-from smolsessions.stores.space import Options, open_store
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.seal import Sealer, keys_in, parse_keys
+from smolsessions.store.store import Options, open_store
 from smolsessions.web.api import create_app, create_health_app
 from smolsessions.web.auth import Callers
 from smolsessions.web.common import Limits

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from redis.crc import key_slot
 
-from smolsessions.seal import new_key
+from smolsessions.store.seal import new_key
 from tests.topology.line import Line
 from tests.topology.node import DURABLE, HOST, Node, free_port, until
 

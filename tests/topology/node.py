@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
-from smolsessions.stores.embedded import find_binary
+from smolsessions.store.embedded.server import find_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,10 +19,10 @@ from smolsessions.roles import Place
 from smolsessions.runtime.parent_link import HURRY, STOP, Hand
 from smolsessions.runtime.process import CLOSE_S, say
 from smolsessions.runtime.shutdown import Ending
-from smolsessions.seal import keys_in
 from smolsessions.settings import PREFIX
-from smolsessions.stores.data_folder import SOCKET_PATH_BYTES
-from smolsessions.stores.embedded import embedded_server
+from smolsessions.store.embedded.data_folder import SOCKET_PATH_BYTES
+from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.seal import keys_in
 
 if TYPE_CHECKING:
     from smolsessions.settings import Settings

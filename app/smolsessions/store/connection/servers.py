@@ -22,7 +22,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.file_permissions import check_private
-from smolsessions.stores.sentinels import Sentinels
+from smolsessions.store.connection.sentinels import Sentinels
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.stores.partition import Partition
+    from smolsessions.store.partition import Partition
 
 LOOK_S = 2.0  # wake-ups are hints: all partitions are due again after this time
 FIRST, UNKNOWN = -1.0, 0.0  # in the place of a time

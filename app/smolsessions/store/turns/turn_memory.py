@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError
 from smolsessions.core.replay_state import Past
-from smolsessions.seal import tag_of
-from smolsessions.stores import codec
-from smolsessions.stores.head import (
+from smolsessions.store import codec
+from smolsessions.store.conversations.head import (
     COUNT_SENTENCE,
     VARIABLES_SENTENCE,
     extend_hash,
@@ -19,12 +18,13 @@ from smolsessions.stores.head import (
     hidden_so_far,
     load_images,
 )
+from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
     from smolsessions.core.events import Event
     from smolsessions.core.records import Head, PackedStep, StoredStep, Turn
-    from smolsessions.stores.partition import Partition
-    from smolsessions.stores.script import Argument
+    from smolsessions.store.partition import Partition
+    from smolsessions.store.scripts.loader import Argument
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 MOST_AT_ONCE = 200  # events of a log that are opened in one go

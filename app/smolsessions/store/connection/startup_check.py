@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import SealBrokenError, StartError, StoreUnavailableError
-from smolsessions.stores.append_only import look_at_append_only
-from smolsessions.stores.line import ANSWER_TIMEOUT_S
-from smolsessions.stores.refusals import NODE_SENTENCE, refusals
-from smolsessions.stores.rights import look_at_rights
-from smolsessions.stores.witness import REPLICAS, WAIT_MS
+from smolsessions.store.connection.acl_check import look_at_rights
+from smolsessions.store.connection.append_only import look_at_append_only
+from smolsessions.store.connection.pipeline import ANSWER_TIMEOUT_S
+from smolsessions.store.connection.replica_ack import REPLICAS, WAIT_MS
+from smolsessions.store.connection.server_errors import NODE_SENTENCE, refusals
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from smolsessions.seal import Sealer
-    from smolsessions.stores.line import Line
-    from smolsessions.stores.servers import Address, Servers
+    from smolsessions.store.connection.pipeline import Line
+    from smolsessions.store.connection.servers import Address, Servers
+    from smolsessions.store.seal import Sealer
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, Sto
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smolsessions.stores.command import Command
-    from smolsessions.stores.line import Answer, Line
+    from smolsessions.store.connection.command import Command
+    from smolsessions.store.connection.pipeline import Answer, Line
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Script:
     """One operation on one partition, atomic on the server. Source: `scripts/NAME.lua` behind `scripts/prelude.lua`."""
 
     def __init__(self, name: str) -> None:
-        folder = importlib.resources.files("smolsessions.stores").joinpath("scripts")
+        folder = importlib.resources.files("smolsessions.store").joinpath("scripts")
         body = folder.joinpath(f"{name}.lua").read_text()
         header = _HEADER.search(body)
         assert header, f"{name}.lua has no ARGV header"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from smolsessions.core.errors import StartError
-from smolsessions.stores.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
+from smolsessions.store.embedded.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

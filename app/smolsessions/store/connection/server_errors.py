@@ -22,7 +22,7 @@ from smolsessions.core.errors import StartError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smolsessions.stores.servers import Address
+    from smolsessions.store.connection.servers import Address
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.records import Terms
-from smolsessions.stores import codec
+from smolsessions.store import codec
 
 if TYPE_CHECKING:
     from smolsessions.core.records import Origin
-    from smolsessions.seal import Sealer
+    from smolsessions.store.seal import Sealer
 
 MOST_KNOWN = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})

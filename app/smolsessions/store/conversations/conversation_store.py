@@ -22,17 +22,17 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.records import AgentName, Conversation, Failure, Outcome, Page, Terms
-from smolsessions.stores import codec
-from smolsessions.stores.head import check_count, image_blobs, load_images, open_head
-from smolsessions.stores.seals import NO_TERMS
+from smolsessions.store import codec
+from smolsessions.store.conversation_seal import NO_TERMS
+from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smolsessions.core.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
-    from smolsessions.stores.partition import Partition, Partitions
-    from smolsessions.stores.script import Argument
-    from smolsessions.stores.turns import Turns
+    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.scripts.loader import Argument
+    from smolsessions.store.turns.turn_store import Turns
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smolsessions.core.records import Ref
-    from smolsessions.stores.log import Log
-    from smolsessions.stores.script import Scripts
-    from smolsessions.stores.seals import Seals
+    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.scripts.loader import Scripts
+    from smolsessions.store.turns.turn_log import Log
 
 
 @dataclass(frozen=True, eq=False)

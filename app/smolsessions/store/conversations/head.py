@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
 from smolsessions.core.records import Head
-from smolsessions.seal import tag_of
-from smolsessions.stores import codec
+from smolsessions.store import codec
+from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
-    from smolsessions.stores.partition import Partition
-    from smolsessions.stores.script import Scripts
-    from smolsessions.stores.seals import Seals
+    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.partition import Partition
+    from smolsessions.store.scripts.loader import Scripts
 
 HASH_BYTES = 16
 IMAGES_AT_ONCE = 4

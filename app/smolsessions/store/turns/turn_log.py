@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import FINAL, Logged, TurnEnded
-from smolsessions.stores import codec
-from smolsessions.stores.head import with_stored_images
+from smolsessions.store import codec
+from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from smolsessions.core.records import Ref, Turn
-    from smolsessions.stores.script import Scripts
-    from smolsessions.stores.seals import Seals
+    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.scripts.loader import Scripts
 
 log = logging.getLogger(__name__)
 

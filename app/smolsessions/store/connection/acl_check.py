@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
-from smolsessions.stores.script import NAMES, script
+from smolsessions.store.scripts.loader import NAMES, script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

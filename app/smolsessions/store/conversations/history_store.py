@@ -17,10 +17,10 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
-from smolsessions.seal import tag_of
-from smolsessions.stores import codec
-from smolsessions.stores.conversations import sealed_terms, ttl_us
-from smolsessions.stores.head import (
+from smolsessions.store import codec
+from smolsessions.store.conversation_seal import NO_TERMS
+from smolsessions.store.conversations.conversation_store import sealed_terms, ttl_us
+from smolsessions.store.conversations.head import (
     COUNT_SENTENCE,
     VARIABLES_SENTENCE,
     counted,
@@ -30,16 +30,16 @@ from smolsessions.stores.head import (
     open_head,
     open_pieces,
 )
-from smolsessions.stores.seals import NO_TERMS
+from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from smolsessions.core.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
-    from smolsessions.stores.conversations import Conversations
-    from smolsessions.stores.partition import Partition, Partitions
-    from smolsessions.stores.script import Argument
-    from smolsessions.stores.turns import Turns
+    from smolsessions.store.conversations.conversation_store import Conversations
+    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.scripts.loader import Argument
+    from smolsessions.store.turns.turn_store import Turns
 
 T = TypeVar("T")
 

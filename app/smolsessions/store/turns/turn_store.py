@@ -27,19 +27,19 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import AgentName, Outcome, Page
-from smolsessions.stores import codec
-from smolsessions.stores.head import with_stored_images
+from smolsessions.store import codec
+from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from smolsessions.core.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
-    from smolsessions.stores.idempotency import Pepper
-    from smolsessions.stores.log import Reader
-    from smolsessions.stores.partition import Partition, Partitions
-    from smolsessions.stores.scheduler import Scheduler
-    from smolsessions.stores.script import Argument
+    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.scripts.loader import Argument
+    from smolsessions.store.turns.idempotency import Pepper
+    from smolsessions.store.turns.scheduler import Scheduler
+    from smolsessions.store.turns.turn_log import Reader
 
 MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun anew

@@ -8,24 +8,24 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smolsessions.stores.conversations import Conversations
-from smolsessions.stores.durability import Durability
-from smolsessions.stores.first_look import Watch, look_at
-from smolsessions.stores.idempotency import Pepper
-from smolsessions.stores.line import Line
-from smolsessions.stores.log import Log
-from smolsessions.stores.memories import Memories
-from smolsessions.stores.partition import Partition, Partitions
-from smolsessions.stores.scheduler import Scheduler
-from smolsessions.stores.script import Scripts, load_commands, script
-from smolsessions.stores.seals import Seals
-from smolsessions.stores.servers import Address, servers_at
-from smolsessions.stores.turns import Turns
+from smolsessions.store.connection.durability import Durability
+from smolsessions.store.connection.pipeline import Line
+from smolsessions.store.connection.servers import Address, servers_at
+from smolsessions.store.connection.startup_check import Watch, look_at
+from smolsessions.store.conversation_seal import Seals
+from smolsessions.store.conversations.conversation_store import Conversations
+from smolsessions.store.conversations.history_store import Memories
+from smolsessions.store.partition import Partition, Partitions
+from smolsessions.store.scripts.loader import Scripts, load_commands, script
+from smolsessions.store.turns.idempotency import Pepper
+from smolsessions.store.turns.scheduler import Scheduler
+from smolsessions.store.turns.turn_log import Log
+from smolsessions.store.turns.turn_store import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from smolsessions.seal import Sealer
+    from smolsessions.store.seal import Sealer
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Logged, TurnEnded
 from smolsessions.core.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
-from smolsessions.seal import tag_of
-from smolsessions.stores import codec
-from smolsessions.stores.backlog import RETRY_S, Backlog
-from smolsessions.stores.head import COUNT_SENTENCE, open_head, open_pieces
-from smolsessions.stores.keeping import Keeping
-from smolsessions.stores.stops import CANCEL, as_stopped, rolled_back, stop_of
-from smolsessions.stores.told import Told
+from smolsessions.store import codec
+from smolsessions.store.conversations.head import COUNT_SENTENCE, open_head, open_pieces
+from smolsessions.store.seal import tag_of
+from smolsessions.store.turns.backlog import RETRY_S, Backlog
+from smolsessions.store.turns.event_buffer import Told
+from smolsessions.store.turns.stop_reasons import CANCEL, as_stopped, rolled_back, stop_of
+from smolsessions.store.turns.turn_memory import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from smolsessions.core.ports import StopReason
     from smolsessions.core.records import Outcome, PackedStep
     from smolsessions.core.replay_state import Past
-    from smolsessions.stores.backlog import Entry
-    from smolsessions.stores.line import Answer
-    from smolsessions.stores.partition import Partition
-    from smolsessions.stores.script import Argument
-    from smolsessions.stores.stops import Stop
+    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.partition import Partition
+    from smolsessions.store.scripts.loader import Argument
+    from smolsessions.store.turns.backlog import Entry
+    from smolsessions.store.turns.stop_reasons import Stop
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from smolsessions.core.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from smolsessions.stores.line import Line
+    from smolsessions.store.connection.pipeline import Line
 
 log = logging.getLogger(__name__)
 

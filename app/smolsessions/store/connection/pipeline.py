@@ -21,17 +21,17 @@ from redis.exceptions import (
 )
 
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.stores.command import write
-from smolsessions.stores.refusals import said
-from smolsessions.stores.witness import Witness
+from smolsessions.store.connection.command import write
+from smolsessions.store.connection.replica_ack import Witness
+from smolsessions.store.connection.server_errors import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
-    from smolsessions.stores.command import Command
-    from smolsessions.stores.servers import Servers
+    from smolsessions.store.connection.command import Command
+    from smolsessions.store.connection.servers import Servers
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smolsessions.core.events import TurnQueued
-from smolsessions.stores import codec
+from smolsessions.store import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,12 +7,12 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.stores.command import write
+from smolsessions.store.connection.command import write
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from smolsessions.stores.command import Command
+    from smolsessions.store.connection.command import Command
 
 REPLICAS = 1
 WAIT_MS = 1000

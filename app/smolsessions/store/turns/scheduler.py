@@ -15,18 +15,18 @@ from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import MOST_COUNTED, Queue, Queues
-from smolsessions.stores.lease import HeldLease, open_lease
-from smolsessions.stores.rounds import FIRST, Rounds
-from smolsessions.stores.script import answered
+from smolsessions.store.scripts.loader import answered
+from smolsessions.store.turns.lease import HeldLease, open_lease
+from smolsessions.store.turns.partition_order import FIRST, Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from smolsessions.core.ports import Lease
     from smolsessions.core.records import AgentName
-    from smolsessions.stores.line import Answer
-    from smolsessions.stores.partition import Partition, Partitions
-    from smolsessions.stores.script import Argument
+    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.scripts.loader import Argument
 
 
 log = logging.getLogger(__name__)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import SealBrokenError
-from smolsessions.stores.script import as_service_error
+from smolsessions.store.scripts.loader import as_service_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from dataclasses import dataclass
 
     from smolsessions.core.events import Event
-    from smolsessions.stores.line import Answer
-    from smolsessions.stores.script import Argument
+    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.scripts.loader import Argument
 else:
     from smolsessions.core.frozen import dataclass
 
