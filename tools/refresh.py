@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from smolsessions.settings import table
-from smolsessions.web.api import schema_yaml
+from smolsessions.web.app import schema_yaml
 
 START, END = "<!-- settings -->\n", "<!-- /settings -->"
 

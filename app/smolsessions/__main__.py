@@ -130,7 +130,7 @@ def _new_api_key(options: argparse.Namespace) -> int:
 
 
 def _openapi(_options: argparse.Namespace) -> int:
-    from smolsessions.web.api import schema_yaml  # noqa: PLC0415 - the other commands need no FastAPI
+    from smolsessions.web.app import schema_yaml  # noqa: PLC0415 - the other commands need no FastAPI
 
     sys.stdout.buffer.write(schema_yaml().encode())
     return 0

@@ -22,12 +22,12 @@ from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
 from smolsessions.store.store import Options, open_store
-from smolsessions.web.api import create_app, create_health_app
+from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Callers
-from smolsessions.web.common import Limits
-from smolsessions.web.connection import bounded
-from smolsessions.web.figures import shared_figures
+from smolsessions.web.http_connection import bounded
 from smolsessions.web.metrics import Figures, Metrics
+from smolsessions.web.metrics_merge import shared_figures
+from smolsessions.web.routes.common import Limits
 from smolsessions.worker.idler import Idler
 from smolsessions.worker.session_pool import Registry
 from smolsessions.worker.threads import Threads

@@ -12,8 +12,8 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
 
 from smolsessions.core.errors import InvalidRequestError, ServiceError
-from smolsessions.web.common import location_of
-from smolsessions.web.events import event_view
+from smolsessions.web.event_schemas import event_view
+from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from smolsessions.web.bodies import aside
-from smolsessions.web.common import owner_of
-from smolsessions.web.gate import again
-from smolsessions.web.strict import StrictRoute
+from smolsessions.web.body_limits import aside
+from smolsessions.web.middleware import again
+from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.routes.common import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,8 @@ from pydantic_core import to_json
 
 from smolsessions.core.document_format import read_json
 from smolsessions.core.records import AgentName, Ref
-from smolsessions.web.common import CallerOwner, PathId, answer, problems
+from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.routes.common import CallerOwner, PathId, answer, problems
 from smolsessions.web.schemas import (
     ConversationView,
     ForkRequest,
@@ -23,7 +24,6 @@ from smolsessions.web.schemas import (
     message_view,
     prune_view,
 )
-from smolsessions.web.strict import StrictRoute
 
 if TYPE_CHECKING:
     from smolsessions.core.history import Memories

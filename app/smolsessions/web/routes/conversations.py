@@ -8,7 +8,8 @@ from fastapi import APIRouter, Path, Query, Response
 
 from smolsessions.core.metadata import merge
 from smolsessions.core.records import AgentName, Draft, Ref, StepType
-from smolsessions.web.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
+from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
 from smolsessions.web.schemas import (
     AgentList,
     ConversationPage,
@@ -21,7 +22,6 @@ from smolsessions.web.schemas import (
     page_view,
     step_view,
 )
-from smolsessions.web.strict import StrictRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

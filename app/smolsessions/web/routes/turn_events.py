@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from smolsessions.core.records import Ref
-from smolsessions.web.common import CallerOwner, Internal, Limits, OnDisconnect, PathId, Prefer, TurnNumber, problems
-from smolsessions.web.prefer import wait_of
+from smolsessions.web.negotiation import wait_of
+from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.routes.common import (
+    CallerOwner,
+    Internal,
+    Limits,
+    OnDisconnect,
+    PathId,
+    Prefer,
+    TurnNumber,
+    problems,
+)
+from smolsessions.web.routes.turns import turn_answer
 from smolsessions.web.schemas import TurnView
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
-from smolsessions.web.strict import StrictRoute
-from smolsessions.web.turns import turn_answer
 
 if TYPE_CHECKING:
     from smolsessions.core.turns import TurnDesk

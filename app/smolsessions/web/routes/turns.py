@@ -11,7 +11,10 @@ from fastapi import APIRouter, Header, Request, Response
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
-from smolsessions.web.common import (
+from smolsessions.web.fast_route import LeanRoute
+from smolsessions.web.image_checks import DECODER, read_images
+from smolsessions.web.negotiation import wait_of, wants_stream
+from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
     Internal,
@@ -26,9 +29,6 @@ from smolsessions.web.common import (
     number_of,
     problems,
 )
-from smolsessions.web.images import DECODER, read_images
-from smolsessions.web.lean import LeanRoute
-from smolsessions.web.prefer import wait_of, wants_stream
 from smolsessions.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_view
 from smolsessions.web.sse import EVENT_STREAM, TurnStream
 

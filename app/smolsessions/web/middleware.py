@@ -17,7 +17,7 @@ from smolsessions.core.errors import (
     ServiceError,
     TooLargeError,
 )
-from smolsessions.web.bodies import LARGE_BYTES, aside, check_structure
+from smolsessions.web.body_limits import LARGE_BYTES, aside, check_structure
 from smolsessions.web.problems import response_to
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from smolsessions.core.errors import ShuttingDownError
-from smolsessions.web.common import answer, problems
+from smolsessions.web.routes.common import answer, problems
 
 if TYPE_CHECKING:
     from smolsessions.web.metrics import Figures

@@ -20,15 +20,15 @@ from smolsessions import __version__
 from smolsessions.core.metadata import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Callers
-from smolsessions.web.common import Limits
-from smolsessions.web.conversations import agent_routes, conversation_routes
-from smolsessions.web.events import event_schemas
-from smolsessions.web.gate import Gate
-from smolsessions.web.health import health_routes
-from smolsessions.web.memories import memory_routes
+from smolsessions.web.event_schemas import event_schemas
+from smolsessions.web.middleware import Gate
+from smolsessions.web.routes.common import Limits
+from smolsessions.web.routes.conversations import agent_routes, conversation_routes
+from smolsessions.web.routes.health import health_routes
+from smolsessions.web.routes.history import memory_routes
+from smolsessions.web.routes.turn_events import watch_routes
+from smolsessions.web.routes.turns import turn_routes
 from smolsessions.web.sse import Frames
-from smolsessions.web.turns import turn_routes
-from smolsessions.web.watching import watch_routes
 
 if TYPE_CHECKING:
     from fastapi import Response
