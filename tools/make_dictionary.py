@@ -1,6 +1,6 @@
 """Trains the compression dictionary of a seal format from what turns of the demo agents leave behind.
 
-Run it once for a new format (`python tools/make_dictionary.py app/smolsessions/seal-2.zdict`). A dictionary in use
+Run it once for a new format (`python tools/make_dictionary.py seal-2.zdict`). A dictionary in use
 never changes.
 """
 

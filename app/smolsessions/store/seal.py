@@ -142,7 +142,7 @@ def _bound(part: str | int) -> bytes:
 @cache
 def _dictionary() -> zstandard.ZstdCompressionDict:
     # Part of format 1. Steps and turn records look alike, and a small one compresses only against its like.
-    data = importlib.resources.files("smolsessions").joinpath("seal-1.zdict").read_bytes()
+    data = importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
     return zstandard.ZstdCompressionDict(data)
 
 

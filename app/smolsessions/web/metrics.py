@@ -10,9 +10,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from smolsessions.core.records import Queues, Turn
-    from smolsessions.worker.threads import Threads
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+class ThreadCounts(Protocol):
+    """Numbers of threads of the worker's pool, by their state."""
+
+    @property
+    def free(self) -> int: ...
+    @property
+    def busy(self) -> int: ...
+    @property
+    def stuck(self) -> int: ...
 
 
 class Figures(Protocol):
@@ -26,7 +36,7 @@ class Figures(Protocol):
 class Metrics:
     """What this process did and does."""
 
-    def __init__(self, threads: Threads, sessions: Callable[[], int]) -> None:
+    def __init__(self, threads: ThreadCounts, sessions: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._turns = Counter(
             "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=self._registry

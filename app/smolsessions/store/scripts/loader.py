@@ -42,7 +42,7 @@ class Script:
     """One operation on one partition, atomic on the server. Source: `scripts/NAME.lua` behind `scripts/prelude.lua`."""
 
     def __init__(self, name: str) -> None:
-        folder = importlib.resources.files("smolsessions.store").joinpath("scripts")
+        folder = importlib.resources.files("smolsessions.store.scripts")
         body = folder.joinpath(f"{name}.lua").read_text()
         header = _HEADER.search(body)
         assert header, f"{name}.lua has no ARGV header"
