@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests import debian
+from tests.support import debian
 
 _CHROMIUM = ("chromium", "chromium", "chromium-browser", "google-chrome")  # the package, then the programs
 ARGUMENTS = [

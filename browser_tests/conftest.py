@@ -10,7 +10,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from browser_tests.browser import ARGUMENTS, find, path_or_skip
 from browser_tests.talker import AGENTS
-from tests.service import Service
+from tests.support.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from playwright.sync_api import expect
 
-from tests.service import write_private
+from tests.support.service import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-    from tests.service import Service
+    from tests.support.service import Service
 
 
 def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from browser_tests.reader import answer, forgive, say, turn, wait, whole
 from browser_tests.talker import AGENTS
-from tests.service import Service
+from tests.support.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page, Route
 
-    from tests.service import Service
+    from tests.support.service import Service
 
     Open = Callable[..., Page]
 

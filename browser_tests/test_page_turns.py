@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-    from tests.service import Service
+    from tests.support.service import Service
 
     Open = Callable[..., Page]
 

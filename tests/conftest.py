@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.images import Image, built_once, refusal
-from tests.service import Service
+from tests.support.images import Image, built_once, refusal
+from tests.support.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 OVERLAYS = ("dev", "production", "site", "ingress")
 KUBERNETES = "1.34"
-KINDS_WITHOUT_SCHEMA = {"HTTPRoute", "PodMonitor"}  # not Kubernetes' own; tests/test_deploy.py looks at them
+KINDS_WITHOUT_SCHEMA = {"HTTPRoute", "PodMonitor"}  # not Kubernetes' own; tests/deploy/test_deploy.py looks at them
 PATIENCE_S = 120
 _INGRESS = "resources: [../production]\ncomponents: [../components/ingress]\n"
 

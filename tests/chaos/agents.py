@@ -1,6 +1,6 @@
 """Agents of the chaos: models that play scripts and take their time, and tools that count their runs.
 
-They play the scripts of `tests.agents` and `tests.streaming`; every entry has two members more:
+They play the scripts of `tests.support.agents` and `tests.support.streaming`; every entry has two members more:
     "key"       of the model call, which names it in the ledger          "wait_ms"   how long the model takes
 Tools are given their keys as an argument.
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
 
-from tests import agents, streaming
 from tests.chaos import ledger
+from tests.support import agents, streaming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.chaos import agents, ledger
-from tests.service import spawn
+from tests.support.service import spawn
 
 if TYPE_CHECKING:
     import subprocess

@@ -2,7 +2,7 @@
 
 Counting stands on what tokenizers of today have in common: they cut a text into words, runs of signs and single digits
 or short groups of them, then take frequent pieces of these as one. The weights were fitted to two of them; how far off
-the estimate is, by the kind of text, is printed by `tests/test_tokens.py`.
+the estimate is, by the kind of text, is printed by `tests/memory/test_tokens.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""An author's checks and callbacks get the answers and outputs of code as a bare smolagents agent's do."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sandbox.test_code import DONE, code
+from tests.support import coders
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+AGENTS = "observed=tests.support.coders:make_observed,lead=tests.support.coders:make_observed_lead"
+IMAGE = "from PIL import Image\nImage.new('RGB', (2, 1), (1, 2, 3))"
+REAL = {
+    "a text": "'text'",
+    "a number": "2.5",
+    "nothing": "None",
+    "a list": "[1, 'two', None]",
+    "a dict": "{'a': [1], 2: (3,)}",
+    "a set of texts": "{'p', 'q', 'r', 's', 't'}",
+    "sets in a dict": "{'in': [{2, 1}, set()]}",
+    "bytes": "b'abc'",
+    "a date": "import datetime\ndatetime.date(2026, 1, 2)",
+    "a decimal": "import decimal\ndecimal.Decimal('1.10')",
+    "an image": IMAGE,
+    "an image of a tool": "picture()",
+    "an array": "import numpy as np\nnp.arange(3)",
+    "a frame": "import pandas as pd\npd.DataFrame({'a': [1, 2]})",
+    "an instance that the agent carries": "parcel(weight=3)",
+}
+OWN_CLASS = "class Thing:\n    def __len__(self):\n        return 7\nThing()"
+STAND_INS = {
+    "an instance of a class of the code": (OWN_CLASS, r"str of \d+: '\[.*\.Thing\] <.*Thing object at 0x>'"),
+    "a function": ("def double(n):\n    return 2 * n\ndouble", r"str of \d+: '\[builtins.function\] <function .*>'"),
+    "a generator": ("(n for n in [1])", r"str of \d+: '\[builtins.generator\] <generator object .*>'"),
+}
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("noted") / "noted"
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory, noted: Path) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("observed")
+    with Service(folder, {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}, {coders.NOTED: str(noted)}) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def nothing_noted(noted: Path) -> None:
+    noted.unlink(missing_ok=True)
+
+
+def ending_in(block: str) -> list[Event]:
+    """Give blocks that end in a value, and then answer with it."""
+    lines, _, value = block.rpartition("\n")
+    return code(f"{lines}\nvalue = {value}\nvalue", "print(value)\nfinal_answer(value)")
+
+
+def taken(noted: Path) -> list[str]:
+    found = same(noted.read_text()).splitlines()
+    noted.unlink()
+    return found
+
+
+def same(text: str) -> str:
+    """Leave out what differs in each process: where an object lies."""
+    return re.sub("0x[0-9a-fA-F]+", "0x", text)
+
+
+@pytest.mark.parametrize("what", REAL)
+def test_what_can_cross_is_the_value_itself(
+    observed: Service, noted: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(coders.NOTED, str(noted))
+    script = ending_in(REAL[what])
+    bare = coders.make_observed()
+    bare.run(json.dumps(script), reset=False)
+    theirs, shown = taken(noted), bare.run(json.dumps([{"shown": True}]), reset=False)
+    taken(noted)
+    turn = observed.play(*script, agent="observed")
+    ours = taken(noted)
+    assert ours == theirs
+    assert [line.partition(":")[0] for line in ours] == ["output", "check", "output", "answer"]
+    assert turn["state"] == "success", turn
+    later = observed.follow_up(turn, {"shown": True})
+    if "text" not in what or what == "a text":  # else its order is that of the process that printed it
+        assert json.loads(same(later["reply"])) == json.loads(same(str(shown)))
+
+
+def test_the_text_of_a_set_is_the_one_that_its_process_printed(observed: Service, noted: Path) -> None:
+    turn = observed.play(*ending_in(REAL["a set of texts"]), agent="observed")
+    taken(noted)
+    logs, _, last = observed.steps(turn)[-1]["observations"].partition("\nLast output from code snippet:\n")
+    assert logs == f"Execution logs:\n{last}"
+
+
+@pytest.mark.parametrize("what", STAND_INS)
+def test_what_cannot_cross_is_a_text_that_says_what_it_is(observed: Service, noted: Path, what: str) -> None:
+    block, pattern = STAND_INS[what]
+    turn = observed.play(*ending_in(block), agent="observed")
+    first, check, output, answer = taken(noted)
+    assert re.fullmatch(f"check: {pattern}", check)
+    assert first == output == check.replace("check", "output", 1)
+    assert answer == check.replace("check: str", "answer: AgentText")
+    assert turn["state"] == "success"
+    assert type(turn["output"]) is str
+
+
+def test_a_managed_agents_answer_is_the_value_too_and_its_manager_reads_the_text_of_its_process(
+    observed: Service, noted: Path
+) -> None:
+    task = json.dumps(ending_in(REAL["a set of texts"]))
+    turn = observed.play(*code(f"print(helper(task={task!r}))"), DONE, agent="lead")
+    first, check, output, answer = taken(noted)
+    assert "set of ['p', 'q', 'r', 's', 't']" in check
+    assert first == output
+    assert "set of ['p', 'q', 'r', 's', 't']" in answer
+    observations = observed.steps(turn)[1]["observations"]
+    assert re.search(r"'final_answer': \{('[p-t]'(, )?){5}\}|\{('[p-t]'(, )?){5}\}", observations), observations

@@ -1,0 +1,335 @@
+"""Which agents a service offers, which it refuses at start, and the `chat` agent against a model's server."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.llm import LLM
+from tests.support.refusals import Refused, sentence_of, started
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from tests.support.refusals import Ending
+
+KEY = "sk-test-9b1f27c0d4"
+
+MODULES = {
+    "mine.py": """
+import sys
+from tests.support.agents import Money, make_scripted
+
+shared = make_scripted()
+helper = make_scripted(name="helper", description="Helps.")
+
+def make():
+    return make_scripted()
+
+def make_same_memory():
+    agent = make_scripted()
+    agent.memory = shared.memory
+    return agent
+
+def make_same_helper():
+    return make_scripted(managed_agents=[helper])
+
+def make_same_deep_down():
+    middle = make_scripted(name="middle", description="Is between.", managed_agents=[helper])
+    return make_scripted(managed_agents=[middle])
+
+def make_for(model):
+    return make_scripted()
+
+def make_noting():
+    agent = make_scripted()
+    agent.scratchpad = True
+    agent.tools["note_read"] = agent.tools["echo"]
+    return agent
+
+def make_half_noting():
+    agent = make_scripted()
+    agent.scratchpad = "yes"
+    return agent
+
+async def make_later():
+    return make_scripted()
+
+def make_nested_class():
+    class Nested:
+        pass
+    return carrying((Nested,))
+
+def make_carrying_one():
+    return carrying(Money)
+
+def carrying(what):
+    agent = make_scripted()
+    agent.carries = what
+    return agent
+
+def leave():
+    sys.exit("mine leaves")
+""",
+    "broken.py": "def make(:\n",
+    "leaving.py": "import sys\nsys.exit('leaving leaves')\n",
+    "package/smolsessions/__init__.py": "",
+    "package/smolsessions/agents_of_mine.py": "from tests.support.agents import make_scripted as make\n",
+    "package/borrowing.py": "from smolsessions.agents_of_mine import make\n",
+    "module/smolsessions.py": "from tests.support.agents import make_scripted as make\n",
+}
+
+
+def _agents(spec: str, *told: str, folder: str = "", **settings: str) -> Refused:
+    return Refused({"AGENTS": spec} | settings, told, folder=folder)
+
+
+MIX = "conversations would mix; make a new one in every call"
+MENDED = "mend the module, or start the service in the folder that holds it"
+REFUSED = {
+    "the same agent twice": _agents("x=tests.support.agents:make_same", "'x'", "same agent twice", MIX),
+    "the same interpreter twice": _agents(
+        "x=tests.support.agents:make_same_interpreter", "same interpreter twice", MIX
+    ),
+    "the same memory twice": _agents("x=mine:make_same_memory", "same memory twice", MIX),
+    "the same managed agent twice": _agents("x=mine:make_same_helper", "same agent twice", MIX),
+    "the same managed agent of a managed agent": _agents("x=mine:make_same_deep_down", "same agent twice", MIX),
+    "a factory that raises": _agents(
+        "x=tests.support.agents:make_trouble", "'x' failed with LookupError: no such model"
+    ),
+    "a factory that leaves": _agents("x=mine:leave", "'x' failed with SystemExit: mine leaves"),
+    "a factory that gives something else": _agents(
+        "x=tests.support.agents:make_nothing", "gave str, not a smolagents agent"
+    ),
+    "a factory that wants an argument": _agents("x=mine:make_for", "'model'", "it is called without arguments"),
+    "an async factory": _agents("x=mine:make_later", "gave coroutine, not a smolagents agent; return one"),
+    "an unknown module": _agents("x=nowhere:make", "'x'", "No module named 'nowhere'", MENDED),
+    "an unknown function": _agents("x=mine:fake", "mine has no function fake; name the one that makes it"),
+    "a module that is no Python": _agents("x=broken:make", "SyntaxError", "broken.py, line 1", MENDED),
+    "a module that leaves": _agents("x=leaving:make", "importing leaving failed with SystemExit", MENDED),
+    "a scratchpad beside a tool of its names": _agents("x=mine:make_noting", "'x'", "'note_read'", "rename that"),
+    "a scratchpad that is neither wanted nor not": _agents("x=mine:make_half_noting", "'x'", "'yes'", "True or False"),
+    "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
+    "a path for a module": _agents("x=./mine.py:make", "'x=./mine.py:make'", "name=module:factory"),
+    "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
+    "the name of a demo": _agents("demo=mine:make", "two agents are called 'demo'", "a name of its own"),
+    "a name with a blank": _agents("my agent=mine:make", "'my agent'", "letters, digits, - and _ only; rename it"),
+    "an unknown default agent": _agents(
+        "x=mine:make", "SMOLSESSIONS_DEFAULT_AGENT", "'y'", "x, demo, demo-code", DEFAULT_AGENT="y"
+    ),
+    "no agent at all": _agents("", "no agent to serve", "SMOLSESSIONS_AGENTS=name=module:factory", DEMO_AGENTS="0"),
+    "a nested class to carry": _agents("x=mine:make_nested_class", "Nested", "a class at the top of its module"),
+    "a class to carry that is in no list": _agents("x=mine:make_carrying_one", "'x'", "carries"),
+    "a package with this service's name": _agents(
+        "x=smolsessions.agents_of_mine:make", "smolsessions", "rename", folder="package"
+    ),
+    "a module with this service's name": _agents("x=smolsessions:make", "smolsessions.py", "rename", folder="module"),
+    "a module that imports from such a package": _agents(
+        "x=borrowing:make", "smolsessions", "rename", folder="package"
+    ),
+    "chat without the key of its endpoint": _agents(
+        "", "set the environment variable NO_SUCH_KEY", MODEL_ID="m", MODEL_API_KEY_ENV="NO_SUCH_KEY"
+    ),
+    "chat without an endpoint or a key": _agents(
+        "", "SMOLSESSIONS_MODEL_API_KEY_ENV", "SMOLSESSIONS_MODEL_API_BASE", MODEL_ID="m"
+    ),
+    "chat with a key where its variable's name belongs": _agents(
+        "", "SMOLSESSIONS_MODEL_API_KEY_ENV holds no name", MODEL_ID="m", MODEL_API_KEY_ENV=KEY
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a user's folder with modules of all kinds."""
+    folder = tmp_path_factory.mktemp("workshop")
+    for name, text in MODULES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory, workshop: Path) -> Iterator[dict[str, Future[Ending]]]:
+    with started(REFUSED, tmp_path_factory.mktemp("refused"), workshop) as found:
+        yield found
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_start_is_refused_with_the_mend_for(what: str, endings: dict[str, Future[Ending]]) -> None:
+    sentence = sentence_of(endings[what].result())
+    assert [part for part in REFUSED[what].told if part not in sentence] == [], sentence
+    assert KEY not in sentence
+
+
+def test_a_module_beside_an_app_of_the_users_own_is_found_where_the_command_is_started(
+    workshop: Path, tmp_path: Path
+) -> None:
+    (workshop / "package" / "my_agents.py").write_text("from tests.support.agents import make_code, make_scripted\n")
+    settings = {
+        "AGENTS": "second=my_agents:make_code, first=my_agents:make_scripted",
+        "DEMO_AGENTS": "0",
+        "MODEL_ID": "m",
+        "MODEL_API_BASE": "http://127.0.0.1:1/v1",
+        "DEFAULT_AGENT": "first",
+    }
+    with Service(tmp_path, settings, cwd=workshop / "package") as service:
+        offered = {agent["name"]: agent["kind"] for agent in service.get("/agents")["items"]}
+        turn = service.post("/turn", message='[{"say": "here"}]').json()
+    assert offered == {"second": "CodeAgent", "first": "ToolCallingAgent", "chat": "ToolCallingAgent"}
+    assert (turn["agent"]["name"], turn["reply"]) == ("first", "here")
+
+
+def test_agents_of_the_users_own_come_before_the_others(service: Service) -> None:
+    names = [agent["name"] for agent in service.get("/agents")["items"]]
+    assert service.post("/turn", message='[{"say": "x"}]').json()["agent"]["name"] == names[0] == "scripted"
+    assert names[-2:] == ["demo", "demo-code"]
+    assert "chat" not in names
+
+
+def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
+    settings = {"AGENTS": "slamming=tests.support.agents:make_slamming", "WARM_SESSIONS": "0"}
+    with Service(tmp_path, settings) as service:
+        at_start = service.log().count("could not be cleaned up")
+        turn = service.play({"say": "one"}, agent="slamming")
+        until(lambda: service.log().count("could not be cleaned up") > at_start)
+        assert service.follow_up(turn, {"say": "two"})["reply"] == "two"
+        assert service.process.poll() is None
+        assert service.stop() == 0
+
+
+@pytest.mark.alone
+def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) -> None:
+    settings = {"AGENTS": "lingering=tests.support.agents:make_lingering", "WARM_SESSIONS": "0", "THREADS": "1"}
+    with Service(tmp_path, settings) as service:
+        turn = service.play({"say": "one"}, agent="lingering")
+        began = time.monotonic()
+        delays = []
+        for number in range(5):
+            for asked in range(20):
+                since = time.monotonic()
+                assert service.client.get("/livez").status_code == 200, asked
+                delays.append(time.monotonic() - since)
+            turn = service.follow_up(turn, {"say": f"number {number}"})
+            assert turn["reply"] == f"number {number}"
+        assert max(delays) < 0.5
+        assert time.monotonic() - began < 3
+        assert service.stop() == 0
+        assert time.monotonic() - began < 5
+
+
+def until(condition: Callable[[], object], within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "this did not come to pass"
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[LLM]:
+    with LLM() as server:
+        yield server
+
+
+@pytest.fixture
+def llm(provider: LLM) -> LLM:
+    """The model's server with an empty script."""
+    provider.reset()
+    return provider
+
+
+@pytest.fixture(scope="module")
+def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Give a service whose chat agent asks the model's server, and which logs all that it can."""
+    settings = {
+        "AGENTS": "",
+        "MODEL_ID": "gpt-4o",
+        "MODEL_API_BASE": provider.base_url,
+        "MODEL_API_KEY_ENV": "KEY_OF_THE_MODEL",
+        "MODEL_TIMEOUT_S": "0.5",
+        "MODEL_FIRST_BYTE_S": "0.5",
+        "MODEL_RETRIES": "0",
+        "LOG_LEVEL": "debug",
+    }
+    with Service(tmp_path_factory.mktemp("chatting"), settings, {"KEY_OF_THE_MODEL": KEY}) as running:
+        yield running
+
+
+def test_chat_is_the_default_where_there_is_no_agent_of_the_users_own(chatting: Service, llm: LLM) -> None:
+    assert [agent["name"] for agent in chatting.get("/agents")["items"]] == ["chat", "demo", "demo-code"]
+    llm.answer("hello")
+    assert chatting.post("/turn", message="hi").json()["agent"]["name"] == "chat"
+
+
+def test_chat_plays_a_turn_with_a_tool_call_and_goes_on_from_it(chatting: Service, llm: LLM) -> None:
+    llm.call(("calculator", {"expression": "6 * 7"}))
+    llm.answer("It is 42.")
+    first = chatting.post("/turn", message="What is 6 * 7?").json()
+    llm.answer("As I said.")
+    second = chatting.post("/turn", message="And again?", conversation_id=first["conversation_id"]).json()
+    assert (first["status"], first["reply"], first["tool_call_names"]) == ("finished", "It is 42.", ["calculator"])
+    assert (second["reply"], second["tool_call_names"], second["turn"]) == ("As I said.", [], 2)
+    assert "Observation:\\n42" in llm.requests[1].text
+    assert "It is 42." in llm.requests[2].text
+    assert [request.key for request in llm.requests] == [KEY] * 3
+
+
+FAULTS: dict[str, tuple[Callable[[LLM], None], str, bool]] = {
+    "refuses the key": (lambda llm: llm.fail(401, message=f"Incorrect API key provided: {KEY}"), "model_auth", False),
+    "takes no more requests": (lambda llm: llm.fail(429), "rate_limited", True),
+    "has no quota left": (lambda llm: llm.fail(429, code="insufficient_quota"), "rate_limited", False),
+    "falls silent": (lambda llm: llm.fall_silent(), "model_timeout", True),
+    "can read no more": (lambda llm: llm.fail(400, code="context_length_exceeded"), "context_overflow", False),
+    "breaks down": (lambda llm: llm.fail(500, message=f"key {KEY}"), "model_error", True),
+    "goes away in its answer": (lambda llm: llm.cut_off(), "model_error", True),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_turn_fails_with_a_code_after_one_request_and_the_conversation_goes_on_where_the_model(
+    what: str, chatting: Service, llm: LLM
+) -> None:
+    fault, code, retryable = FAULTS[what]
+    llm.answer("first")
+    first = chatting.post("/turn", message="One.").json()
+    fault(llm)
+    response = chatting.post("/turn", message="Two.", conversation_id=first["conversation_id"])
+    failed = response.json()
+    assert (response.status_code, failed["status"], failed["reply"]) == (200, "failed", None)
+    assert (failed["error"]["code"], failed["error"]["retryable"]) == (code, retryable)
+    assert len(llm.requests) == 2
+    llm.answer("third")
+    third = chatting.post("/turn", message="Three.", conversation_id=first["conversation_id"]).json()
+    assert (third["status"], third["reply"], third["turn"]) == ("finished", "third", 3)
+    assert "One." in llm.requests[2].text
+    assert [request.key for request in llm.requests] == [KEY] * 3
+
+
+def test_a_model_that_fails_after_a_tool_call_leaves_the_finished_step(chatting: Service, llm: LLM) -> None:
+    llm.call(("calculator", {"expression": "6 * 7"}))
+    llm.fail(500)
+    failed = chatting.post("/turn", message="What is 6 * 7?").json()
+    assert (failed["error"]["code"], failed["tool_call_names"], failed["steps"]) == ("model_error", ["calculator"], 1)
+    llm.answer("42, as was found.")
+    chatting.post("/turn", message="Well?", conversation_id=failed["conversation_id"])
+    assert "Observation:\\n42" in llm.requests[2].text
+
+
+def test_the_key_of_the_model_is_in_no_answer_and_in_no_log(chatting: Service, llm: LLM) -> None:
+    for status in (401, 500):
+        llm.fail(status, message=f"Incorrect API key provided: {KEY}", code=KEY)
+    llm.call(("calculator", {"expression": "6 *"}))
+    llm.fail(400, message=KEY)
+    first = chatting.post("/turn", message="One.", max_steps=1).json()
+    where = f"/conversations/{first['conversation_id']}"
+    for _ in range(2):
+        chatting.post("/turn", message="Again.", conversation_id=first["conversation_id"], max_steps=1)
+    pages = (where, f"{where}/turns", f"{where}/turns/1", f"{where}/turns/3", f"{where}/steps")
+    answers = [chatting.client.get(page).text for page in (*pages, "/agents", "/metrics", "/openapi.json")]
+    assert [request.key for request in llm.requests] == [KEY] * 4
+    assert not [text for text in (json.dumps(first), *answers, *chatting.said, chatting.log()) if KEY in text]

@@ -1,0 +1,610 @@
+"""The `chat` agent against a real HTTP server, and what is said of its failures."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import IncompleteRead
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+from smolagents import AgentError, ChatMessage, MessageRole, Model, OpenAIModel, RunResult, ToolCallingAgent
+from smolagents.memory import ActionStep
+from smolagents.models import agglomerate_stream_deltas
+from smolagents.utils import AgentGenerationError, AgentMaxStepsError
+
+from smolsessions.agents.chat import ChatOptions, chat_factory
+from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
+from smolsessions.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smolsessions.core.records import Failure
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+KEY = "sk-test-4f1d0c7e9a"
+TIMEOUT_S = 2.0
+QUESTION = "what is six times seven?"
+
+
+@pytest.fixture
+def make(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ToolCallingAgent]]:
+    monkeypatch.setenv("CHAT_KEY", KEY)
+    factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, "CHAT_KEY", first_byte_s=TIMEOUT_S, timeout_s=TIMEOUT_S))
+    with closing(model_of(factory()).client):
+        yield factory
+
+
+@pytest.fixture
+def agent(make: Callable[[], ToolCallingAgent]) -> ToolCallingAgent:
+    return make()
+
+
+def model_of(agent: ToolCallingAgent) -> OpenAIModel:
+    assert isinstance(agent.model, OpenAIModel)
+    return agent.model
+
+
+def run(agent: ToolCallingAgent, max_steps: int | None = None) -> RunResult:
+    result = agent.run(QUESTION, max_steps=max_steps, return_full_result=True)
+    assert isinstance(result, RunResult)
+    return result
+
+
+def last_action(agent: ToolCallingAgent) -> ActionStep:
+    return [step for step in agent.memory.steps if isinstance(step, ActionStep)][-1]
+
+
+def fail(agent: ToolCallingAgent) -> Failure:
+    with pytest.raises(AgentGenerationError) as caught:
+        agent.run(QUESTION)
+    return classify(caught.value)
+
+
+class TestATurn:
+    def test_calls_a_tool_and_gives_the_final_answer(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.call(("calculator", {"expression": "6 * 7"}))
+        llm.answer("It is 42.")
+
+        assert agent.run(QUESTION) == "It is 42."
+
+        assert QUESTION in llm.requests[0].text
+        assert "Observation:\\n42" in llm.requests[1].text
+
+    def test_counts_the_tokens_that_the_provider_reports(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.call(("calculator", {"expression": "6 * 7"}))  # 23 characters of arguments, by four: 5 tokens
+        llm.answer("42")  # 16 characters: 4 tokens
+
+        result = run(agent)
+
+        assert result.token_usage is not None
+        assert result.token_usage.output_tokens == 5 + 4
+        first, second = (step["token_usage"]["input_tokens"] for step in result.steps[1:])
+        assert 0 < first < second
+        assert result.token_usage.input_tokens == first + second
+
+    def test_makes_several_calls_of_one_step(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.call(("calculator", {"expression": "6 * 7"}), ("text_stats", {"text": "one two"}), ("clock", {}))
+        llm.answer("done")
+
+        assert agent.run(QUESTION) == "done"
+
+        calls, final = (step for step in agent.memory.steps if isinstance(step, ActionStep))
+        assert final.is_final_answer
+        assert sorted(call.name for call in calls.tool_calls or ()) == ["calculator", "clock", "text_stats"]
+        assert {"42", "7 characters, 2 words, 1 sentence, 1 line"} < set((calls.observations or "").splitlines())
+
+    def test_continues_the_conversation(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.answer("It is 42.")
+        llm.answer("It is 84.")
+        agent.run(QUESTION)
+
+        assert agent.run("and twice that?", reset=False) == "It is 84."
+
+        assert "It is 42." in llm.requests[1].text
+
+    def test_asks_the_model_to_call_a_tool_and_offers_the_tools(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.answer("42")
+        agent.run(QUESTION)
+
+        body = llm.requests[0].body
+        assert body["tool_choice"] == "required"
+        offered = {tool["function"]["name"] for tool in body["tools"]}
+        assert offered == {"calculator", "clock", "text_stats", "final_answer"}
+
+    def test_tells_the_model_of_arguments_that_are_no_json(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.garble("calculator", {"expression": "6 * 7"})
+        llm.answer("42")
+
+        assert agent.run(QUESTION) == "42"
+
+        assert "is not an arithmetic expression" in llm.requests[1].text
+
+    def test_takes_a_garbled_final_answer_for_the_answer(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.garble("final_answer", {"answer": "It is 42."})
+
+        assert agent.run(QUESTION) == '{"answer": '  # what smolagents 1.26.0 does with it
+
+    def test_repeats_the_step_when_the_model_only_talks(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.say("It is 42.")
+        llm.answer("42")
+
+        assert agent.run(QUESTION) == "42"
+
+        assert "Error while parsing tool call" in llm.requests[1].text
+
+    def test_prints_nothing(self, llm: LLM, agent: ToolCallingAgent, capfd: pytest.CaptureFixture[str]) -> None:
+        llm.call(("calculator", {"expression": "6 * 7"}))
+        llm.fail(500)
+
+        fail(agent)
+
+        assert capfd.readouterr() == ("", "")
+
+
+class TestTheFactory:
+    def test_makes_agents_that_share_only_the_model_and_the_prompts(self, make: Callable[[], ToolCallingAgent]) -> None:
+        one, other = make(), make()
+
+        assert one is not other
+        assert one.memory is not other.memory
+        assert one.model is other.model
+        assert one.prompt_templates is other.prompt_templates
+        assert not {id(tool) for tool in one.tools.values()} & {id(tool) for tool in other.tools.values()}
+
+    def test_makes_one_model_however_many_ask_at_once(self, llm: LLM) -> None:
+        factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))
+        together = threading.Barrier(8)
+
+        def ask(_: int) -> OpenAIModel:
+            together.wait()
+            return model_of(factory())
+
+        with ThreadPoolExecutor(8) as threads:
+            models = list(threads.map(ask, range(8)))
+
+        assert len({id(model) for model in models}) == 1
+        models[0].client.close()
+
+    def test_makes_agents_that_run_at_once(self, llm: LLM, make: Callable[[], ToolCallingAgent]) -> None:
+        answers = [f"answer {number}" for number in range(16)]
+        for answer in answers:
+            llm.answer(answer)
+
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(lambda agent: agent.run(QUESTION), [make() for _ in answers]))
+
+        assert sorted(replies) == sorted(answers)
+
+    def test_sends_the_key_that_the_variable_holds(
+        self, llm: LLM, agent: ToolCallingAgent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-another")
+        llm.answer("42")
+        agent.run(QUESTION)
+
+        assert [request.key for request in llm.requests] == [KEY]
+
+    def test_never_falls_back_to_the_keys_and_addresses_of_the_environment(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://stray.invalid/v1")
+        keyless = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))()
+        openai = chat_factory(ChatOptions("gpt-4o", None, "OPENAI_API_KEY"))()
+        llm.answer("42")
+
+        with closing(model_of(keyless).client), closing(model_of(openai).client):
+            keyless.run(QUESTION)
+
+            assert [request.key for request in llm.requests] == ["none"]
+            assert model_of(openai).client.base_url.host == "api.openai.com"
+
+    @pytest.mark.parametrize("base", [None, "https://api.openai.com/v1"])
+    def test_limits_an_answer_of_openai_by_the_name_that_its_reasoning_models_take(
+        self, monkeypatch: pytest.MonkeyPatch, base: str | None
+    ) -> None:
+        monkeypatch.setenv("CHAT_KEY", KEY)
+
+        model = model_of(chat_factory(ChatOptions("gpt-5-mini", base, "CHAT_KEY", max_tokens=50))())
+
+        with closing(model.client):
+            assert model.kwargs == {"max_completion_tokens": 50}
+
+    @pytest.mark.parametrize("value", [None, "", "  "])
+    def test_names_the_variable_that_holds_no_key(self, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+        monkeypatch.delenv("MISSING_KEY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("MISSING_KEY", value)
+        factory = chat_factory(ChatOptions("gpt-4o", None, "MISSING_KEY"))
+
+        with pytest.raises(StartError, match="set the environment variable MISSING_KEY"):
+            factory()
+
+    def test_reads_the_key_when_it_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        factory = chat_factory(ChatOptions("gpt-4o", None, "LATE_KEY"))
+        with pytest.raises(StartError):
+            factory()
+
+        monkeypatch.setenv("LATE_KEY", f"{KEY}\n")
+
+        with closing(model_of(factory()).client) as client:
+            assert client.api_key == KEY
+
+    def test_refuses_openai_without_a_key(self) -> None:
+        factory = chat_factory(ChatOptions("gpt-4o", None, None))
+
+        with pytest.raises(StartError, match="wants a key"):
+            factory()
+
+    @pytest.mark.parametrize("name", [KEY, f"{KEY} "])
+    def test_does_not_repeat_a_key_that_was_given_as_a_name(self, name: str) -> None:
+        factory = chat_factory(ChatOptions("gpt-4o", None, name))
+
+        with pytest.raises(StartError, match="not to the key") as caught:
+            factory()
+        assert KEY not in str(caught.value)
+
+    @pytest.mark.parametrize("value", [f"{KEY}\n{KEY}", f"{KEY}é"])
+    def test_does_not_repeat_a_key_that_no_header_can_hold(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        monkeypatch.setenv("BAD_KEY", value)
+        factory = chat_factory(ChatOptions("gpt-4o", None, "BAD_KEY"))
+
+        with pytest.raises(StartError, match="BAD_KEY holds no key") as caught:
+            factory()
+        assert KEY not in str(caught.value)
+
+    def test_names_the_extra_that_is_not_installed(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "openai", None)
+        factory = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))
+
+        with pytest.raises(StartError, match=r"pip install 'smolsessions\[openai\]'"):
+            factory()
+
+    def test_shows_the_key_in_no_repr(self, agent: ToolCallingAgent) -> None:
+        model = model_of(agent)
+
+        shown = [
+            repr(model),
+            str(model),
+            repr(vars(model)),
+            repr(model.client),
+            repr(vars(model.client)),
+            repr(vars(agent)),
+        ]
+
+        assert model.client.api_key == KEY
+        assert not [text for text in shown if KEY in text]
+
+    def test_sets_the_timeouts_of_connecting_and_reading(self, llm: LLM) -> None:
+        slow = chat_factory(ChatOptions("gpt-4o", llm.base_url, first_byte_s=120))()
+
+        with closing(model_of(slow).client) as client:
+            assert (client.timeout.connect, client.timeout.read) == (10, 120)
+
+
+class TestAFailingModel:
+    @pytest.mark.parametrize(
+        ("status", "code", "retryable"),
+        [
+            (400, "model_error", False),
+            (401, "model_auth", False),
+            (403, "model_auth", False),
+            (404, "model_error", False),
+            (408, "model_timeout", True),
+            (422, "model_error", False),
+            (429, "rate_limited", True),
+            (500, "model_error", True),
+            (503, "model_error", True),
+            (504, "model_timeout", True),
+            (529, "model_error", True),
+        ],
+    )
+    def test_is_told_by_its_status_after_one_request(
+        self, llm: LLM, agent: ToolCallingAgent, status: int, code: str, retryable: bool
+    ) -> None:
+        llm.fail(status, message=f"Incorrect API key provided: {KEY}")
+
+        failure = fail(agent)
+
+        assert (failure.code, failure.retryable) == (code, retryable)
+        assert KEY not in repr(failure)
+        assert len(llm.requests) == 1
+
+    @pytest.mark.parametrize(
+        ("status", "answer", "code"),
+        [
+            (400, {"code": "context_length_exceeded", "message": "too much"}, "context_overflow"),
+            (400, {"message": "This model's maximum context length is 4096 tokens."}, "context_overflow"),
+            (400, {"message": "prompt is too long: 210000 tokens > 200000 maximum"}, "context_overflow"),
+            (413, {"message": "Request too large", "code": "rate_limit_exceeded"}, "rate_limited"),
+            (429, {"message": "tokens per minute of this context window"}, "rate_limited"),
+        ],
+    )
+    def test_is_told_by_the_code_and_text_of_its_answer(
+        self, llm: LLM, agent: ToolCallingAgent, status: int, answer: dict[str, str], code: str
+    ) -> None:
+        llm.fail(status, **answer)
+
+        assert fail(agent).code == code
+
+    def test_with_a_quota_that_is_used_up_is_not_to_be_tried_again(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.fail(429, code="insufficient_quota")
+
+        failure = fail(agent)
+
+        assert (failure.code, failure.retryable) == ("rate_limited", False)
+
+    def test_that_falls_silent_ends_within_the_timeout(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.fall_silent()
+        began = time.monotonic()
+
+        failure = fail(agent)
+
+        assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 2
+        assert (failure.code, failure.retryable) == ("model_timeout", True)
+        assert len(llm.requests) == 1
+        assert llm.is_idle(within_s=5)
+
+    def test_that_is_cut_off_in_the_middle_of_its_answer_can_be_tried_again(
+        self, llm: LLM, agent: ToolCallingAgent
+    ) -> None:
+        llm.cut_off()
+
+        failure = fail(agent)
+
+        assert (failure.code, failure.retryable) == ("model_error", True)
+        assert len(llm.requests) == 1
+
+    def test_that_is_not_there_can_be_tried_again(self) -> None:
+        agent = chat_factory(ChatOptions("gpt-4o", "http://127.0.0.1:1/v1"))()
+
+        with closing(model_of(agent).client):
+            failure = fail(agent)
+
+        assert (failure.code, failure.retryable) == ("model_error", True)
+
+    def test_leaves_the_agent_fit_for_the_next_turn(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.cut_off()
+        llm.answer("42")
+        fail(agent)
+
+        assert agent.run(QUESTION) == "42"
+
+    def test_is_recognised_in_a_planning_step_where_smolagents_does_not_wrap_it(
+        self, llm: LLM, agent: ToolCallingAgent
+    ) -> None:
+        planner = ToolCallingAgent(tools=[], model=agent.model, planning_interval=1, verbosity_level=-1)
+        llm.fail(429)
+
+        with pytest.raises(Exception, match="429") as caught:
+            planner.run(QUESTION)
+
+        assert not isinstance(caught.value, AgentError)
+        assert classify(caught.value).code == "rate_limited"
+
+    def test_at_max_steps_is_no_answer(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.call(("clock", {}))
+        llm.fail(500, message=f"key {KEY}")
+
+        result = run(agent, max_steps=1)
+
+        assert result.state == "max_steps_error"
+        assert is_swallowed_failure(result.output)
+        assert is_swallowed_failure(last_action(agent).action_output)
+        assert FINAL_ANSWER_FAILED.code == "model_error"
+
+    def test_at_max_steps_is_told_from_an_answer(self, llm: LLM, agent: ToolCallingAgent) -> None:
+        llm.call(("clock", {}))
+        llm.say("Error in generating final LLM output: that is what the page says.")
+
+        result = run(agent, max_steps=1)
+
+        assert result.state == "max_steps_error"
+        assert not is_swallowed_failure(result.output)
+
+
+class TestAStream:
+    @pytest.fixture
+    def model(self, agent: ToolCallingAgent) -> OpenAIModel:
+        return model_of(agent)
+
+    def test_joins_to_what_generate_gives(self, llm: LLM, agent: ToolCallingAgent, model: OpenAIModel) -> None:
+        for _ in range(2):
+            llm.call(("calculator", {"expression": "6 * 7"}), ("clock", {"time_zone": "UTC"}), text="Let me see.")
+        messages: list[ChatMessage | dict[str, Any]] = [ChatMessage(MessageRole.USER, QUESTION)]
+        tools = agent.tools_and_managed_agents
+
+        whole = model.generate(messages, tools_to_call_from=tools)
+        joined = agglomerate_stream_deltas(list(model.generate_stream(messages, tools_to_call_from=tools)))
+
+        assert joined.content == whole.content == "Let me see."
+        assert joined.token_usage == whole.token_usage
+        assert [call.function for call in joined.tool_calls or ()] == [call.function for call in whole.tool_calls or ()]
+        assert len(joined.tool_calls or ()) == 2
+        plain, streamed = (request.body for request in llm.requests)
+        assert streamed == plain | {"stream": True, "stream_options": {"include_usage": True}}
+
+    @pytest.mark.parametrize("kind", ["disconnect", "malformed", "truncate"])
+    def test_that_breaks_is_a_failure_that_can_be_tried_again(
+        self, llm: LLM, agent: ToolCallingAgent, kind: str
+    ) -> None:
+        agent.stream_outputs = True
+        llm.break_stream(kind)
+
+        failure = fail(agent)
+
+        assert (failure.code, failure.retryable) == ("model_error", True)
+        assert len(llm.requests) == 1
+
+    def test_that_stalls_ends_within_the_timeout(self, llm: LLM, model: OpenAIModel) -> None:
+        llm.break_stream("stall")
+        began = time.monotonic()
+
+        with pytest.raises(Exception, match="timed out") as caught:
+            list(model.generate_stream([ChatMessage(MessageRole.USER, QUESTION)]))
+
+        assert time.monotonic() - began < TIMEOUT_S + 2
+        assert classify(caught.value).code == "model_timeout"
+
+    def test_that_is_given_up_frees_its_connection(self, llm: LLM, model: OpenAIModel) -> None:
+        llm.break_stream("stall")
+        deltas = model.generate_stream([ChatMessage(MessageRole.USER, QUESTION)])
+        next(deltas)
+        assert not llm.is_idle(within_s=0)
+
+        deltas.close()
+
+        assert llm.is_idle(within_s=5)
+
+
+class Raising(Model):
+    """A model of another provider, of which only the exceptions matter here."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(model_id="raising")
+        self.error = error
+
+    def generate(self, *_: object, **__: object) -> ChatMessage:
+        raise self.error
+
+
+class SulkyError(Exception):
+    """With a property that cannot be read, as httpx has them."""
+
+    @property
+    def status_code(self) -> int:
+        raise RuntimeError(KEY)
+
+
+def shaped(name: str = "ProviderError", **attributes: object) -> Exception:
+    """Make an exception of a library that is not installed here, by what can be seen of it."""
+    kind: type[Exception] = type(name, (Exception,), attributes)
+    return kind(KEY)
+
+
+def http_error(status: int) -> httpx2.HTTPStatusError:
+    request = httpx2.Request("POST", "http://provider.invalid")
+    return httpx2.HTTPStatusError(KEY, request=request, response=httpx2.Response(status, request=request))
+
+
+def hub_error(status: int) -> HfHubHTTPError:
+    request = httpx2.Request("POST", "http://provider.invalid")
+    return HfHubHTTPError(KEY, response=httpx2.Response(status, request=request))
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def met_while_handling(error: Exception, handled: Exception) -> Exception:
+    error.__context__ = handled
+    return error
+
+
+def generation_error(error: BaseException) -> AgentGenerationError:
+    agent = ToolCallingAgent(tools=[], model=Raising(error), verbosity_level=-1)
+    with pytest.raises(AgentGenerationError) as caught:
+        agent.run(QUESTION)
+    return caught.value
+
+
+class TestClassify:
+    @pytest.mark.parametrize(
+        ("error", "code", "retryable"),
+        [
+            (http_error(401), "model_auth", False),
+            (http_error(429), "rate_limited", True),
+            (http_error(502), "model_error", True),
+            (hub_error(403), "model_auth", False),
+            (hub_error(503), "model_error", True),
+            (httpx2.ReadTimeout(KEY), "model_timeout", True),
+            (httpx2.ConnectError(KEY), "model_error", True),
+            (httpx2.ReadError(KEY), "model_error", True),
+            (httpx2.RemoteProtocolError(KEY), "model_error", True),
+            (TimeoutError(KEY), "model_timeout", True),
+            (ConnectionResetError(KEY), "model_error", True),
+            (IncompleteRead(b""), "model_error", True),
+            (shaped("AuthenticationError"), "model_auth", False),
+            (shaped("RateLimitError"), "rate_limited", True),
+            (shaped("ContextWindowExceededError", status_code=400), "context_overflow", False),
+            (shaped("Timeout"), "model_timeout", True),
+            (shaped("APIConnectionError"), "model_error", True),
+            (shaped("ChunkedEncodingError"), "model_error", True),
+            (shaped("ProtocolError"), "model_error", True),
+            (shaped(status_code=429), "rate_limited", True),
+            (shaped(code=503), "model_error", True),
+            (shaped(code="429"), "rate_limited", True),
+            (shaped(code="invalid_api_key", status_code=400), "model_auth", False),
+            (shaped(body={"code": "context_length_exceeded"}), "context_overflow", False),
+            (shaped(body={"error": {"code": "context_length_exceeded"}}), "context_overflow", False),
+            (shaped(body="<html>", code=None, status_code=lambda: 500), "model_error", False),
+            (RuntimeError("exceeds the available context size"), "context_overflow", False),
+            (caused(RuntimeError(KEY), http_error(401)), "model_auth", False),
+            (met_while_handling(RuntimeError(KEY), http_error(401)), "model_auth", False),
+            (ValueError(KEY), "model_error", False),
+            (SulkyError(KEY), "model_error", False),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+    )
+    def test_knows_a_models_exception_by_its_shape(self, error: Exception, code: str, retryable: bool) -> None:
+        failure = classify(generation_error(error))
+
+        assert (failure.code, failure.retryable) == (code, retryable)
+        assert KEY not in repr(failure)
+
+    def test_names_the_class_that_it_knew_and_nothing_else(self) -> None:
+        failure = classify(generation_error(caused(RuntimeError(KEY), http_error(429))))
+
+        assert failure.message.count("HTTPStatusError") == 1
+        assert "RuntimeError" not in failure.message
+
+    def test_calls_a_callbacks_exception_the_agents_own(self) -> None:
+        def notify(*_: object, **__: object) -> None:
+            raise http_error(429)
+
+        agent = ToolCallingAgent(tools=[], model=Raising(ValueError(KEY)), step_callbacks=[notify], verbosity_level=-1)
+        with pytest.raises(httpx2.HTTPStatusError) as caught:
+            agent.run(QUESTION)
+
+        failure = classify(caught.value)
+
+        assert (failure.code, failure.retryable) == ("agent_error", False)
+        assert KEY not in repr(failure)
+
+    def test_calls_other_errors_of_smolagents_the_agents_own(self) -> None:
+        agent = ToolCallingAgent(tools=[], model=Raising(ValueError()), verbosity_level=-1)
+
+        assert classify(AgentMaxStepsError(KEY, agent.logger)).code == "agent_error"
+        assert classify(AgentError(KEY, agent.logger)).code == "agent_error"
+
+    def test_ends_where_causes_go_in_circles(self) -> None:
+        one, other = ValueError(KEY), ValueError(KEY)
+        one.__cause__, other.__cause__ = other, one
+        wrapped, again = generation_error(one), generation_error(other)
+
+        assert classify(wrapped).code == "model_error"
+        wrapped.__cause__, again.__cause__ = again, wrapped
+        assert classify(wrapped).code == "model_error"
+
+    def test_reads_a_generation_error_that_came_without_its_cause(self) -> None:
+        error = generation_error(ValueError("the maximum context length is 4096"))
+        error.__cause__ = None
+
+        assert classify(error).code == "context_overflow"
+
+    @pytest.mark.parametrize(
+        "output",
+        [None, "Error in generating final LLM output: x", [], ["text"], [{"type": "text", "text": "42"}], {"text": 1}],
+    )
+    def test_takes_other_outputs_for_answers(self, output: object) -> None:
+        assert not is_swallowed_failure(output)

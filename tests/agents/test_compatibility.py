@@ -1,0 +1,80 @@
+"""A process starts on a smolagents that the service was tested with, and on no other one."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import smolagents
+
+from smolsessions.agents import compatibility
+from tests.support.service import ROOT, run
+
+NAMES = {module: set(names.split()) for module, names in compatibility.NAMES.items()}
+
+
+def test_all_that_is_imported_from_smolagents_is_on_the_list() -> None:
+    imported: dict[str, set[str]] = {}
+    for path in (ROOT / "app").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "smolagents":
+                imported.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
+    assert {
+        f"{module}.{name}" for module, names in imported.items() for name in names - NAMES.get(module, set())
+    } == set()
+
+
+def test_the_package_asks_for_the_releases_that_a_process_starts_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = f">={compatibility.OLDEST},<{compatibility.NEXT}"
+    assert f"smolagents{asked}" in project["dependencies"]
+    assert project["optional-dependencies"]["openai"] == [f"smolagents[openai]{asked}"]
+
+
+@pytest.mark.parametrize("release", ["1.23.9", "1.27.0.dev0", "2.0"])
+def test_a_release_out_of_range_is_refused(release: str, tmp_path: Path) -> None:
+    about = tmp_path / "path" / f"smolagents-{release}.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: smolagents\nVersion: {release}\n")
+    status, _, said = run(tmp_path / "service", {}, PYTHONPATH=str(tmp_path / "path"))
+    assert status == 2
+    assert f"smolagents {release} is installed, and this release supports 1.24 and later, before 1.27; install" in said
+    assert "Traceback" not in said
+
+
+BREAKS = {
+    "a name": (
+        "models.py",
+        "remove_content_after",
+        "cut_content_after",
+        "smolagents.models has no remove_content_after",
+    ),
+    "a parameter": ("agents.py", "additional_args: dict | None", "more: dict | None", "run takes no additional_args"),
+    "what code is taken apart by": (
+        "local_python_executor.py",
+        "    @wraps(func)\n    def _check_return(*args, **kwargs):\n        result = func(",
+        "    call = func\n    @wraps(func)\n    def _check_return(*args, **kwargs):\n        result = call(",
+        "what smolagents.local_python_executor.safer_func makes keeps no func;",
+    ),
+    "an attribute": ("agents.py", "self.step_callbacks", "self.callbacks", "agent has no step_callbacks"),
+    "the course of a run": ("agents.py", "yield final_answer_step", "pass", "its agents' runs differ"),
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_smolagents_that_is_not_as_it_was_is_refused(what: str, tmp_path: Path) -> None:
+    file, was, now, told = BREAKS[what]
+    copy = tmp_path / "path" / "smolagents"
+    shutil.copytree(Path(importlib.import_module("smolagents").__file__ or "").parent, copy)
+    text = (copy / file).read_text()
+    assert was in text
+    (copy / file).write_text(text.replace(was, now))
+    status, _, said = run(tmp_path / "service", {}, PYTHONPATH=str(tmp_path / "path"))
+    assert status == 2
+    assert f"smolagents {smolagents.__version__} is installed, but it is not as this release needs it" in said
+    assert told in said
+    assert "Traceback" not in said

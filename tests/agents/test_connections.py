@@ -1,0 +1,142 @@
+"""A stop ends a provider's work at once, and a complete answer leaves its connection for the next call."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.store.test_store import begin, over
+from tests.support.endpoint import AGENTS, Endpoint, endpoint
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CLIENTS = ("openai", "openai-whole", "openai-httpx", "azure", "inference")
+ENDED_S = 0.5
+MODES = ("prefill", "headers", "silent", "endless")
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Endpoint]:
+    with endpoint() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hosted(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(provider, tmp_path_factory.mktemp("hosted")) as running:
+        yield running
+
+
+def serving(provider: Endpoint, folder: Path, **settings: str) -> Service:
+    named = {"AGENTS": AGENTS, "DEMO_AGENTS": "0"} | settings
+    return Service(folder, named, {"ENDPOINT_URL": provider.url})
+
+
+def in_call(service: Service, provider: Endpoint, agent: str, mode: str, **body: Any) -> dict[str, Any]:
+    """Begin a turn whose model call is in progress when this returns."""
+    calls = provider.calls
+    turn = begin(service, agent=agent, message=mode, **body)
+    assert provider.wait(lambda it: it.calls > calls, within_s=5)
+    if mode in {"silent", "endless"}:  # the first piece has arrived
+        where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events"
+        with service.client.stream("GET", where) as answer:
+            assert any("message.delta" in line for line in answer.iter_lines())
+    return turn
+
+
+def assert_let_go(provider: Endpoint, since: float) -> None:
+    assert provider.wait(lambda it: it.open_calls == 0, within_s=5)
+    assert time.monotonic() - since < ENDED_S
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("agent", CLIENTS)
+def test_a_stop_ends_the_providers_work(hosted: Service, provider: Endpoint, agent: str, mode: str) -> None:
+    if agent == "openai-whole" and mode != "prefill":
+        mode = "prefill"
+    turn = in_call(hosted, provider, agent, mode)
+
+    since = time.monotonic()
+    hosted.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
+
+    assert_let_go(provider, since)
+    assert over(hosted, turn)["status"] == "cancelled"
+    assert "does not heed a stop" not in hosted.log()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deadline_ends_it(hosted: Service, provider: Endpoint, mode: str) -> None:
+    turn = in_call(hosted, provider, "openai", mode, deadline_s=1)
+
+    assert provider.wait(lambda it: it.open_calls == 0, within_s=1 + ENDED_S)
+    assert over(hosted, turn)["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_client_that_goes_away_and_wants_it_so_ends_it(hosted: Service, provider: Endpoint) -> None:
+    calls = provider.calls
+    body = {"agent": "openai", "message": "prefill"}
+    with hosted.client.stream("POST", "/turn?on_disconnect=cancel", json=body, headers={"Accept": "text/event-stream"}):
+        assert provider.wait(lambda it: it.calls > calls, within_s=5)
+        since = time.monotonic()
+
+    assert_let_go(provider, since)
+
+
+def test_a_drain_ends_it_after_its_time(provider: Endpoint, tmp_path: Path) -> None:
+    with serving(provider, tmp_path, DRAIN_S="1") as service:
+        in_call(service, provider, "openai", "prefill")
+        since = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+
+        assert provider.wait(lambda it: it.open_calls == 0, within_s=5)
+        assert 0.9 < time.monotonic() - since < 1 + ENDED_S
+        assert service.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("agent", CLIENTS)
+def test_a_connection_is_used_again(hosted: Service, provider: Endpoint, agent: str) -> None:
+    first = hosted.post("/turn", agent=agent, message="hello").json()
+    connections, calls = provider.connections, provider.calls
+
+    for _ in range(5):
+        turn = hosted.post("/turn", conversation_id=first["conversation_id"], message="hello").json()
+        assert turn["reply"] == "done", json.dumps(turn)
+
+    assert (provider.connections, provider.calls) == (connections, calls + 5)
+
+
+def test_a_conversation_goes_on_after_a_stop(hosted: Service, provider: Endpoint) -> None:
+    turn = in_call(hosted, provider, "openai", "endless")
+    hosted.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
+    over(hosted, turn)
+
+    assert hosted.post("/turn", conversation_id=turn["conversation_id"], message="hello").json()["reply"] == "done"
+
+
+@pytest.mark.parametrize("agent", ["encrypted", "encrypted_httpx"])
+def test_a_stop_ends_a_tls_handshake(tmp_path: Path, agent: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(5)
+        environment = {"SILENT_URL": "https://{}:{}/v1".format(*silent.getsockname())}
+        settings = {"AGENTS": f"{agent}=tests.support.endpoint:make_{agent}", "DEMO_AGENTS": "0"}
+        with Service(tmp_path, settings, environment) as service:
+            turn = begin(service, agent=agent, message="hello")
+            connection, _ = silent.accept()
+            with connection:
+                connection.settimeout(5)
+                assert connection.recv(1, socket.MSG_PEEK) == b"\x16"  # the handshake has begun
+                since = time.monotonic()
+                service.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
+                while connection.recv(4096):
+                    pass
+                assert over(service, turn)["status"] == "cancelled"
+                assert time.monotonic() - since < ENDED_S
+            assert "does not heed a stop" not in service.log()

@@ -1,0 +1,91 @@
+"""Every argument of the constructors of smolagents' agents does in the service what it does in bare smolagents."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent
+from smolagents.local_python_executor import LocalPythonExecutor
+
+from tests.support import constructors
+from tests.support.agents import ScriptedModel, make_scripted
+from tests.support.constructors import CASES, FOLDER, NAMES
+from tests.support.service import Service, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REFUSED = {"add_base_tools"}
+"""Tested below: it takes a package that the tests do not have."""
+
+
+def make_talkative() -> ToolCallingAgent:
+    return ToolCallingAgent([], ScriptedModel(), verbosity_level=LogLevel.DEBUG)
+
+
+def make_usual() -> ToolCallingAgent:
+    return ToolCallingAgent([], ScriptedModel())
+
+
+def make_with_base_tools() -> ToolCallingAgent:
+    return make_scripted(add_base_tools=True)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("constructors")
+    agents = ",".join(f"{name}=tests.support.constructors:make_{name}" for name in NAMES.values())
+    with Service(folder, {"AGENTS": agents}, {FOLDER: str(folder)}) as running:
+        yield running
+
+
+def test_every_argument_is_on_the_list() -> None:
+    kinds = (MultiStepAgent, ToolCallingAgent, CodeAgent)
+    taken = {name for kind in kinds for name in inspect.signature(kind).parameters} - {"kwargs"}
+    assert taken == {case.split()[0] for case in CASES} | REFUSED
+    to_executor = {case.split()[1] for case in CASES if case.startswith("executor_kwargs ")}
+    assert set(inspect.signature(LocalPythonExecutor).parameters) == to_executor
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_argument_does_what_it_does_in_bare_smolagents(
+    case: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = CASES[case].script
+
+    def bare(*, with_it: bool) -> tuple[str, str]:
+        folder = tmp_path / str(with_it)
+        folder.mkdir()
+        monkeypatch.setenv(FOLDER, str(folder))
+        reply = constructors.make(case, with_it=with_it).run(json.dumps(script))
+        return str(reply), (folder / case).read_text()
+
+    turn = service.play(*script, agent=NAMES[case])
+    hosted = turn["reply"], (service.folder / case).read_text()
+    assert hosted == bare(with_it=True)
+    assert (hosted != bare(with_it=False)) == CASES[case].is_seen
+
+
+def test_a_level_above_the_default_prints_and_the_default_does_not(tmp_path: Path) -> None:
+    agents = "usual=tests.agents.test_constructors:make_usual,talkative=tests.agents.test_constructors:make_talkative"
+    with Service(tmp_path, {"AGENTS": agents}) as service:
+        service.play({"say": "nothing of this"}, agent="usual")
+        service.play({"say": "all of this"}, agent="talkative")
+        assert service.process.stdout
+        lines = iter(service.process.stdout.readline, "")
+        printed = [next(lines)]
+        while "all of this" not in printed[-1]:
+            printed.append(next(lines))
+    assert "New run" in "".join(printed)
+    assert "nothing of this" not in "".join(printed)
+
+
+def test_base_tools_without_their_packages_are_refused_at_start(tmp_path: Path) -> None:
+    status, _, said = run(tmp_path, {"AGENTS": "base=tests.agents.test_constructors:make_with_base_tools"})
+    assert status == 2
+    assert "the factory of agent 'base' failed with ImportError" in said
+    assert "ddgs" in said

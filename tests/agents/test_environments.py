@@ -1,0 +1,104 @@
+"""Conversations move between environments: another Python, or another smolagents, continues them, and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.store.test_old_data import FILES, MORE, assert_holds, messages_of, restored
+from tests.store.test_store import over, running
+from tests.support import old_data
+from tests.support.doomed import DONE, SETTINGS, killed
+from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
+from tests.support.old_data import TALKS, OldData
+from tests.support.service import AGENTS, ROOT, Service
+from tests.worker.test_takeover_ends import doom, hand_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WITH_ENUMS = {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
+OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
+AS_BARE_SMOLAGENTS = (
+    "tests/memory/test_steps.py::test_the_model_is_shown_the_same_after_every_kind_of_step",
+    "tests/memory/test_steps.py::test_the_model_is_shown_the_same_after_every_kind_of_code",
+    "tests/memory/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
+    "tests/memory/test_steps.py::test_what_code_of_the_model_leaves_behind_comes_back",
+    "tests/agents/test_constructors.py",
+    "tests/agents/test_partial_texts.py",
+)
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return debians(tmp_path_factory.mktemp("debian"))
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the Python of an environment with the oldest smolagents that is supported."""
+    return environment(tmp_path_factory.mktemp("older"), OLDEST_SMOLAGENTS)
+
+
+@pytest.fixture(params=["debian", "older"])
+def python(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.mark.parametrize("first", ["other", "own"])
+def test_one_environment_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
+    pythons = [python, sys.executable] if first == "other" else [sys.executable, python]
+    with running(tmp_path / "store") as server:
+        settings = server.settings | WITH_ENUMS
+        with Service(tmp_path / "first", settings, python=pythons[0]) as service:
+            turns = {name: old_data.play_as_new(service, name) for name in TALKS}
+            coloured = service.play({"call": [["coloured", {}]]}, {"say": "done"}, agent="coloured")
+            code = service.play({"code": f"{OF_LIBRARIES}final_answer(flag)"}, agent="code")
+            said = old_data.say_all(service)
+        assert {turn["status"] for turn in (*turns.values(), coloured, code)} == {"finished", "failed"}
+        with Service(tmp_path / "second", settings, python=pythons[1]) as service:
+            assert old_data.say_all(service) == said
+            for name, turn in turns.items():
+                again = old_data.play_as_new(service, name, f"{name}-again")
+                assert messages_of(service, turn) == messages_of(service, again)
+                for entry, reply in MORE.get(name, ()):
+                    assert service.follow_up(turn, entry)["reply"] == reply
+            assert service.follow_up(coloured, {"say": "on"})["reply"] == "on"
+            entry = {"code": "final_answer([flag is re.IGNORECASE, str(day), floor(2.5)])"}
+            assert service.follow_up(code, entry)["output"] == [True, "2026-04-01", 2]
+
+
+def test_another_environment_reads_and_continues_data_of_earlier_releases(python: str, tmp_path: Path) -> None:
+    old = OldData.at(FILES[0])
+    with (
+        restored(old, tmp_path / "store") as (_, settings),
+        Service(tmp_path / "service", settings, python=python) as service,
+    ):
+        now: Any = old_data.say_all(service)
+        for path, then in old.said.items():
+            assert_holds(now[path], then, path)
+        assert service.play({"say": "on"}, conversation_id="tools")["reply"] == "on"
+
+
+def test_a_turn_that_another_smolagents_began_ends_with_its_finished_steps(older: str, tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, agent="teller")
+    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"}, python=older)
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    service.python = sys.executable
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "agent_changed", 1)
+        assert it.ledger.calls == it.calls
+        assert service.follow_up(it.turn, DONE)["status"] == "finished"
+
+
+@pytest.mark.timeout(300)
+def test_the_oldest_smolagents_is_hosted_as_it_is(older: str) -> None:
+    command = [older, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *AS_BARE_SMOLAGENTS]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=290)
+    assert not ended.returncode, ended.stdout[-5000:]

@@ -1,0 +1,468 @@
+"""What proxies see: every call of every agent, wherever it is made, and what models say, in an order that reads."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import streaming
+from tests.support.agents import make_code, make_planner, make_scripted
+from tests.support.streaming import log_of, place, posting, seen, spoken, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from smolagents import MultiStepAgent
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+    Script = list[Event]
+
+pytest_plugins = ["tests.support.streaming"]
+
+ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
+DONE: Event = {"say": "done"}
+PLACED = {"step.started", "message.delta", "tool.call", "tool.result", "step.finished"}
+WORDS = 'a "quoted" \\ line\nbreak, é, 😀 and \u2028'
+SHOWN = "scripted code planner streamed streamed-code structured streamed-planner family code-family careful".split()
+CODE_CALLS = {
+    "another name": "e = echo\nfinal_answer(e('0') + e(text='1'))",
+    "map": "final_answer(''.join(map(echo, ['0', '1'])))",
+    "a comprehension": "final_answer(''.join([echo(text=t) for t in '01']))",
+    "a generator": "final_answer(''.join(echo(text=t) for t in '01'))",
+    "a lambda in a dictionary": "d = {'e': lambda t: echo(t)}\nfinal_answer(d['e']('0') + d['e']('1'))",
+    "a function": "def twice(f):\n    return f('0') + f('1')\nfinal_answer(twice(echo))",
+    "an argument of itself": "final_answer('0' + echo(text=echo(text='0').replace('0', '1')))",
+    "a method": (
+        "class C:\n    def say(self, t):\n        return echo(text=t)\nc = C()\nfinal_answer(c.say('0') + c.say('1'))"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", CODE_CALLS)
+def test_a_call_that_code_makes_is_seen_also_by(service: Service, way: str) -> None:
+    events = seen(service, {"code": CODE_CALLS[way]}, agent="streamed-code")
+    turn = events[-1]["result"]
+    assert turn["reply"] == "01"
+    assert turn["tool_call_names"] == ["echo", "echo"]
+    assert [call["arguments"]["text"] for call in turn["tool_calls"]][-1] == "1"
+    block, *_, answered = calls_in(events)
+    assert (block["name"], answered["name"]) == ("python_interpreter", "final_answer")
+    inner = [event for event in events if event["type"] in {"tool.call", "tool.result"}][1:-1]
+    assert [event["name"] for event in inner] == ["echo"] * 4 + ["final_answer"] * 2
+    assert events.index(result_of(events, block)) > events.index(inner[-1])
+
+
+def test_a_call_that_fails_inside_code_is_seen_and_so_is_that_of_the_block(service: Service) -> None:
+    caught = "try:\n    fail(reason='once')\nexcept ValueError:\n    print('caught')\nfail(reason='twice')"
+    events = seen(service, {"code": caught}, DONE, agent="streamed-code")
+    assert [(event["name"], event["ok"]) for event in events if event["type"] == "tool.result"] == [
+        ("fail", False),
+        ("fail", False),
+        ("python_interpreter", False),
+        ("final_answer", True),
+        ("python_interpreter", True),
+    ]
+    first = next(event for event in events if event["type"] == "step.finished")
+    assert first["error"]["type"] == "AgentExecutionError"
+    assert "twice" in first["error"]["message"]
+    assert "once" in next(event["error"] for event in events if event["type"] == "tool.result")
+
+
+def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_of_its_own(service: Service) -> None:
+    helped = to("helper", ECHO, {"say": "h"})
+    events = seen(
+        service, {"call": [to("lead", helped_by(helped), helped_by(helped), {"say": "l"})]}, DONE, agent="family"
+    )
+    turn = events[-1]["result"]
+    assert turn["tool_call_names"] == ["lead", "helper", "echo", "helper", "echo"]
+    assert [call["agent"] for call in turn["tool_calls"]] == [
+        "family",
+        "family/lead",
+        "family/lead/helper",
+        "family/lead",
+        "family/lead/helper",
+    ]
+    check_places(events)
+    started = [event for event in events if event["type"] == "step.started"]
+    assert [event["agent"].count("/") for event in started] == [0, 1, 2, 2, 1, 2, 2, 1, 0]
+    assert [event["step"] for event in started if event["agent"] == "family/lead/helper"] == [1, 2, 1, 2]
+    assert turn["steps"] == 2
+
+
+def test_a_coder_that_manages_a_planner_is_seen(service: Service) -> None:
+    code = f"final_answer(helper(task={json.dumps([ECHO, {'say': 'helped'}])!r}))"
+    events = seen(service, {"code": code}, agent="code-family")
+    assert events[-1]["result"]["reply"] == "helped"
+    assert events[-1]["result"]["tool_call_names"] == ["helper", "echo"]
+    check_places(events)
+    kinds = [(event["agent"], event["kind"]) for event in events if event["type"] == "step.started"]
+    helper = "code-family/helper"
+    assert kinds[:3] == [("code-family", "action"), (helper, "planning"), (helper, "action")]
+
+
+def test_an_agent_is_seen_when_it_fails_and_what_called_it_goes_on(service: Service) -> None:
+    events = seen(service, {"call": [to("lead", {"raise": "kaputt"})]}, DONE, agent="family")
+    assert events[-1]["result"]["reply"] == "done"
+    returned = next(event for event in events if event["type"] == "tool.result")
+    assert (returned["name"], returned["ok"], returned["result"]) == ("lead", False, None)
+    inner = [event["type"] for event in events if event.get("parent_call_id")]
+    assert inner == ["step.started"]  # broken off: it is not shown as finished
+
+
+def test_parallel_calls_are_told_apart_whichever_returns_first(service: Service, tmp_path: Path) -> None:
+    gates = [tmp_path / name for name in "ab"]
+    waits = [["wait_for", {"path": str(gate)}] for gate in gates]
+    with posting(service, {"call": [*waits, ["echo", {"text": "x"}]]}, DONE) as stream:
+        calls = [stream.until("tool.call") for _ in range(3)]
+        assert [call["name"] for call in calls if call["name"] == "wait_for"] == ["wait_for"] * 2
+        ids = {call["arguments"].get("path"): call["call_id"] for call in calls}
+        gates[1].touch()
+        second = stream.until("tool.result", name="wait_for")
+        gates[0].touch()
+        first = stream.until("tool.result", name="wait_for")
+        turn = stream.rest()[-1].data["result"]
+    assert [second["call_id"], first["call_id"]] == [ids[str(gates[1])], ids[str(gates[0])]]
+    assert [call["call_id"] for call in turn["tool_calls"]] == ["1.1", "1.2", "1.3"]
+    assert [call["arguments"] for call in turn["tool_calls"]] == [*(wait[1] for wait in waits), {"text": "x"}]
+
+
+def test_parallel_calls_of_one_agent_do_not_mix(service: Service) -> None:
+    tasks: list[Script] = [[{"call": [["echo", {"text": text}]]}, {"say": f"said {text}"}] for text in "abcd"]
+    events = seen(service, {"call": [to("lead", *task) for task in tasks]}, DONE, agent="family")
+    check_places(events)
+    for number, text in enumerate("abcd", 1):
+        parent = f"1.{number}"
+        inner = [event for event in events if event.get("parent_call_id") == parent]
+        assert calls_in(inner)[0]["arguments"] == {"text": text}
+        assert spoken(inner, "answer") == f"said {text}"
+        assert [
+            event["result"] for event in events if event["type"] == "tool.result" and event["call_id"] == parent
+        ] == [f"said {text}"]
+    first = next(event for event in events if event["type"] == "step.finished" and event["agent"] == "family")
+    assert first["observations"].split("\n") == [f"said {text}" for text in "abcd"]
+
+
+def test_the_same_call_made_twice_at_once_is_two_calls(service: Service) -> None:
+    events = seen(service, {"call": [["echo", {"text": "x"}]] * 3}, DONE)
+    returned = [event["call_id"] for event in events if event["type"] == "tool.result" and event["name"] == "echo"]
+    assert sorted(returned) == ["1.1", "1.2", "1.3"]
+    assert events[-1]["result"]["tool_call_names"] == ["echo"] * 3
+
+
+def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
+    """Give agents with turns in which all goes wrong that can; in each the prompt is asked for."""
+    show: Script = [{"prompt": True}]
+    called: Script = [
+        ECHO,
+        {"call": [["fail", {"reason": "no"}]]},
+        {"text": "no call"},
+        {"call": [["nothing", {}]]},
+        *show,
+    ]
+    parallel: Script = [
+        {"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]},
+        {"call": [["picture", {}]]},
+        *show,
+    ]
+    coded: Script = [{"code": "print(echo(text='ü'))\nundefined"}, {"text": "no code"}, {"code": "x = [1"}, *show]
+    structured: Script = [
+        {"stream": [json.dumps({"thought": "T", "code": "echo(text='é')"})]},
+        {"stream": ["{no json"]},
+        *show,
+    ]
+    managed: Script = [{"call": [to("lead", ECHO, helped_by(to("helper", ECHO, *show)), *show)]}, *show]
+    manages_coder: Script = [{"call": [to("coder", {"code": "print(1)"}, *show), to("lead", *show)]}, *show]
+    code_manages: Script = [{"code": f"print(helper({json.dumps([ECHO, *show])!r}))"}, *show]
+    return {
+        "scripted": (make_scripted, [called, parallel, show]),
+        "code": (make_code, [coded, show]),
+        "planner": (make_planner, [called, show]),
+        "streamed": (streaming.make_streamed, [called, parallel, show]),
+        "streamed-code": (streaming.make_streamed_code, [coded, show]),
+        "structured": (streaming.make_structured, [structured, show]),
+        "streamed-planner": (streaming.make_streamed_planner, [called, show]),
+        "family": (streaming.make_family, [managed, manages_coder, show]),
+        "code-family": (streaming.make_code_family, [code_manages, show]),
+        "careful": (streaming.make_careful, [[*called[:-1], ECHO], show]),
+    }
+
+
+@pytest.mark.parametrize("agent", SHOWN)
+def test_models_are_shown_the_same_as_without_the_service(service: Service, agent: str) -> None:
+    factory, scripts = prompts()[agent]
+    bare = factory()
+    expected = [str(bare.run(json.dumps(script), reset=False)) for script in scripts]
+    turn: Event = {}
+    replies = []
+    for script in scripts:
+        turn = service.follow_up(turn, *script) if turn else service.play(*script, agent=agent)
+        replies.append(turn["reply"])
+    assert replies == expected
+    assert len(expected[0]) >= 64 or agent == "careful"
+
+
+def test_a_plan_is_a_step_of_its_own_before_what_it_plans(service: Service) -> None:
+    events = seen(service, ECHO, {"say": "done"}, agent="streamed-planner")
+    kinds = [(event["type"], event["kind"]) for event in events if "kind" in event]
+    assert kinds == [
+        ("step.started", "planning"),
+        ("step.finished", "planning"),
+        ("step.started", "action"),
+        ("step.finished", "action"),
+        ("step.started", "action"),
+        ("step.finished", "action"),
+    ]
+    check_places(events)
+    plan = [event for event in events if event.get("step_id") == "1"]
+    assert spoken(plan, "plan") == "1. Do what the script says."
+    assert {event["channel"] for event in plan if event["type"] == "message.delta"} == {"plan"}
+    assert spoken(events, "plan") == spoken(plan, "plan")
+    assert spoken([event for event in events if event.get("step_id") == "2"], "thought") == "I call."
+
+
+def test_a_tool_error_is_seen_in_its_call_and_in_its_step(service: Service) -> None:
+    events = seen(service, {"call": [["fail", {"reason": "broken pipe"}]]}, DONE)
+    assert types_in(events, "1") == ["step.started", "message.delta", "tool.call", "tool.result", "step.finished"]
+    returned = next(event for event in events if event["type"] == "tool.result")
+    assert (returned["ok"], returned["result"], returned["error"]) == (False, None, "ValueError: broken pipe")
+    finished = next(event for event in events if event["type"] == "step.finished")
+    assert finished["error"]["type"] == "AgentToolExecutionError"
+    assert finished["error"]["message"] == service.steps(events[-1]["result"])[1]["error"]["message"]
+    assert events[-1]["type"] == "turn.finished"
+
+
+def test_a_parse_error_is_seen_in_its_step_without_a_call(service: Service) -> None:
+    events = seen(service, {"text": "no call at all"}, DONE)
+    assert types_in(events, "1") == ["step.started", "message.delta", "step.finished"]
+    assert spoken(events, "thought", step_id="1") == "no call at all"
+    finished = next(event for event in events if event["type"] == "step.finished")
+    assert (finished["error"]["type"], finished["is_final_answer"]) == ("AgentParsingError", False)
+    assert events[-1]["result"]["reply"] == "done"
+
+
+def test_an_answer_that_its_checks_refuse_is_no_final_one(service: Service) -> None:
+    events = seen(service, {"say": "no full stop"}, {"say": "a full stop."}, agent="checked")
+    finished = [event for event in events if event["type"] == "step.finished"]
+    assert [event["is_final_answer"] for event in finished] == [False, True]
+    assert "check" in finished[0]["error"]["message"].lower()
+    assert finished[1]["error"] is None
+    assert [spoken(events, "answer", step_id=step_id) for step_id in "12"] == ["no full stop", "a full stop."]
+    assert events[-1]["result"]["reply"] == "a full stop."
+
+
+def test_an_answer_that_is_forced_by_max_steps_is_seen_as_one(service: Service) -> None:
+    events = seen(service, ECHO, max_steps=2)
+    check_places(events)
+    finished = [event for event in events if event["type"] == "step.finished"]
+    assert [event["error"] and event["error"]["type"] for event in finished] == [None, None, "AgentMaxStepsError"]
+    assert spoken(events, "answer") == "forced answer" == events[-1]["result"]["reply"]
+    assert spoken(events, "answer", step_id="3") == "forced answer"
+    assert events[-1]["result"]["steps"] == 3
+
+
+def test_a_step_whose_model_fails_is_not_shown_as_finished(service: Service) -> None:
+    events = seen(service, ECHO, {"raise": "the key is hunter2"})
+    assert types_in(events, "2") == ["step.started"]
+    assert events[-1]["type"] == "turn.failed"
+    assert events[-1]["result"]["error"]["code"] == "model_error"
+    assert "hunter2" not in json.dumps(events[1:-1])
+    assert len(service.steps(events[-1]["result"])) == 2
+
+
+def test_large_texts_are_cut_in_events_with_a_mark_and_whole_in_the_steps(service: Service) -> None:
+    large = "x" * 4999 + "!"
+    events = seen(service, {"call": [["echo", {"text": large}]]}, DONE)
+    mark = f"{'x' * 2000}… (5000 characters)"
+    called = next(event for event in events if event["type"] == "tool.call")
+    returned = next(event for event in events if event["type"] == "tool.result")
+    finished = next(event for event in events if event["type"] == "step.finished")
+    assert (called["arguments"], returned["result"], finished["observations"]) == ({"text": mark}, mark, mark)
+    assert service.steps(events[-1]["result"])[1]["observations"] == large
+    assert events[-1]["result"]["tool_calls"][0]["arguments"] == {"text": large}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_an_answer_is_decoded_from_fragments_wherever_they_are_cut(service: Service, size: int) -> None:
+    text = json.dumps({"answer": WORDS})
+    cut = [[0, text[start : start + size]] for start in range(0, len(text), size)]
+    events = seen(service, {"stream": [[0, "", "final_answer"], *cut]})
+    assert spoken(events, "answer") == WORDS == events[-1]["result"]["reply"]
+    assert not spoken(events, "arguments")
+
+
+def test_an_answer_is_shown_while_it_is_still_being_written(service: Service, tmp_path: Path) -> None:
+    gates = [tmp_path / name for name in ("escape", "pair")]
+    escape, pair = ({"gate": str(gate)} for gate in gates)
+    pieces = [[0, '{"answer": "one\\', "final_answer"], escape, [0, "n two \\ud83d"], pair, [0, '\\ude00 three"}']]
+    with posting(service, {"stream": pieces}) as stream:
+        assert stream.until("message.delta")["text"] == "one"
+        gates[0].touch()
+        assert stream.until("message.delta")["text"] == "\n two "
+        gates[1].touch()
+        events = [frame.data for frame in stream.rest()]
+    assert spoken(events, "answer") == "😀 three"
+    assert events[-1]["result"]["reply"] == "one\n two 😀 three"
+
+
+def test_an_answer_is_found_whatever_stands_before_it(service: Service) -> None:
+    text = json.dumps({"sources": ['"answer": "no"', "ä"], "answer": "the answer"})
+    cut = [[0, text[start : start + 4]] for start in range(0, len(text), 4)]
+    events = seen(service, {"stream": [[0, "", "final_answer"], *cut]}, agent="careful")
+    assert spoken(events, "answer") == "the answer" == events[-1]["result"]["reply"]
+
+
+def test_arguments_of_parallel_calls_are_told_apart_while_they_come(service: Service) -> None:
+    woven = [
+        "I call ",
+        [0, '{"te', "echo"],
+        [1, '{"seconds": ', "compute"],
+        "both.",
+        [0, 'xt": "x"}'],
+        [1, "0}"],
+    ]
+    events = seen(service, {"stream": woven}, DONE)
+    first = [event for event in events if event.get("call_id") == "1.m1"]
+    assert spoken(first, "thought") == "I call both."
+    assert spoken(first, "arguments", index=0, name="echo") == '{"text": "x"}'
+    assert spoken(first, "arguments", index=1, name="compute") == '{"seconds": 0}'
+    assert [call["arguments"] for call in events[-1]["result"]["tool_calls"]] == [{"text": "x"}, {"seconds": 0}]
+
+
+def test_code_and_thoughts_are_told_apart_without_their_tags(service: Service) -> None:
+    events = seen(service, {"code": "x = 1\nprint(x)"}, DONE, agent="streamed-code")
+    assert spoken(events, "code", step_id="1") == "x = 1\nprint(x)"
+    assert spoken(events, "thought", step_id="1") == "Thought: run it.\n"
+    assert calls_in(events)[0]["arguments"] == "x = 1\nprint(x)"
+
+
+def test_a_model_that_does_not_stream_is_shown_as_one_piece_of_each_kind(service: Service) -> None:
+    events = seen(service, ECHO, {"say": "a long answer " * 50}, agent="scripted")
+    pieces = [(event["call_id"], event["channel"]) for event in events if event["type"] == "message.delta"]
+    assert pieces == [("1.m1", "thought"), ("1.m1", "arguments"), ("2.m1", "thought"), ("2.m1", "answer")]
+    assert spoken(events, "answer") == "a long answer " * 50
+
+
+def test_pieces_that_come_fast_arrive_as_one_and_nothing_is_lost(service: Service) -> None:
+    words = [f"word {number} " for number in range(500)]
+    events = seen(service, {"stream": [*words, [0, json.dumps({"answer": "x"}), "final_answer"]], "pace_s": 0.0005})
+    pieces = [event for event in events if event["type"] == "message.delta" and event["channel"] == "thought"]
+    assert "".join(event["text"] for event in pieces) == "".join(words)
+    assert 2 <= len(pieces) < 100
+
+
+def test_internal_tools_are_in_the_events_and_in_the_turn_on_request(service: Service) -> None:
+    events = seen(service, ECHO, DONE, include_internal_tools=True)
+    turn = events[-1]["result"]
+    assert turn["tool_call_names"] == ["echo", "final_answer"]
+    assert [(event["name"], event["internal"]) for event in calls_in(events)] == [
+        ("echo", False),
+        ("final_answer", True),
+    ]
+    plain = [frame.data for frame in log_of(service, turn)]
+    assert plain[-1]["result"]["tool_call_names"] == ["echo"]
+    assert plain[:-1] == events[:-1]
+    assert log_of(service, turn, include_internal_tools=True)[-1].data == events[-1]
+    assert service.get(place(turn)) == plain[-1]["result"]
+
+
+def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -> None:
+    helped = helped_by(to("helper", ECHO, {"say": "h"}))
+    for agent, script in (
+        ("family", [{"call": [to("lead", helped, {"say": "l"})]}, DONE]),
+        ("streamed-planner", [ECHO, DONE]),
+    ):
+        events = seen(service, *script, agent=agent)
+        finished = [event["usage"] for event in events if event["type"] == "step.finished"]
+        models = {event["call_id"] for event in events if event["type"] == "message.delta"}
+        for name, each in (("input_tokens", 10), ("output_tokens", 5)):
+            assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
+
+
+def test_two_conversations_at_once_see_only_their_own(service: Service) -> None:
+    def play(text: str) -> Any:
+        return seen(
+            service, {"call": [to("lead", {"call": [["echo", {"text": text}]]}, {"say": text})]}, DONE, agent="family"
+        )
+
+    texts = [f"text {number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for text, events in zip(texts, pool.map(play, texts), strict=True):
+            assert {event["conversation_id"] for event in events} == {events[0]["conversation_id"]}
+            assert [call["arguments"]["text"] for call in calls_in(events) if call["name"] == "echo"] == [text]
+            check_places(events)
+
+
+def test_a_turn_that_is_watched_from_its_first_event_names_its_attempt(service: Service) -> None:
+    with posting(service, ECHO, DONE) as stream:
+        turn = stream.rest()[-1].data["result"]
+    with watching(service, turn) as again:
+        attempts = [frame.data["attempt"] for frame in again]
+    assert attempts == [0] + [1] * (len(attempts) - 1)
+
+
+def to(agent: str, *script: Event) -> list[Any]:
+    """Call an agent with a script of its own."""
+    return [agent, {"task": json.dumps(script)}]
+
+
+def helped_by(call: list[Any]) -> Event:
+    return {"call": [call]}
+
+
+def calls_in(events: list[Event]) -> list[Event]:
+    return [event for event in events if event["type"] == "tool.call"]
+
+
+def result_of(events: list[Event], call: Event) -> Event:
+    (found,) = [event for event in events if event["type"] == "tool.result" and event["call_id"] == call["call_id"]]
+    return found
+
+
+def types_in(events: list[Event], step_id: str) -> list[str]:
+    """Give the types of a step's events; neighbouring pieces are one."""
+    types = [event["type"] for event in events if event.get("step_id") == step_id]
+    return [kind for place, kind in enumerate(types) if types[place - 1 : place] != [kind] or kind != "message.delta"]
+
+
+def check_places(events: list[Event]) -> None:
+    """Check that steps are opened and closed once, hold what is of them, and lie within the calls of their agents."""
+    steps: dict[str, Event] = {}
+    closed: set[str] = set()
+    calls: dict[str, Event] = {}
+    returned: set[str] = set()
+    for event in events:
+        if event["type"] not in PLACED:
+            continue
+        step_id, parent = event["step_id"], event["parent_call_id"]
+        if event["type"] == "step.started":
+            assert step_id not in steps
+            steps[step_id] = event
+        opened = steps[step_id]
+        assert step_id not in closed, f"{event['type']} after the end of step {step_id}"
+        assert [event[name] for name in ("step", "agent", "parent_call_id")] == [
+            opened[name] for name in ("step", "agent", "parent_call_id")
+        ]
+        if parent is None:
+            assert "/" not in event["agent"]
+        else:
+            assert parent in calls
+            assert parent not in returned
+            assert event["agent"] == f"{calls[parent]['agent']}/{calls[parent]['name']}"
+        if event["type"] == "tool.call":
+            assert event["call_id"] not in calls
+            calls[event["call_id"]] = event
+        if event["type"] == "tool.result":
+            assert event["call_id"] not in returned
+            assert calls[event["call_id"]]["step_id"] == step_id
+            returned.add(event["call_id"])
+        if event["type"] == "step.finished":
+            assert {call["call_id"] for call in calls.values() if call["step_id"] == step_id} <= returned
+            closed.add(step_id)
+    assert closed == set(steps)
+    assert returned == set(calls)

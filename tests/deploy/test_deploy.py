@@ -1,0 +1,333 @@
+"""deploy/, rendered: its parts fit each other, the service, and what the docs say of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from smolsessions import __version__
+from smolsessions.runtime.process import CLOSE_S
+from smolsessions.settings import PREFIX, Settings
+from smolsessions.store.connection.server_errors import RIGHTS
+from tests.support.manifests import ROLES, Overlay, metrics_of
+from tests.support.service import ROOT
+from tools.deploy_check import OVERLAYS, kustomize, make_secrets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.manifests import Manifest, Pod, Rendered
+
+pytest_plugins = ["tests.support.manifests"]
+
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest, rendered: Rendered) -> Overlay:
+    return rendered[request.param]
+
+
+def test_web_and_work_are_one_image_in_two_roles(overlay: Overlay) -> None:
+    pods = [overlay.pod(f"smolsessions-{role}") for role in ROLES]
+    assert [pod.arguments for pod in pods] == [[role] for role in ROLES]
+    assert [pod.command for pod in pods] == [[], []]
+    assert len({pod.container["image"] for pod in pods}) == 1
+
+
+def test_the_image_is_of_this_release(rendered: Rendered) -> None:
+    tags = {name: rendered[name].pod("smolsessions-web").container["image"].rpartition(":")[2] for name in OVERLAYS}
+    assert tags == {"dev": "dev", "production": __version__, "site": __version__, "ingress": __version__}
+
+
+def test_pods_are_restricted_and_know_nothing_of_the_cluster(overlay: Overlay) -> None:
+    for pod in overlay.pods():
+        spec, security = pod.spec, pod.container["securityContext"]
+        assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert pod.container["resources"]["limits"].keys() == {"memory"}
+        assert pod.container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_probes_ask_the_declared_port_and_the_process_alone(overlay: Overlay) -> None:
+    default = Settings.model_fields["port"].default
+    for role in ROLES:
+        pod = overlay.pod(f"smolsessions-{role}")
+        assert pod.ports == {"http": default}
+        assert {kind: probe["httpGet"] for kind, probe in pod.probes.items()} == {
+            "startup": {"path": "/livez", "port": "http"},
+            "liveness": {"path": "/livez", "port": "http"},
+            "readiness": {"path": "/readyz", "port": "http"},
+        }
+
+
+def test_the_grace_is_longer_than_all_that_ending_may_take(overlay: Overlay) -> None:
+    for role in ROLES:
+        pod = overlay.pod(f"smolsessions-{role}")
+        drain_s = float(pod.environment.get(f"{PREFIX}DRAIN_S", Settings.model_fields["drain_s"].default))
+        assert pod.grace_s >= pod.pre_stop_s + drain_s + CLOSE_S
+    assert overlay.pod("smolsessions-web").pre_stop_s == 10
+
+
+def test_updates_and_drains_go_pod_by_pod_and_never_below_what_was_there(overlay: Overlay) -> None:
+    for role in ROLES:
+        pod = overlay.pod(f"smolsessions-{role}")
+        assert pod.workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        budget = overlay.one("PodDisruptionBudget", pod.name)["spec"]
+        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+        assert matches(budget["selector"], pod)
+        spread = pod.spec["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        for each in spread:
+            assert each["matchLabelKeys"] == ["pod-template-hash"]
+            assert matches(each["labelSelector"], pod)
+
+
+def test_dev_fits_a_node_of_two_cpus_while_it_is_updated(rendered: Rendered) -> None:
+    millicores = 0
+    for pod in rendered["dev"].pods():
+        spec = pod.workload["spec"]
+        surge = spec["strategy"]["rollingUpdate"]["maxSurge"] if "strategy" in spec else 0
+        cpu = pod.container["resources"]["requests"]["cpu"]
+        millicores += int(cpu.removesuffix("m")) * (spec["replicas"] + surge)
+    assert rendered["dev"].pod("smolsessions-work").workload["spec"]["replicas"] == 2
+    assert millicores <= 1000  # the other half is for what a cluster runs itself
+
+
+def test_selectors_find_their_pods_and_no_others(overlay: Overlay) -> None:
+    pods = overlay.pods()
+    for pod in pods:
+        assert [other.name for other in pods if matches(pod.workload["spec"]["selector"], other)] == [pod.name]
+    for service in overlay.all("Service"):
+        name, ports = service["metadata"]["name"], service["spec"]["ports"]
+        (pod,) = (pod for pod in pods if matches({"matchLabels": service["spec"]["selector"]}, pod))
+        assert name == pod.name
+        assert name != "smolsessions"  # its links would set SMOLSESSIONS_PORT
+        assert {port["targetPort"] for port in ports} <= pod.ports.keys()
+
+
+def matches(selector: Manifest, pod: Pod) -> bool:
+    labels, rules = selector.get("matchLabels", {}), selector.get("matchExpressions", [])
+    assert all(rule["operator"] == "In" for rule in rules)
+    return labels.items() <= pod.labels.items() and all(pod.labels.get(rule["key"]) in rule["values"] for rule in rules)
+
+
+def test_only_what_a_policy_names_is_let_in_and_out(overlay: Overlay) -> None:
+    policies = [policy["spec"] for policy in overlay.all("NetworkPolicy")]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+    web, work = (overlay.pod(f"smolsessions-{role}") for role in ROLES)
+    assert {"http", 8000} & ports_of(policies, "ingress", web)
+    for pod in (web, work):
+        out = ports_of(policies, "egress", pod)
+        assert {53, 5353, 6379} <= out
+        assert (443 in out) is (pod is work)
+    store = [pod for pod in overlay.pods() if pod.name == "smolsessions-store"]
+    assert [ports_of(policies, "egress", pod) for pod in store] == [{53, 5353}] * len(store)
+    (models,) = (
+        rule
+        for policy in policies
+        if matches(policy["podSelector"], work)
+        for rule in policy.get("egress", [])
+        if 443 in {port["port"] for port in rule["ports"]}
+    )
+    open_to = {place["ipBlock"]["cidr"]: set(place["ipBlock"]["except"]) for place in models["to"]}
+    assert open_to.keys() == {"0.0.0.0/0", "::/0"}
+    assert {"10.0.0.0/8", "169.254.0.0/16"} < open_to["0.0.0.0/0"]
+    assert {"fc00::/7", "fe80::/10"} == open_to["::/0"]
+
+
+def ports_of(policies: list[Manifest], way: str, pod: Pod) -> set[int | str]:
+    rules = (rule for policy in policies if matches(policy["podSelector"], pod) for rule in policy.get(way, []))
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+def test_what_is_named_in_deploy_is_a_setting() -> None:
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+    files = [*DEPLOY.rglob("*.yaml"), ROOT / "Dockerfile", ROOT / "docs" / "deploying.md"]
+    named = {word: file for file in files for word in re.findall(rf"{PREFIX}[A-Z_]+", file.read_text())}
+    assert {word: str(file) for word, file in named.items() if word not in known} == {}
+    assert len(named) > 8
+
+
+def test_files_that_settings_name_are_mounted_from_secrets(rendered: Rendered) -> None:
+    for name in ("dev", "site"):
+        for role in ROLES:
+            pod = rendered[name].pod(f"smolsessions-{role}")
+            named = {setting: path for setting, path in pod.environment.items() if setting.endswith("_FILE")}
+            files = pod.files()
+            assert named.keys() >= {f"{PREFIX}SEAL_KEYS_FILE", f"{PREFIX}REDIS_PASSWORD_FILE"}
+            assert (f"{PREFIX}API_KEYS_FILE" in named) is (role == "web")
+            assert set(named.values()) == files.keys()
+            assert all(files.values())
+            secret = {content.decode().strip() for content in files.values()}
+            manifests = yaml.safe_dump(rendered[name].all("Deployment", "StatefulSet", "ConfigMap"))
+            assert [word for word in secret if word in manifests] == []
+
+
+def test_a_new_seal_key_rolls_the_pods_and_a_new_api_key_does_not(rendered: Rendered) -> None:
+    for name in ("dev", "site"):
+        secrets = {secret["metadata"]["name"] for secret in rendered[name].all("Secret")}
+        assert {"smolsessions-api-keys", "smolsessions-store"} <= secrets
+        assert [each for each in secrets if re.fullmatch(r"smolsessions-seal-keys-\w{10}", each)]
+
+
+def test_the_number_of_workers_follows_busy_threads_and_the_queues_age(rendered: Rendered) -> None:
+    production = rendered["production"]
+    scaler = production.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
+    target = production.one(scaler["scaleTargetRef"]["kind"], scaler["scaleTargetRef"]["name"])
+    assert "replicas" not in target["spec"]  # else each `apply` undoes what the scaler did
+    assert metrics_of(production) == {"smolsessions_threads_busy", "smolsessions_queue_oldest_seconds"}
+    threads = Settings.model_fields["threads"].default
+    assert float(scaler["metrics"][0]["pods"]["target"]["averageValue"]) == threads * 3 / 4
+    down = scaler["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] >= 300
+    assert [policy["value"] for policy in down["policies"]] == [1]
+
+
+def test_the_route_leads_to_the_service_and_cuts_no_stream(rendered: Rendered) -> None:
+    for name in ("production", "site"):
+        route = rendered[name].one("HTTPRoute", "smolsessions")
+        assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+        assert route["spec"].keys() == {"parentRefs", "hostnames", "rules"}
+        (rule,) = route["spec"]["rules"]
+        assert rule["timeouts"] == {"request": "0s"}
+        (backend,) = rule["backendRefs"]
+        service = rendered[name].one("Service", backend["name"])
+        assert backend["port"] in {port["port"] for port in service["spec"]["ports"]}
+
+
+def test_an_ingress_leads_to_the_service_where_it_is_asked_for(rendered: Rendered) -> None:
+    (rule,) = rendered["ingress"].one("Ingress", "smolsessions")["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    service = rendered["ingress"].one("Service", path["backend"]["service"]["name"])
+    assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert rendered["production"].all("Ingress", "PodMonitor") == []
+
+
+def test_metrics_are_read_from_each_pod_that_plays_or_serves(rendered: Rendered) -> None:
+    monitor = rendered["site"].one("PodMonitor", "smolsessions")["spec"]
+    assert monitor.keys() == {"selector", "podMetricsEndpoints"}
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    pods = [pod for pod in rendered["site"].pods() if matches(monitor["selector"], pod)]
+    assert {pod.name for pod in pods} == {f"smolsessions-{role}" for role in ROLES}
+    assert all(endpoint["port"] in pod.ports for pod in pods)
+    assert endpoint["path"] == "/metrics"
+
+
+def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
+    store = rendered["dev"].pod("smolsessions-store")
+    (configuration,) = (text.decode() for path, text in store.files().items() if path.endswith("valkey.conf"))
+    options = dict(line.split(" ", 1) for line in configuration.splitlines() if line and not line.startswith("#"))
+    assert (options["appendonly"], options["maxmemory-policy"]) == ("yes", "noeviction")
+    (claim,) = store.workload["spec"]["volumeClaimTemplates"]
+    assert options["dir"] in [mount["mountPath"] for mount in store.container["volumeMounts"]]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    bytes_of = {"mb": 1024**2, "Gi": 1024**3}
+    most = int(options["maxmemory"][:-2]) * bytes_of["mb"]
+    limit = store.container["resources"]["limits"]["memory"]
+    assert most * 2 <= int(limit[:-2]) * bytes_of["Gi"]  # rewriting its file may double it
+
+
+def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deploying.md").read_text()
+    additions = re.findall(
+        r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
+    )
+    assert len(additions) == 6
+    deploy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
+    site = deploy / "site"
+    make_secrets(site / "secrets")
+    (site / "secrets" / "model.env").write_text("OPENAI_API_KEY=the-models\n")
+    (site / "ca.crt").write_text("a certificate")
+    for addition in additions:
+        mine = yaml.safe_load((site / "kustomization.yaml").read_text())
+        for key, more in yaml.safe_load(addition).items():
+            same = [one for one in mine[key] for new in more if "behavior" in new and one["name"] == new["name"]]
+            for one, new in zip(same, more, strict=False):  # a generator of the same name is one, with more literals
+                one["literals"] += new["literals"]
+            mine[key] += more[len(same) :]
+        (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    overlay = Overlay.read(kustomize(site))
+    assert [each["kind"] for each in overlay.all("HTTPRoute", "Ingress")] == ["Ingress"]
+    let_in = overlay.one("NetworkPolicy", "smolsessions-web")["spec"]["ingress"][0]["from"]
+    assert [list(place) for place in let_in] == [["namespaceSelector"], ["ipBlock"]]
+    store = overlay.one("NetworkPolicy", "smolsessions-to-store")["spec"]["egress"][0]["ports"]
+    assert [port["port"] for port in store] == [6379, 26379, 6380]
+    assert overlay.one("PodMonitor", "smolsessions")["metadata"]["labels"]["release"]
+    for role in ROLES:
+        pod = overlay.pod(f"smolsessions-{role}")
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
+        assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
+        assert pod.environment["OPENAI_API_KEY"] == "the-models"
+        assert pod.environment[pod.environment[f"{PREFIX}MODEL_API_KEY_ENV"]] == "the-models"
+
+
+def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    off, ours = (tmp_path / "store-users.acl").read_text().splitlines()
+    assert off == "user default off resetpass +@all ~* &*"  # tests/store/test_append_only.py says why
+    password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
+    assert ours == f"user smolsessions on #{password} {RIGHTS} +acl|dryrun"
+    assert RIGHTS in (ROOT / "docs" / "deploying.md").read_text()
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    key = make_secrets(tmp_path / "secrets")
+    made = {file.name: file.read_bytes() for file in (tmp_path / "secrets").iterdir()}
+    (tmp_path / "secrets" / "store-password").write_text("mine")
+    (tmp_path / "secrets" / "api-keys").unlink()
+    again = make_secrets(tmp_path / "secrets")
+    after = {file.name: file.read_bytes() for file in (tmp_path / "secrets").iterdir()}
+    assert made.keys() == after.keys() == {"seal-keys", "api-keys", "store-password", "store-users.acl"}
+    assert {name for name in made if made[name] != after[name]} == {"api-keys", "store-password"}
+    assert (key != again, after["store-password"]) == (True, b"mine")
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "secrets", *(tmp_path / "secrets").iterdir())]
+    assert modes == [0o700] + [0o640] * 4  # compose gives its containers the group
+
+
+def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
+    command = [str(DEPLOY / "make-secrets"), str(tmp_path / "secrets"), "no-such-program"]
+    for arguments, told in ((command[:1], "make-secrets FOLDER"), (command, "docker run --rm IMAGE")):
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=10)
+        assert (ended.returncode != 0, ended.stdout) == (True, "")
+        assert told in ended.stderr
+    assert not (tmp_path / "secrets").exists()
+
+
+def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: Path) -> None:
+    compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    services = compose["services"]
+    make_secrets(tmp_path / "secrets")
+    for secret in compose["secrets"].values():
+        assert (tmp_path / secret["file"]).exists()
+    for config in compose["configs"].values():
+        assert (DEPLOY / config["file"]).exists()
+    assert {services[role]["image"] for role in ROLES} == {rendered["dev"].pod("smolsessions-web").container["image"]}
+    assert services["store"]["image"] == rendered["dev"].pod("smolsessions-store").container["image"]
+    assert services["store"]["command"] == rendered["dev"].pod("smolsessions-store").command
+    for role in ROLES:
+        service = services[role]
+        assert service["command"] == [role]
+        assert service["environment"][f"{PREFIX}REDIS_URL"] == "redis://smolsessions@store:6379/0"
+        named = [path for setting, path in service["environment"].items() if setting.endswith("_FILE")]
+        assert sorted(named) == sorted(f"/run/secrets/{secret}" for secret in service["secrets"])
+        assert int(service["stop_grace_period"].removesuffix("s")) >= Settings.model_fields["drain_s"].default + CLOSE_S
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    for service in services.values():  # none runs as the owner of the files
+        assert service["group_add"] == [compose["x-group"]["group_add"][0]]
+        assert service["group_add"][0].startswith("${SECRETS_GROUP:?")
+    assert services["work"]["deploy"]["replicas"] == 2
+    assert services["web"]["ports"] == ["127.0.0.1:8000:8000"]

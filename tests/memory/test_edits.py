@@ -1,0 +1,221 @@
+"""Callbacks of an agent's author change the memory: the record stays whole, and the changes last, on any process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.store.test_store import over, until
+from tests.support import editors
+from tests.support.service import Service
+from tests.support.streaming import place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+ASYNC = {"Prefer": "respond-async"}
+MESSAGES = [f"message {number}" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
+    """Give one that keeps sessions warm, and one that builds each anew."""
+    names = {"warm": {}, "cold": {"WARM_SESSIONS": "0"}}
+    running = {
+        name: Service(tmp_path_factory.mktemp(name), {"AGENTS": editors.AGENTS} | settings)
+        for name, settings in names.items()
+    }
+    for service in running.values():
+        service.start()
+    yield running
+    for service in running.values():
+        service.stop()
+
+
+def actions(service: Service, turn: Event) -> list[int]:
+    """Give the turns of all actions on record."""
+    steps: list[Event] = []
+    cursor = None
+    while True:
+        query: Event = {"limit": 100} | ({"cursor": cursor} if cursor else {})
+        page = service.get(f"/conversations/{turn['conversation_id']}/steps", **query)
+        steps += page["items"]
+        if not (cursor := page["next_cursor"]):
+            return [step["turn"] for step in steps if step["type"] == "action"]
+
+
+def play(service: Service, message: str, turn: Event | None, agent: str) -> Event:
+    body = {"conversation_id": turn["conversation_id"]} if turn else {}
+    played: Event = service.post("/turn", message=message, agent=agent, **body).json()
+    assert played["status"] == "finished", played
+    return played
+
+
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("name", editors.FACTORIES)
+def test_prompts_are_those_of_an_agent_in_one_process(
+    services: dict[str, Service], name: str, temperature: str
+) -> None:
+    service, bare, turn = services[temperature], editors.FACTORIES[name](), None
+    expected: list[int] = []
+    for number, message in enumerate(MESSAGES, 1):
+        turn = play(service, message, turn, name)
+        assert turn["reply"] == str(bare.run(message, reset=False))
+        expected += [number] * (bare.step_number - 1)
+        assert turn["steps"] == bare.step_number - 1
+    assert turn
+    assert actions(service, turn) == expected
+    counts = service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]
+    assert counts["action"] == len(expected)
+
+
+@pytest.mark.parametrize("name", ["keep_last", "put_in_place", "insert_first", "drop_images", "mix", "reset"])
+def test_they_follow_a_rollback_a_fork_and_an_export(services: dict[str, Service], name: str) -> None:
+    service, bare, turn = services["cold"], editors.FACTORIES[name](), None
+    for message in MESSAGES[:2]:
+        bare.run(message, reset=False)
+    for message in MESSAGES[:3]:
+        turn = play(service, message, turn, name)
+    assert turn
+    at = f"/conversations/{turn['conversation_id']}"
+    fork = service.post(f"{at}/fork", turn=2).json()["id"]
+    assert service.post(f"{at}/rollback", turn=2).status_code == 200
+    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None})
+    assert made.status_code == 201, made.text
+    shown = service.get(f"{at}/messages")["messages"]
+    expected = str(bare.run(MESSAGES[4], reset=False))
+    for conversation in (fork, made.json()["id"], turn["conversation_id"]):
+        if name != "drop_images":  # an image's link names its conversation
+            assert service.get(f"/conversations/{conversation}/messages")["messages"] == shown
+        assert play(service, MESSAGES[4], {"conversation_id": conversation}, name)["reply"] == expected
+
+
+@pytest.mark.parametrize("destroy", [False, True])
+def test_a_prune_takes_edited_steps_out(services: dict[str, Service], *, destroy: bool) -> None:
+    service, name, turn = services["cold"], "put_in_place", None
+    for message in MESSAGES[:4]:
+        turn = play(service, message, turn, name)
+    assert turn
+    at = f"/conversations/{turn['conversation_id']}"
+    before = len(actions(service, turn))
+    pruned = service.post(f"{at}/prune", policy=[{"name": "keep_last_n_steps", "n": 2}], destroy=destroy).json()
+    assert pruned["destroyed" if destroy else "archived"] == pruned["left_out"] == before - 2
+    messages = service.get(f"{at}/messages")["messages"]
+    shown = [str(message["content"]) for message in messages if message["role"] == "tool-response"]
+    assert ["~" in text for text in shown] == [True, False]  # the older one as the callback left it
+    assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
+
+
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("name", editors.RUINS)
+def test_a_callback_that_ruins_the_memory_fails_its_turn_and_loses_no_step(
+    services: dict[str, Service], name: str, temperature: str
+) -> None:
+    service = services[temperature]
+    script = {"call": [["add", {"a": 1, "b": 2}]]}
+    turn = service.play(script, agent=name)
+    again = service.follow_up(turn, script)
+    for played in (turn, again):
+        assert (played["status"], played["error"]["code"], played["steps"]) == ("failed", "agent_error", 1)
+    assert actions(service, turn) == [1, 2]
+    assert service.get("/conversations")["items"]  # the service lives
+
+
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("name", editors.FOREIGN)
+def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
+    services: dict[str, Service], name: str, temperature: str
+) -> None:
+    service = services[temperature]
+    script = {"call": [["add", {"a": 1, "b": 2}]]}, {"call": [["final_answer", {"answer": "done"}]]}
+    turn = service.play(*script, agent=name)
+    again = service.follow_up(turn, *script)
+    fails = name in {"foreign_timing", "foreign_usage"}  # smolagents' own monitor reads them after the callback
+    for one in (turn, again):
+        found = (one["status"], one["error"]["code"]) if fails else (one["status"], one["reply"])
+        assert found == (("failed", "agent_error") if fails else ("finished", "done")), one
+    at = f"/conversations/{turn['conversation_id']}"
+    assert actions(service, turn) == ([1, 2] if fails else [1, 1, 2, 2])
+    service.get(f"{at}/messages")
+    service.get(f"{at}/messages", summary_mode=True)
+    assert "step.finished" in service.client.get(f"{at}/turns/1/events").text
+    document = service.get(f"{at}/export")
+    made = service.post("/conversations/import", **document | {"id": None})
+    assert made.status_code == 201, made.text
+    if name == "foreign_error":
+        assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])
+
+
+def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Service]) -> None:
+    service = services["warm"]
+    document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")
+    edit = next(step for step in document["steps"] if step["type"] == "edit")
+    for wrong in (
+        {"gone": [[10**9, 0]]},
+        {"order": [[0, 1]]},
+        {"of": -1},
+        {"step": edit},
+        {"order": [[1, 1], [1, 1]]},
+        {"order": [[0, 0]] * 200_000},
+    ):
+        steps = [wrong and step | wrong if step is edit else step for step in document["steps"]]
+        assert service.post("/conversations/import", **document | {"id": None, "steps": steps}).status_code == 422
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("temperature", ["warm", "cold"])
+def test_they_are_those_also_where_a_process_is_killed_and_another_one_plays_on(
+    tmp_path: Path, temperature: str
+) -> None:
+    names = [name for name in editors.FACTORIES if not name.endswith("_code")]
+    bare, folder = {name: editors.FACTORIES[name]() for name in names}, tmp_path / "calls"
+    folder.mkdir()
+    settings = {"AGENTS": editors.AGENTS, "WARM_SESSIONS": "100" if temperature == "warm" else "0", "THREADS": "64"}
+    service = Service(tmp_path / "service", settings, {editors.FOLDER: str(folder)})
+    service.start()
+    turns: dict[str, Event] = {}
+    amid: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    for message in MESSAGES:
+        expected = {name: str(bare[name].run(message, reset=False)) for name in names}
+        taken.update({name: bare[name].step_number - 1 for name in names})
+        stops = {name: folder / f"{name}.{calls(folder, name) + 2}" for name in names}
+        for name, stop in stops.items():
+            stop.touch()
+            body: Event = {"conversation_id": turns[name]["conversation_id"]} if name in turns else {}
+            turns[name] = service.client.post(
+                "/turn", json={"message": message, "agent": name} | body, headers=ASYNC
+            ).json()
+        for name, stop in stops.items():
+            until(partial(stands, service, turns[name], stop), 60)
+        if temperature == "cold" or message == MESSAGES[2]:
+            amid.update(name for name in names if not is_over(service, turns[name]))
+            service.kill()
+        for stop in stops.values():
+            stop.unlink()
+        if service.process.poll() is not None:
+            service.start()
+        ended = {name: over(service, turns[name], 60) for name in names}
+        assert {name: turn["reply"] for name, turn in ended.items()} == expected
+    assert sum(amid.values()) > len(names) / 2
+    for name in names:
+        assert len(actions(service, turns[name])) == taken[name]
+    service.stop()
+
+
+def calls(folder: Path, name: str) -> int:
+    return len((folder / name).read_text().splitlines()) if (folder / name).exists() else 0
+
+
+def stands(service: Service, turn: Event, stop: Path) -> bool:
+    return calls(stop.parent, stop.stem) >= int(stop.suffix[1:]) or is_over(service, turn)
+
+
+def is_over(service: Service, turn: Event) -> bool:
+    return bool(service.get(place(turn))["status"] == "finished")

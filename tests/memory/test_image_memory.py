@@ -1,0 +1,163 @@
+"""Images cost memory while they are decoded, and no longer: measured on a real process."""
+
+from __future__ import annotations
+
+import base64
+import io
+import socket
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import psutil
+import pytest
+from smolagents.memory import TaskStep
+from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
+
+from smolsessions.agents.values.images import drop_pixels, image_from_bytes, image_to_bytes
+from tests.store.test_store import until
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MB = 1024 * 1024
+SIDE = 6300  # 39.7 megapixels
+TURNS = 8
+LEFT_MB = 200
+BODIES = 20
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path, {"MAX_IMAGE_PIXELS": "40000000"}) as service:
+        yield service
+
+
+def encoded(form: str, side: int = SIDE, **options: object) -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (side, side), (1, 2, 3)).save(buffer, form, **options)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def rss_mb(service: Service) -> float:
+    return float(psutil.Process(service.process.pid).memory_info().rss / MB)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images(roomy: Service, form: str) -> None:
+    image = encoded(form)
+    roomy.play({"say": "ready"})
+    before = rss_mb(roomy)
+    turns = [roomy.play({"prompt": True}, images=[image]) for _ in range(TURNS)]
+    until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
+    for turn in turns:
+        assert roomy.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
+    until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
+
+
+def test_bodies_that_are_dropped_half_way_are_freed(service: Service) -> None:
+    before = rss_mb(service)
+    address = service.client.base_url.host, service.client.base_url.port or 80
+    head = b"POST /turn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000000\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for _ in range(BODIES):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.sendall(head + b"\r\n" + bytes(19_000_000))
+        until(lambda: rss_mb(service) > before + LEFT_MB, 10)
+    until(lambda: rss_mb(service) < before + LEFT_MB / 2, 10)
+
+
+@pytest.mark.parametrize(("form", "options"), [("WEBP", {}), ("JPEG", {"progressive": True})])
+def test_images_that_take_more_memory_to_decode_may_have_half_the_pixels(
+    service: Service, form: str, options: dict[str, object]
+) -> None:
+    refused = service.post("/turn", message="Look.", images=[encoded(form, 3600, **options)])
+    assert (refused.status_code, refused.json()["code"]) == (413, "too_large"), refused.text
+    assert service.play({"say": "seen"}, images=[encoded(form, 3500, **options)])["reply"] == "seen"
+
+
+def files() -> Iterator[tuple[str, bytes]]:
+    """Yield picture files of every kind, by name."""
+    noise = PIL.Image.merge("RGBA", [PIL.Image.effect_noise((40, 30), 60) for _ in "RGBA"])
+    frames = [PIL.Image.effect_noise((40, 30), 60) for _ in range(3)]
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    made: dict[str, tuple[str, PIL.Image.Image, dict[str, Any]]] = {
+        **{f"PNG {mode}": ("PNG", noise.convert(mode), {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
+        "PNG with a clear colour": ("PNG", noise.convert("P"), {"transparency": 3}),
+        "PNG with a palette of clear colours": ("PNG", noise.quantize(20), {"transparency": bytes(range(20))}),
+        "PNG with a profile": ("PNG", noise, {"icc_profile": b"a profile", "dpi": (72, 72), "exif": exif}),
+        "PNG of several": ("PNG", frames[0], {"save_all": True, "append_images": frames[1:]}),
+        **{f"JPEG {mode}": ("JPEG", noise.convert(mode), {}) for mode in ("L", "RGB", "CMYK")},
+        "JPEG with all": ("JPEG", noise.convert("RGB"), {"progressive": True, "icc_profile": b"p", "exif": exif}),
+        "GIF": ("GIF", noise.convert("P"), {"transparency": 3}),
+        "GIF of several": ("GIF", frames[0], {"save_all": True, "append_images": frames[1:]}),
+        "WEBP": ("WEBP", noise, {}),
+        "WEBP of several": ("WEBP", frames[0], {"save_all": True, "append_images": frames[1:]}),
+    }
+    for name, (form, image, options) in made.items():
+        buffer = io.BytesIO()
+        image.save(buffer, form, **options)
+        yield name, buffer.getvalue()
+
+
+FILES = dict(files())
+
+
+def sent(image: PIL.Image.Image) -> Any:
+    """Return what smolagents sends to a provider of an image, or why it cannot."""
+    message = ChatMessage(role=MessageRole.USER, content=[{"type": "image", "image": image}])
+    try:
+        return get_clean_message_list([message], convert_images_to_image_urls=True)
+    except Exception as error:  # noqa: BLE001 - what bare smolagents cannot send either
+        return repr(error)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_is_sent_to_models_as_bare_smolagents_sends_it(name: str) -> None:
+    data = FILES[name]
+    image = image_from_bytes(data)
+    bare: PIL.Image.Image = PIL.Image.open(io.BytesIO(data))
+    bare.load()
+    expected = sent(bare)
+    assert sent(image) == expected
+    assert image.undecoded == data  # type: ignore[attr-defined]
+    assert (image.tobytes(), image.format, type(image).__name__) == (bare.tobytes(), bare.format, type(bare).__name__)
+    assert sent(image) == expected
+    step = TaskStep("Look.", [image])
+    drop_pixels([step])
+    assert (image.undecoded, image_to_bytes(image)) == (data, data)  # type: ignore[attr-defined]
+    assert sent(image) == expected
+
+
+def test_an_image_that_was_painted_on_keeps_its_pixels() -> None:
+    image = image_from_bytes(FILES["PNG RGB"])
+    image.putpixel((0, 0), (1, 2, 3))
+    drop_pixels([TaskStep("Look.", [image])])
+    assert image.getpixel((0, 0)) == (1, 2, 3)
+    assert image_to_bytes(image) != FILES["PNG RGB"]
+    assert deepcopy(image).getpixel((0, 0)) == (1, 2, 3)
+
+
+def test_sessions_that_hold_more_than_they_may_are_let_go(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    PIL.Image.effect_noise((800, 800), 60).save(buffer, "PNG")
+    image = base64.b64encode(buffer.getvalue()).decode()
+    with Service(tmp_path, {"WARM_MB": str(2.5 * len(buffer.getvalue()) / MB)}) as service:
+        asked = [service.play({"say": "small"}) for _ in range(3)]
+        assert warm(service) == len(asked)
+        turns = [service.play({"say": "seen"}, images=[image]) for _ in range(4)]
+        assert warm(service) == 2
+        again = service.play({"say": "again"}, conversation_id=turns[0]["conversation_id"])
+        assert (again["reply"], warm(service)) == ("again", 2)
+
+
+def warm(service: Service) -> int:
+    text = service.client.get("/metrics").text
+    return int(
+        float(next(line for line in text.splitlines() if line.startswith("smolsessions_sessions_warm")).split()[-1])
+    )

@@ -1,0 +1,315 @@
+"""The rules of memory policies, over steps in any order: what holds whatever an agent did."""
+
+from __future__ import annotations
+
+import copy
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentMaxStepsError
+
+from smolsessions.agents.memory.policies import Toolbox, bounded
+from smolsessions.agents.memory.prompt_builder import ShownMemory
+from smolsessions.agents.memory.prompt_cache import Older
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_weights import Weights
+from smolsessions.agents.memory.token_scale import Prompts, Scale, note_shown
+from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.smolagents_patches import SilentLogger, make_thrifty, shown_memory_of
+from smolsessions.core.policies import policy_of
+from tests.support import agents, remembering
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smolsessions.agents.memory.policies import Function
+
+SYSTEM = SystemPromptStep("You are an agent. " * 20)
+TEXT = st.text("ab c", max_size=400)
+OWN: dict[str, Function] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
+
+
+def action(observations: str | None, error: Any = None, usage: int | None = None) -> ActionStep:
+    call = ToolCall("echo", {"text": "x"}, f"call_{id(object())}")
+    return ActionStep(
+        step_number=1,
+        timing=Timing(0.0, 1.0),
+        model_output="I call.",
+        tool_calls=[call],
+        observations=observations,
+        error=error,
+        token_usage=TokenUsage(usage, 1) if usage else None,
+    )
+
+
+def plan(text: str) -> PlanningStep:
+    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    return PlanningStep(model_input_messages=[], model_output_message=message, plan=text, timing=Timing(0.0, 1.0))
+
+
+ACTIONS = st.builds(action, TEXT, usage=st.none() | st.integers(1, 4000))
+INSIDE = st.one_of(ACTIONS, ACTIONS, st.builds(plan, TEXT), st.builds(NoteStep, st.integers(1, 9), TEXT))
+TURNS = st.builds(lambda task, rest: [TaskStep(task), *rest], TEXT, st.lists(INSIDE, max_size=5))
+MEMORIES = st.builds(lambda turns: [step for turn in turns for step in turn], st.lists(TURNS, max_size=6))
+PRUNED = [{"name": "prune_old_observations", "keep_last_n": 5}]
+LAST = [{"name": "keep_last_n_steps", "n": 60}]
+RULES = st.one_of(
+    st.builds(lambda n: {"name": "keep_last_n_steps", "n": n}, st.integers(1, 8)),
+    st.builds(
+        lambda n, most: {"name": "prune_old_observations", "keep_last_n": n, "max_length": most},
+        st.integers(0, 5),
+        st.integers(0, 300),
+    ),
+    st.builds(lambda most: {"name": "token_budget", "max_tokens": most}, st.integers(1, 3000)),
+    st.builds(lambda name: {"name": name}, st.sampled_from(["no_pruning", "tests:shout"])),
+)
+
+
+def tools(memory: list[MemoryStep] | None = None) -> Toolbox:
+    agent, weights = agents.make_scripted(), Weights()
+    agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
+    agent.memory.system_prompt = SYSTEM
+    return Toolbox(weights, OWN, Older(agent), Prompts(agent, weights))
+
+
+def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: Toolbox) -> list[int]:
+    at = {id(step): place for place, step in enumerate(memory)}
+    return [at[id(box.weights.origin(step))] for step in shown]
+
+
+def tokens_of(steps: Sequence[MemoryStep], box: Toolbox) -> int:
+    return sum(estimate_messages(box.weights.messages(step)) for step in steps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(MEMORIES, st.lists(RULES, max_size=4))
+def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryStep], rules: list[Any]) -> None:
+    box, before, same = tools(), copy.deepcopy(memory), list(memory)
+    shown = bounded(memory, policy_of(rules), box)
+    places = places_of(shown, same, box)
+    assert places == sorted(set(places))
+    assert memory == before
+    assert all(one is other for one, other in zip(memory, same, strict=True))
+    assert all(step.observations is not None for step in shown if isinstance(step, ActionStep))
+    notes = [step for step in memory if isinstance(step, NoteStep)]
+    assert [step for step in shown if isinstance(step, NoteStep)] == notes
+    again = bounded(memory, policy_of(rules), box)
+    assert again == shown
+    assert all(one is other for one, other in zip(again, shown, strict=True)), "their messages would be built again"
+
+
+@settings(max_examples=200, deadline=None)
+@given(MEMORIES, RULES)
+def test_a_rule_that_is_applied_to_what_it_gave_changes_nothing(memory: list[MemoryStep], rule: Any) -> None:
+    box, policy = tools(memory), policy_of(rule)
+    shown = bounded(memory, policy, box)
+    assert bounded(shown, policy, box) == shown
+
+
+@settings(max_examples=200, deadline=None)
+@given(MEMORIES, st.integers(1, 8))
+def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryStep], n: int) -> None:
+    box = tools()
+    shown = bounded(memory, policy_of({"name": "keep_last_n_steps", "n": n}), box)
+    free = [step for step in memory if not isinstance(step, TaskStep | NoteStep)]
+    assert [step for step in shown if not isinstance(step, TaskStep | NoteStep)] == free[-n:]
+    assert [step for step in shown if isinstance(step, TaskStep)] == [
+        step for step in memory if isinstance(step, TaskStep)
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(MEMORIES, st.integers(1, 3000))
+def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: list[MemoryStep], most: int) -> None:
+    box = tools(memory)
+    shown = bounded(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
+    if not memory:
+        return
+    last = max(place for place, step in enumerate(memory) if isinstance(step, TaskStep))
+    always = {last, len(memory) - 1} | {place for place, step in enumerate(memory) if isinstance(step, NoteStep)}
+    places = set(places_of(shown, memory, box))
+    assert always <= places
+    factor = box.prompts.scale().factor
+    weight = (box.prompts.before + tokens_of(shown, box)) * factor
+    assert weight <= most + 1e-6 or places == always
+    starts = [place for place, step in enumerate(memory) if isinstance(step, TaskStep)]
+    for start, end in pairwise(starts):
+        turn = set(range(start, end)) - always
+        assert turn <= places or not turn & places
+    if places != set(range(len(memory))):  # what was left out would not have fitted
+        newest = max(set(range(len(memory))) - places)
+        turn_of = max([start for start in starts if start <= newest])
+        more = {newest} if turn_of == last else set(range(turn_of, last)) - places
+        assert weight + tokens_of([memory[place] for place in more], box) * factor > most - 1e-6
+
+
+@given(MEMORIES, st.integers(0, 5), st.integers(0, 100))
+@settings(max_examples=200, deadline=None)
+def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], last: int, most: int) -> None:
+    box = tools()
+    rule = {"name": "prune_old_observations", "keep_last_n": last, "max_length": most}
+    shown = bounded(memory, policy_of(rule), box)
+    assert len(shown) == len(memory)
+    acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
+    before: Any
+    after: Any
+    for place, (before, after) in enumerate(zip(memory, shown, strict=True)):
+        if place in acts[: len(acts) - last]:
+            assert len(after.observations) <= most + 100
+            assert after.tool_calls == before.tool_calls
+        else:
+            assert after is before
+
+
+@settings(max_examples=100, deadline=None)
+@given(MEMORIES, MEMORIES, st.integers(0, 9))
+def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played_are_shown(
+    before: list[MemoryStep], after: list[MemoryStep], recent: int
+) -> None:
+    summary = SummaryStep("short", min(recent, len(before)))
+    memory = [*before, summary, *after]
+    shown = bounded(memory, policy_of({"name": "summarize", "after_tokens": 1}), tools())
+    assert shown[0] is summary
+    covered = before[: len(before) - summary.recent]
+    rest = [*before[len(covered) :], *after]
+    assert list(shown[len(shown) - len(rest) :]) == rest
+    kept = shown[1 : len(shown) - len(rest)]
+    assert [step for step in kept if isinstance(step, NoteStep)] == [s for s in covered if isinstance(s, NoteStep)]
+    tasks = [step for step in memory if isinstance(step, TaskStep)]
+    assert not tasks or any(step is tasks[-1] for step in shown)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MEMORIES, MEMORIES, st.integers(1, 9), st.integers(1, 3000))
+def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_without_it(
+    before: list[MemoryStep], after: list[MemoryStep], n: int, most: int
+) -> None:
+    summary = SummaryStep("short", 0)
+    memory = [*before, summary, *after]
+    summarize = {"name": "summarize", "after_tokens": 1}
+    rest = bounded(memory, policy_of(summarize), tools())[1:]
+    room = most - tokens_of([summary], tools())
+    for rule, bare in (
+        ({"name": "keep_last_n_steps", "n": n}, {"name": "keep_last_n_steps", "n": n}),
+        ({"name": "token_budget", "max_tokens": most}, {"name": "token_budget", "max_tokens": max(1, room)}),
+    ):
+        shown = bounded(memory, policy_of([summarize, rule]), tools())
+        assert shown[0] is summary
+        if any(isinstance(step, TaskStep) for step in rest):
+            assert list(shown[1:]) == list(bounded(rest, policy_of(bare), tools()))
+
+
+# What is reported
+
+
+@pytest.mark.parametrize("counts", [0.7, 1, 2.5], ids="counts {}".format)
+@pytest.mark.parametrize("unseen", [0, 3000], ids="{} of tools".format)
+@pytest.mark.parametrize("before", [[], PRUNED, LAST], ids=lambda rules: rules[0]["name"] if rules else "alone")
+def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
+    """A model that counts otherwise than is estimated, and is sent what the service does not see, before each step."""
+    agent, budget, prompts = agents.make_scripted(), 12_000, []
+    make_thrifty(agent)
+    agent.memory.system_prompt = SYSTEM
+    shown_memory = shown_memory_of(agent, {})
+    assert shown_memory
+    shown_memory.begin(policy_of([*before, {"name": "token_budget", "max_tokens": budget}]))
+    chance = random.Random(str((before, unseen, counts)))
+    for number in range(200):
+        if number % 3 == 0:
+            agent.memory.steps.append(TaskStep("please do this or that " * chance.randint(1, 30)))
+        messages = agent.write_memory_to_messages()
+        prompts.append(unseen + round(counts * estimate_messages(messages)))
+        step = action("we saw that " * chance.randint(1, 150), usage=prompts[-1])
+        shown_memory.note_shown(step)
+        agent.memory.steps.append(step)
+    assert max(prompts) <= budget * 1.01
+    assert max(prompts) > budget * 0.9, "and is made use of"
+
+
+def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> list[MemoryStep]:
+    """Give turns of one answer each, with the prompts that a model counts as a quarter more than is estimated."""
+    memory: list[MemoryStep] = []
+    before = tools().prompts.before
+    for number in range(turns):
+        memory.append(TaskStep(f"question {number} " + "why " * 30))
+        shown = tokens_of(memory, tools())
+        memory.append(action(f"answer {number} " + "so " * 60, usage=round(1.25 * (before + shown + unseen))))
+        if is_noted:
+            note_shown(memory[-1], shown)
+    return memory
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_the_scale_is_that_of_the_last_prompt(is_noted: bool) -> None:
+    memory = conversation(5, unseen=0, is_noted=is_noted)
+    scale = tools(memory).prompts.scale()
+    assert (round(scale.factor, 2), scale.is_reported) == (1.25, True)
+    memory += [TaskStep("more"), action("was not counted")]
+    assert tools(memory).prompts.scale() == scale
+    for step in memory:
+        if isinstance(step, ActionStep):
+            step.token_usage = None
+    assert tools(memory).prompts.scale() == Scale(1.0, is_reported=False)
+
+
+def test_what_a_step_says_of_its_prompt_counts_more_than_what_is_in_the_memory_now() -> None:
+    memory = conversation(6, unseen=0, is_noted=True)
+    assert round(tools(memory[6:]).prompts.scale().factor, 2) == 1.25, "the first turns were pruned since"
+    assert tools(conversation(9, unseen=0)[12:]).prompts.scale().factor == 2, "no more is believed without such a note"
+
+
+def test_an_answer_that_was_forced_says_nothing_of_the_scale() -> None:
+    memory = conversation(3, is_noted=True)
+    expected = tools(memory).prompts.scale()
+    forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)
+    note_shown(forced, 10_000)
+    assert tools([*memory, forced]).prompts.scale() == expected
+
+
+# Built once
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "no_pruning",
+        {"name": "keep_last_n_steps", "n": 4},
+        {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5},
+        {"name": "token_budget", "max_tokens": 2000},
+        {"name": "summarize", "after_tokens": 10**6},
+        "tests.support.remembering:shout",
+        ["tests.support.remembering:shout", {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5}],
+    ],
+    ids=str,
+)
+def test_the_messages_of_finished_steps_are_built_once(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[MemoryStep] = []
+    for kind in (TaskStep, ActionStep):
+        plain = kind.to_messages
+
+        def counted(self: Any, summary_mode: bool = False, plain: Any = plain) -> Any:
+            built.append(self)
+            return plain(self, summary_mode=summary_mode)
+
+        monkeypatch.setattr(kind, "to_messages", counted)
+    agent = agents.make_scripted()
+    make_thrifty(agent)
+    shown = shown_memory_of(agent, {"tests.support.remembering:shout": remembering.shout})
+    assert isinstance(shown, ShownMemory)
+    shown.policy = policy_of(policy)
+    for number in range(150):
+        agent.memory.steps += [TaskStep(f"task {number}"), action(f"result {number} " * 20)]
+        for mode in (False, True, False):
+            agent.write_memory_to_messages(summary_mode=mode)
+        shown.left_out()
+    assert len(built) <= 300 * 6  # of a step: itself, its changed and its cut copies; each in both modes
+    late = len(built)
+    agent.write_memory_to_messages()
+    assert len(built) == late

@@ -1,0 +1,252 @@
+"""Notes that an agent writes for itself: steps of their own, shown to it in every turn."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from smolsessions.agents.memory.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
+from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
+from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.values import dumps
+from tests.store.test_store import begin, over
+from tests.support import noters
+from tests.support.doomed import Doomed, killed
+from tests.support.ledgers import Ledger
+from tests.support.service import Service
+from tests.support.streaming import log_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SETTINGS = {"AGENTS": noters.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
+SEEN = {"notes": True}
+DONE = {"say": "done"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service"), SETTINGS) as running:
+        yield running
+
+
+def writing(*texts: str, **more: Any) -> dict[str, Any]:
+    return {"call": [["note_write", {"text": text} | more] for text in texts]}
+
+
+def notes_of(service: Service, turn: dict[str, Any]) -> list[tuple[int, str, int | None]]:
+    """Give the notes on record."""
+    where = f"/conversations/{turn['conversation_id']}"
+    items = [step for step in service.steps(turn) if step["type"] == "note"]
+    assert service.get(where)["step_counts"].get("note", 0) == len(items)
+    return [(item["number"], item["text"], item["replaces"]) for item in items]
+
+
+def types_of(service: Service, turn: dict[str, Any]) -> list[str]:
+    return [step["type"] for step in service.steps(turn)]
+
+
+def test_a_note_is_a_step_before_the_one_that_wrote_it_and_is_shown_in_its_turn_and_in_the_next(
+    service: Service,
+) -> None:
+    first = service.play(writing("Ann likes pears"), SEEN, agent="noter")
+    assert (first["reply"], first["steps"]) == ("Note 1:\nAnn likes pears", 2)
+    assert types_of(service, first) == ["task", "note", "action", "action"]
+    assert notes_of(service, first) == [(1, "Ann likes pears", None)]
+    assert [frame.event for frame in log_of(service, first)].count("step.finished") == 2
+    assert service.follow_up(first, SEEN)["reply"] == "Note 1:\nAnn likes pears"
+    second = service.follow_up(first, writing("Grüße, 世界, שלום 🌍"), {"call": [["note_read", {}]]}, DONE)
+    assert second["tool_call_names"] == ["note_write", "note_read"]
+    assert service.steps(second)[-2]["observations"] == "Note 1:\nAnn likes pears\n\nNote 2:\nGrüße, 世界, שלום 🌍"
+    assert notes_of(service, second)[1:] == [(2, "Grüße, 世界, שלום 🌍", None)]
+
+
+@pytest.mark.parametrize("agent", ["noter", "code-noter"])
+def test_notes_last_and_count_on_in_another_process(tmp_path: Path, agent: str) -> None:
+    write = writing if agent == "noter" else coding
+    running = Service(tmp_path, SETTINGS)
+    with running:
+        first = running.play(write("one", "two"), DONE, agent=agent)
+    with running:
+        second = running.follow_up(first, SEEN)
+        third = running.follow_up(first, write("three"), SEEN)
+    assert sorted(second["reply"].replace("one", "x").replace("two", "x").split(" | ")) == ["Note 1:\nx", "Note 2:\nx"]
+    assert third["reply"] == f"{second['reply']} | Note 3:\nthree"
+
+
+def coding(*texts: str) -> dict[str, Any]:
+    return {"code": "\n".join(f"print(note_write({text!r}))" for text in texts)}
+
+
+@pytest.mark.parametrize("agent", ["code-noter", "thread-noter"])
+def test_code_writes_and_reads_notes(service: Service, agent: str) -> None:
+    code = "n = note_write('one')\nm = note_write('uno', replaces=1)\nprint(n, m, note_read())"
+    turn = service.play({"code": code}, DONE, agent=agent)
+    assert types_of(service, turn) == ["task", "note", "note", "action", "action"]
+    assert notes_of(service, turn) == [(1, "one", None), (2, "uno", 1)]
+    assert "Written as note 1. Written as note 2. Note 2:\nuno" in service.steps(turn)[-2]["observations"]
+    failed = service.follow_up(turn, {"code": "note_write('', 7)"}, DONE)
+    assert "a note needs a text" in service.steps(failed)[-2]["error"]["message"]
+
+
+def test_parallel_calls_write_each_its_note(service: Service) -> None:
+    texts = [f"note {number}" for number in range(8)]
+    turn = service.play(writing(*texts), SEEN, agent="noter")
+    notes = notes_of(service, turn)
+    assert [number for number, _, _ in notes] == [*range(1, 9)]
+    assert sorted(text for _, text, _ in notes) == texts
+    assert turn["reply"] == " | ".join(f"Note {number}:\n{text}" for number, text, _ in notes)
+    told = {call["arguments"]["text"]: call for call in turn["tool_calls"]}
+    results = {
+        frame.data["call_id"]: frame.data["result"] for frame in log_of(service, turn) if frame.event == "tool.result"
+    }
+    for number, text, _ in notes:
+        assert results[told[text]["call_id"]] == f"Written as note {number}."
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ({"text": " \n "}, "a note needs a text"),
+        ({"text": "x" * 2001}, "2000 characters, this one has 2001; make it shorter"),
+        ({"text": "x", "replaces": 1}, "there is no note 1 to replace; note_read shows"),
+    ],
+)
+def test_a_note_that_cannot_be_is_refused_with_a_sentence(service: Service, call: dict[str, Any], told: str) -> None:
+    turn = service.play({"call": [["note_write", call]]}, SEEN, agent="noter")
+    assert told in service.steps(turn)[1]["error"]["message"]
+    assert (turn["reply"], notes_of(service, turn)) == ("", [])
+
+
+def test_a_full_scratchpad_takes_a_note_in_the_place_of_another(service: Service) -> None:
+    texts = [f"{number} " + "x" * 1900 for number in range(50)]
+    full = service.play(writing(*texts), DONE, agent="noter")
+    refused = service.follow_up(full, writing("one too many"), DONE)
+    assert "there are 50 notes, and no room for more; replace one" in service.steps(refused)[-2]["error"]["message"]
+    assert len(notes_of(service, refused)) == 50
+    turn = service.follow_up(full, writing("in the place of 7", replaces=7), {"call": [["note_read", {}]]}, DONE)
+    assert notes_of(service, turn)[50:] == [(51, "in the place of 7", 7)]
+    read = service.steps(turn)[-2]["observations"]
+    assert "Note 7:" not in read
+    assert read.endswith("Note 51:\nin the place of 7")
+
+
+def test_a_note_that_is_there_is_not_written_twice(service: Service) -> None:
+    turn = service.play(writing("one"), writing("one "), writing("one", replaces=1), DONE, agent="noter")
+    assert notes_of(service, turn) == [(1, "one", None)]
+    assert {step["observations"] for step in service.steps(turn)[2:5]} == {"Written as note 1."}
+
+
+def test_a_note_that_was_replaced_is_no_longer_shown_and_stays_on_record(service: Service) -> None:
+    turn = service.play(writing("one"), writing("uno", replaces=1), SEEN, agent="noter")
+    assert notes_of(service, turn) == [(1, "one", None), (2, "uno", 1)]
+    assert turn["reply"] == service.follow_up(turn, SEEN)["reply"] == "Note 2:\nuno"
+
+
+def test_a_reset_hides_notes_with_all_other_steps_and_they_count_on(service: Service) -> None:
+    before = service.play(writing("one"), DONE, agent="noter")
+    after = service.follow_up(before, {"call": [["note_read", {}]]}, writing("two"), SEEN, reset=True)
+    assert service.steps(after)[-4]["observations"] == "There are no notes."
+    assert after["reply"] == service.follow_up(after, SEEN)["reply"] == "Note 2:\ntwo"
+    assert notes_of(service, after) == [(1, "one", None), (2, "two", None)]
+    refused = service.follow_up(after, writing("uno", replaces=1), DONE)
+    assert "there is no note 1" in service.steps(refused)[-2]["error"]["message"]
+
+
+def test_a_step_that_is_not_finished_leaves_no_note(service: Service) -> None:
+    both = {"call": [*writing("never")["call"], ["leave", {}]]}
+    turn = service.play(both, DONE, agent="noter")
+    assert (turn["status"], turn["steps"]) == ("failed", 0)
+    assert [call["ok"] for call in turn["tool_calls"] if call["name"] == "note_write"] == [True]
+    assert types_of(service, turn) == ["task"]
+    again = service.follow_up(turn, writing("first"), both, SEEN)
+    assert types_of(service, again) == ["task", "task", "note", "action"]
+    assert service.follow_up(turn, writing("second"), SEEN)["reply"] == "Note 1:\nfirst | Note 2:\nsecond"
+
+
+def test_the_first_agent_has_the_tools_and_those_that_it_manages_have_not(service: Service) -> None:
+    tools = {agent["name"]: agent["tools"] for agent in service.get("/agents")["items"]}
+    assert {"note_write", "note_read"} <= set(tools["noter"])
+    task = json.dumps([writing("helper's"), DONE])
+    turn = service.play({"call": [["helper", {"task": task}]]}, writing("boss's"), SEEN, agent="boss")
+    assert turn["reply"] == "Note 1:\nboss's"
+
+
+def test_only_notes_that_a_later_one_replaces_are_found() -> None:
+    notes = [NoteStep(1, "one"), NoteStep(2, "two"), NoteStep(3, "uno", 1), NoteStep(4, "eins", 3)]
+    assert list(replaced_notes(notes).values()) == [notes[0], notes[2]]
+    assert replaced_notes(notes[:2]) == {}
+
+
+def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:
+    """As after an import."""
+    agent = noters.make_noter()
+    give_scratchpad("noter", agent)
+    agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]
+    pad = scratchpad_of(agent)
+    assert pad
+    pad.open(agent)
+    assert pad.read() == "Note 7:\ndrei"
+    assert pad.write("drei", None) == 7
+    assert pad.write("eight", None) == 8
+
+
+def test_a_call_that_is_made_again_finds_its_note_though_only_its_neighbour_was_written_down() -> None:
+    """Two calls side by side; the second one's effect holds what both had left when the process died."""
+    before = Scratchpad()
+    assert [before.write(text, None) for text in ("one", "two")] == [1, 2]
+    kept = {":tool:note_write": dumps(before.state())}
+    effects = {"tool:1.2:note_write:0": Effect(dumps("Written as note 2."), kept=kept).to_bytes()}
+    for first_comes in ("made again", "given back"):
+        pad = Scratchpad()
+        pad.expect(effects)
+        if first_comes == "given back":
+            pad.add_state(before.state())
+        assert pad.write("one", None) == 1
+        assert pad.write("three", None) == 3
+        if first_comes == "made again":
+            pad.add_state(before.state())
+        last, notes = pad.state()
+        assert (last, sorted(notes)) == (3, [[1, "one", None], [2, "two", None], [3, "three", None]])
+
+
+@pytest.mark.parametrize("agent", ["doomed", "doomed-planner", "doomed-writer"])
+@pytest.mark.timeout(120)
+def test_a_turn_that_is_killed_after_notes_has_each_of_them_once(tmp_path: Path, agent: str) -> None:
+    """At every call of the turn another one stands still; the notes before it are in the journal."""
+    in_code = agent == "doomed-writer"
+
+    def script(ledger: str) -> list[dict[str, Any]]:
+        wait = [["note", {"what": "x", "ledger": ledger}]]
+        if in_code:
+            first = {"code": f"note_write('one')\nnote_write('two')\nnote('x', {ledger!r})\nprint(note_read())"}
+            return [first, {"code": f"note_write('uno', 1)\nnote('y', {ledger!r})"}, SEEN]
+        return [
+            {"call": writing("one", "two")["call"] + wait},
+            {"call": writing("uno", replaces=1)["call"] + wait},
+            SEEN,
+        ]
+
+    with Service(tmp_path / "service", SETTINGS) as service:
+        spared = Ledger.at(tmp_path / "0.ledger")
+        turn = service.play(*script(str(spared.path)), agent=agent)
+        assert turn["status"] == "finished", turn["error"]
+        calls = len(spared.calls)
+        doomed = []
+        for number in range(1, calls + 1):
+            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+            doomed.append(Doomed(ledger, agent, script(str(ledger.path))))
+            doomed[-1].turn = begin(service, *doomed[-1].script, agent=agent)
+        killed(service, doomed)
+        service.start()
+        for each in doomed:
+            again = over(service, each.turn, 30)
+            assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
+            assert sorted(notes_of(service, again)) in (
+                [(1, "one", None), (2, "two", None), (3, "uno", 1)],
+                [(1, "two", None), (2, "one", None), (3, "uno", 1)],
+            )
+            assert types_of(service, again) == types_of(service, turn)

@@ -1,0 +1,642 @@
+"""Starting, the command line and stopping, as an operator meets them: on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from smolsessions import __version__
+from smolsessions.settings import Settings
+from smolsessions.store.connection.server_errors import RIGHTS
+from smolsessions.store.embedded.server import RESTARTS, embedded_server
+from tests.support.refusals import Refused, sentence_of, started
+from tests.support.service import AGENTS, ROOT, Service, run, spawn, write_private
+from tests.topology.certificates import new_authority
+from tests.topology.node import DURABLE, HOST, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    import httpx2
+
+    from tests.support.refusals import Ending
+
+SECRET = "open-sesame"
+KEY_A = "keyA:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
+KEY_B = "keyB:QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI="
+SLOW = """
+import time
+import tomllib
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from tests.support.agents import make_scripted
+Path("started").touch()
+end = time.monotonic() + 20
+while not Path("go").exists() and time.monotonic() < end:
+    time.sleep(0.005)
+"""
+NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
+
+SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
+REFUSED = {
+    "a store of its own without keys": Refused(
+        {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions new-key`")
+    ),
+    "a store that nobody runs": Refused(
+        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL does not answer", "start it")
+    ),
+    "a store's address of another kind": Refused(
+        {"REDIS_URL": f"http://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "redis://")
+    ),
+    "a store's address with a word for a port": Refused(
+        {"REDIS_URL": f"redis://:{SECRET}@localhost:port", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "host:port")
+    ),
+    "a store's address with a # in its password": Refused(
+        {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379", "SEAL_KEYS": KEY_A},
+        ("SMOLSESSIONS_REDIS_URL", "percent form"),
+    ),
+    "a store's address with an unknown option": Refused(
+        {"REDIS_URL": f"{NOWHERE}?tiemout=3", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
+    ),
+    "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions new-key`")),
+    "a list without a seal key": Refused({"SEAL_KEYS": ", ,"}, ("no seal key", "`smolsessions new-key`")),
+    "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
+    "a seal key file that is not there": Refused(
+        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file", "`smolsessions new-key`")
+    ),
+    "a data folder that is a file": Refused({"DATA_DIR": __file__}, (__file__, "set SMOLSESSIONS_DATA_DIR")),
+    "an API key file of another form": Refused(
+        {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions new-api-key OWNER`")
+    ),
+    "an open address without API keys": Refused(
+        {"HOST": "0.0.0.0"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
+    ),
+    "an address of another machine": Refused({"HOST": "192.0.2.1"}, ("192.0.2.1", "SMOLSESSIONS_HOST")),
+    "an address that no machine can have": Refused({"HOST": "x" * 64}, ("x" * 64, "SMOLSESSIONS_HOST")),
+    "a port that Kubernetes made of a Service": Refused(
+        {"PORT": "tcp://10.0.0.1:80"}, ("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false")
+    ),
+    "replicas of an embedded store": Refused(
+        {"DURABILITY": "replicated"}, ("SMOLSESSIONS_DURABILITY", "SMOLSESSIONS_REDIS_URL")
+    ),
+    "a cluster's address without a host": Refused(
+        {"REDIS_URL": "redis+cluster://", "SEAL_KEYS": KEY_A}, ("redis+cluster://host:port",)
+    ),
+    "a Sentinel's address without a service": Refused(
+        {"REDIS_URL": f"redis+sentinel://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("/service/db",)
+    ),
+    "a number of partitions that cannot be": Refused({"PARTITIONS": "0"}, ("SMOLSESSIONS_PARTITIONS",)),
+    "a password file that is no text": Refused(
+        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
+        ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
+    ),
+    "a file of authorities that holds none": Refused(
+        {"REDIS_URL": "rediss://127.0.0.1:1", "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": f"{ROOT}/README.md"},
+        ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
+    ),
+    "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
+    "values of two settings": Refused(
+        {"THREADS": "0", "LOG_LEVEL": "x"}, ("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ending]]]:
+    with started(REFUSED, tmp_path_factory.mktemp("refused")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
+    what: str, endings: dict[str, Future[Ending]]
+) -> None:
+    sentence = sentence_of(endings[what].result())
+    assert [part for part in REFUSED[what].told if part not in sentence] == [], sentence
+    assert not [secret for secret in (SECRET, KEY_A.partition(":")[2]) if secret in sentence]
+
+
+def test_start_says_where_it_is_what_it_serves_and_who_may_connect(service: Service) -> None:
+    said = dict(line.strip().split(maxsplit=1) for line in service.said[1:])
+    data = service.folder / "data"
+    assert service.said[0] == f"smolsessions {__version__} serves on {service.client.base_url.netloc.decode()}"
+    assert service.client.get(said["page"]).headers["content-type"].startswith("text/html")
+    assert service.client.get(said["docs"]).status_code == 200
+    assert said["data"] == str(data)
+    assert re.fullmatch(rf"(Valkey|Redis) [\d.]+, embedded, in {re.escape(str(data))}", said["store"])
+    named = [agent.partition("=")[0] for agent in AGENTS.split(",")]
+    assert said["agents"].split(", ") == [*named, "demo", "demo-code"]
+    assert said["who"] == "this machine only, without a key"
+
+
+def test_a_port_that_is_taken_is_refused_with_the_mend(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        sentence = sentence_of(run(tmp_path, {"PORT": str(port)}))
+    assert f"cannot listen on 127.0.0.1:{port}" in sentence
+    assert "set SMOLSESSIONS_PORT" in sentence
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_address_of_this_machine_is_served_under_its_own_name(tmp_path: Path) -> None:
+    with Service(tmp_path, {"HOST": "127.0.0.5"}) as service:
+        port = service.client.base_url.port
+        assert service.client.base_url.host == "127.0.0.5"
+        assert service.play({"say": "hello"})["reply"] == "hello"
+        for host in (f"127.0.0.5:{port}", "127.0.0.5", f"localhost:{port}"):
+            assert service.client.get("/livez", headers={"Host": host}).status_code == 200
+        foreign = service.client.get("/livez", headers={"Host": f"evil.example:{port}"})
+        assert foreign.is_client_error, foreign.text
+
+
+def test_a_second_service_on_the_data_folder_is_refused_while_the_first_goes_on(
+    service: Service, tmp_path: Path
+) -> None:
+    first = service.play({"say": "one"})
+    sentence = sentence_of(run(tmp_path, {"DATA_DIR": str(service.folder / "data")}))
+    assert f"in use by process {service.process.pid}" in sentence
+    assert "SMOLSESSIONS_DATA_DIR" in sentence
+    assert service.follow_up(first, {"say": "two"})["reply"] == "two"
+
+
+def test_the_data_and_its_key_are_for_their_user_alone(service: Service) -> None:
+    data = service.folder / "data"
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (data, data / "seal.key")}
+    assert modes == {"data": "0o700", "seal.key": "0o600"}
+
+
+@pytest.fixture(scope="module")
+def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give the address, without the password, of a store that wants `SECRET`."""
+    with embedded_server(tmp_path_factory.mktemp("outside")) as server:
+        with Redis(unix_socket_path=str(server.socket_path)) as client:
+            client.config_set("requirepass", SECRET)
+        yield f"{server.socket_path}"
+
+
+@pytest.mark.parametrize("processes", [(), ("serve", "--processes", "2")])
+@pytest.mark.parametrize(("name", "mode"), [("", 0o755), ("", 0o704), ("seal.key", 0o644), ("seal.key", 0o604)])
+def test_data_that_all_users_may_read_is_refused(
+    tmp_path: Path, name: str, mode: int, processes: tuple[str, ...]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "seal.key").write_text(KEY_A)
+    (data / "seal.key").chmod(0o600)
+    (data / name).chmod(mode)
+    sentence = sentence_of(run(tmp_path, {}, *processes))
+    assert f"chmod o-rwx {data / name}" in sentence
+    assert KEY_A not in sentence
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("name", SECRET_FILES)
+def test_a_file_of_secrets_that_all_users_may_read_is_refused(tmp_path: Path, name: str, *, linked: bool) -> None:
+    file = link = write_private(tmp_path / "secret", SECRET_FILES[name])
+    file.chmod(0o604)
+    if linked:
+        link = tmp_path / "link"
+        link.symlink_to(file)
+    store = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A} if name == "REDIS_PASSWORD_FILE" else {}
+    sentence = sentence_of(run(tmp_path / "service", store | {name: str(link)}))
+    assert f"all users of this machine may read the SMOLSESSIONS_{name} {link}: run `chmod o-rwx {link}`" in sentence
+    assert SECRET_FILES[name] not in sentence
+
+
+def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o2770)
+    (data / "seal.key").write_text(KEY_A)
+    keys, link = write_private(tmp_path / "keys", SECRET_FILES["API_KEYS_FILE"]), tmp_path / "link"
+    link.symlink_to(keys)  # as Kubernetes mounts a Secret
+    for file in (data / "seal.key", keys):
+        file.chmod(0o440)
+    with Service(tmp_path, {"API_KEYS_FILE": str(link)}) as service:
+        assert service.client.get("/readyz").status_code == 200
+
+
+def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
+    outside_store: str, tmp_path: Path
+) -> None:
+    keys = write_private(tmp_path / "keys", run(tmp_path, {}, "new-key")[1])
+    settings = {"REDIS_URL": f"unix://:{SECRET}@{outside_store}", "SEAL_KEYS_FILE": str(keys)}
+    with Service(tmp_path, settings) as running:
+        said = dict(line.strip().split(maxsplit=1) for line in running.said[1:])
+        assert said["data"] == "in the store"
+        assert re.fullmatch(r"(Valkey|Redis) [\d.]+, at SMOLSESSIONS_REDIS_URL", said["store"])
+        assert running.play({"say": "hello"})["reply"] == "hello"
+        assert SECRET not in running.log() + "".join(running.said)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("password", ["", ":wrong-sesame@"])
+def test_a_store_that_refuses_the_password_is_named_with_the_mend(
+    password: str, outside_store: str, tmp_path: Path
+) -> None:
+    sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://{password}{outside_store}", "SEAL_KEYS": KEY_A}))
+    assert "refuses us" in sentence
+    assert "put its user into SMOLSESSIONS_REDIS_URL, and the password" in sentence
+    assert "wrong-sesame" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("rights", "named"),
+    [("~* +@all", "channel"), ("&* +@all", "key"), ("~* &* +@all -zadd -time", "it may not run TIME, ZADD")],
+    ids=["channels", "keys", "what scripts call"],
+)
+def test_a_store_whose_user_lacks_rights_is_refused_and_says_so(
+    rights: str, named: str, outside_store: str, tmp_path: Path
+) -> None:
+    with Redis(unix_socket_path=outside_store, password=SECRET) as client:
+        client.execute_command("ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", *rights.split())
+    sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://poor:{SECRET}@{outside_store}", "SEAL_KEYS": KEY_A}))
+    assert "SMOLSESSIONS_REDIS_URL" in sentence
+    assert "permission" in sentence
+    assert named in sentence
+
+
+def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(tmp_path: Path) -> None:
+    server = Node(tmp_path / "server", dict(DURABLE))
+    replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {server.port}"})
+    addresses = {
+        f"redis://{HOST}:{replica.port}": "is a replica, which takes no writes; write the address of its primary",
+        f"redis://{HOST}:{server.port}/99": "no such database",
+        f"redis://:{SECRET}@{HOST}:{server.port}": "asks for no password",
+        f"redis+sentinel://{HOST}:{server.port}/main": "is no sentinel",
+        f"redis+cluster://{HOST}:{server.port}": "is no cluster",
+    }
+    table = {url: Refused({"REDIS_URL": url, "SEAL_KEYS": KEY_A}, (told,)) for url, told in addresses.items()}
+    try:
+        for node in (server, replica):
+            node.start()
+        _until(lambda: replica.ask("ROLE")[3] == b"connected")
+        with started(table, tmp_path / "refused") as endings:
+            for url, ending in endings.items():
+                sentence = sentence_of(ending.result())
+                assert addresses[url] in sentence
+                assert SECRET not in sentence
+    finally:
+        for node in (server, replica):
+            node.kill()
+
+
+def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> None:
+    file = new_authority(tmp_path / "ours").ca_file
+    status, _, said = run(tmp_path, {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": str(file)})
+    assert status == 2
+    assert "SMOLSESSIONS_REDIS_URL is without TLS: write rediss://" in said
+
+
+def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:
+    server, file = Node(tmp_path / "server", dict(DURABLE)), tmp_path / "password"
+    try:
+        server.start()
+        server.ask("ACL", "SETUSER", "turner", "reset", "on", ">one", *RIGHTS.split())
+        write_private(file, "one")
+        url = f"redis://turner@{HOST}:{server.port}"
+        settings = {"REDIS_URL": url, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": str(file)}
+        with Service(tmp_path / "service", settings) as service:
+            server.ask("ACL", "SETUSER", "turner", ">two", "<one")
+            file.write_text("two\n")
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            file.unlink()
+            server.ask("CLIENT", "KILL", "USER", "turner")
+            _until(lambda: "SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read" in service.log())
+            file.write_text("two")
+            _until(lambda: service.client.get("/conversations").status_code == 200)
+            assert service.play({"say": "hello"})["reply"] == "hello"
+            assert service.log().count("cannot be read") == 1
+    finally:
+        server.kill()
+
+
+def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Path) -> None:
+    with Service(tmp_path, {"SEAL_KEYS": KEY_A}) as before:
+        old = before.play({"say": "sealed with A"})
+        assert _keys_on(before, old) == {b"keyA"}
+    data = str(tmp_path / "data")
+    sentence = sentence_of(run(tmp_path / "without", {"SEAL_KEYS": KEY_B, "DATA_DIR": data}))
+    assert "sealed with another key" in sentence
+    assert "SMOLSESSIONS_SEAL_KEYS" in sentence
+    with Service(tmp_path, {"SEAL_KEYS": f"{KEY_B},{KEY_A}"}) as after:
+        assert after.get(f"/conversations/{old['conversation_id']}/turns/1")["reply"] == "sealed with A"
+        assert after.follow_up(old, {"say": "both"})["turn"] == 2
+        assert _keys_on(after, old) == {b"keyA", b"keyB"}
+        assert _keys_on(after, after.play({"say": "sealed with B"})) == {b"keyB"}
+
+
+def _keys_on(service: Service, turn: dict[str, Any]) -> set[bytes]:
+    """Give the ids of the keys that seal what is stored of the turn's conversation."""
+    with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as client:
+        client.config_set("rdbcompression", "no")
+        stored = [client.dump(key) for key in client.scan_iter(f"*{turn['conversation_id']}*")]
+    assert stored
+    return set(re.findall(rb"\x01\x04(key[AB])", b"".join(stored)))
+
+
+def test_a_half_made_key_that_a_power_cut_left_does_not_matter(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / ".seal-x1y2z3").touch(0o600)
+    service = Service(tmp_path)
+    with service:
+        turn = service.play({"say": "one"})
+        key = (data / "seal.key").read_text()
+    with service:
+        assert service.follow_up(turn, {"say": "two"})["turn"] == 2
+    assert (data / "seal.key").read_text() == key
+
+
+def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_while(tmp_path: Path) -> None:
+    key, aside = tmp_path / "data" / "seal.key", tmp_path / "aside"
+    service = Service(tmp_path)
+    with service:
+        first = service.post("/turn", message="What is 12 * 7?", agent="demo").json()
+    key.rename(aside)
+    sentence = sentence_of(run(tmp_path / "without", {"DATA_DIR": str(tmp_path / "data")}))
+    assert "sealed with another key" in sentence
+    assert "seal.key" in sentence
+    aside.replace(key)
+    with service:
+        asked = service.post("/turn", message="What did I ask first?", conversation_id=first["conversation_id"]).json()
+        assert (asked["turn"], "12 * 7" in asked["reply"]) == (2, True)
+        assert service.get(f"/conversations/{first['conversation_id']}/turns/1") == first
+
+
+def test_what_looks_like_a_setting_and_is_none_is_warned_of(tmp_path: Path) -> None:
+    links = {"SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}  # made by Kubernetes, as PORT is
+    with Service(tmp_path, links | {"PROT": "8001", "ZZZ": "1"}) as service:
+        warnings = [line for line in service.log().splitlines() if " WARNING " in line]
+    assert len(warnings) == 2
+    assert warnings[0].endswith("SMOLSESSIONS_PROT is no setting; did you mean SMOLSESSIONS_PORT?")
+    assert warnings[1].endswith("SMOLSESSIONS_ZZZ is no setting")
+
+
+def test_new_api_key_makes_a_line_that_lets_its_owner_in_and_nobody_else(tmp_path: Path) -> None:
+    status, line, errors = run(tmp_path / "making", {}, "new-api-key", "ada@example.org")
+    key = errors.splitlines()[-1]
+    assert (status, line.split()[0], key in line) == (0, "ada@example.org", False)
+    keys = write_private(tmp_path / "api-keys", line)
+    with Service(tmp_path, {"HOST": "0.0.0.0", "API_KEYS_FILE": str(keys)}) as service:
+        assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, with an API key"
+        answers = [_list(service, key), _list(service, key[:-1]), _list(service, None)]
+    assert [(answer.status_code, answer.headers.get("www-authenticate")) for answer in answers] == [
+        (200, None),
+        (401, "Bearer"),
+        (401, "Bearer"),
+    ]
+
+
+def _list(service: Service, key: str | None) -> httpx2.Response:
+    return service.client.get("/conversations", headers={"Authorization": f"Bearer {key}"} if key else {})
+
+
+def test_an_owner_with_a_blank_is_refused(tmp_path: Path) -> None:
+    assert "letters, digits" in sentence_of(run(tmp_path, {}, "new-api-key", "ada lovelace"))
+
+
+def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
+    with Service(tmp_path, {"HOST": "0.0.0.0", "ALLOW_ANONYMOUS": "1"}) as service:
+        assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, without a key"
+        assert _list(service, None).status_code == 200
+
+
+def test_new_key_prints_another_key_each_time(tmp_path: Path) -> None:
+    printed = [run(tmp_path, {}, "new-key") for _ in range(2)]
+    assert [(status, errors) for status, _, errors in printed] == [(0, ""), (0, "")]
+    first, second = (output.strip().split(":") for _, output, _ in printed)
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_settings_lists_every_setting_with_its_default_and_help(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, {"THREADS": "0"}, "settings")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in output.splitlines()[2:]]
+    assert (status, errors) == (0, "")
+    assert [row[0] for row in rows] == [f"`SMOLSESSIONS_{name.upper()}`" for name in Settings.model_fields]
+    assert all(row[2] for row in rows)
+    assert ["`SMOLSESSIONS_PORT`", "`8000`"] in [row[:2] for row in rows]
+
+
+def test_the_readme_shows_the_settings_as_they_are(tmp_path: Path) -> None:
+    _, output, _ = run(tmp_path, {}, "settings")
+    _, _, rest = (ROOT / "README.md").read_text().partition("<!-- settings -->\n")
+    shown, end, _ = rest.partition("<!-- /settings -->")
+    assert end, "README.md has no lines <!-- settings --> and <!-- /settings -->"
+    assert shown.strip() == output.strip()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_the_description_in_the_repository_is_the_one_that_is_served(
+    encoding: str, service: Service, tmp_path: Path
+) -> None:
+    ending = run(tmp_path, {}, "openapi", PYTHONIOENCODING=encoding)
+    described = (ROOT / "openapi.yaml").read_text("utf-8")
+    assert ending == (0, described, ""), "run `make refresh`"
+    assert yaml.safe_load(described) == service.get("/openapi.json")
+
+
+def test_help_names_every_command_and_where_the_settings_are(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, {}, "--help")
+    assert (status, errors) == (0, "")
+    for word in ("serve", "settings", "new-key", "new-api-key", "openapi", "`smolsessions settings`"):
+        assert word in output
+    status, _, errors = run(tmp_path, {}, "sing")
+    assert (status, "invalid choice: 'sing'" in errors, "Traceback" in errors) == (2, True, False)
+
+
+def test_version_is_the_packages(tmp_path: Path) -> None:
+    assert run(tmp_path, {}, "--version") == (0, f"smolsessions {__version__}\n", "")
+
+
+def test_a_reader_that_goes_away_is_no_defect() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "smolsessions", "openapi"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: signal.Signals, tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service:
+        waiting = _Waiting(service, tmp_path / "gate")
+        store = psutil.Process(_store_of(service))
+        assert store.ppid() == service.process.pid
+        service.process.send_signal(number)
+        _until(lambda: service.client.get("/readyz").status_code == 503)
+        refused = service.post("/turn", message="x", agent="demo")
+        assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
+        assert refused.headers["retry-after"]
+        assert service.client.get("/livez").status_code == 200
+        waiting.gate.touch()
+        answer = waiting.answer()
+        assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
+        assert service.process.wait(10) == 0
+        assert not store.is_running()
+    with service:
+        where = answer.headers["location"]
+        _until(lambda: service.get(where)["status"] != "running")
+        turn = service.get(where)
+        assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "it went on", 2)
+        assert [call["repeated"] for call in turn["tool_calls"]] == [False, False]
+        assert len(service.get("/conversations")["items"]) == 1
+
+
+def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_path: Path) -> None:
+    service = Service(tmp_path, {"DRAIN_S": "0.3"})
+    with service:
+        waiting = _Waiting(service, tmp_path / "gate", prefer="respond-async")
+        turn = waiting.answer().json()
+        store = psutil.Process(_store_of(service))
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(10) == 0
+        assert 0.3 <= time.monotonic() - began < 5
+        assert not store.is_running()
+    waiting.gate.touch()
+    with service:
+        where = f"/conversations/{turn['conversation_id']}/turns/1"
+        _until(lambda: service.get(where)["status"] not in {"queued", "running"})
+        found = service.get(where)
+        assert (found["status"], found["reply"], found["attempts"]) == ("finished", "it went on", 2)
+
+
+def test_who_waits_for_a_stuck_turn_is_told_that_it_goes_on_before_the_process_ends(tmp_path: Path) -> None:
+    with Service(tmp_path, {"DRAIN_S": "0.3"}) as service:
+        waiting = _Waiting(service, tmp_path / "gate")
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        answer = waiting.answer()
+        assert service.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in service.log()
+    assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
+    assert answer.headers["location"] == f"/conversations/{answer.json()['conversation_id']}/turns/1"
+
+
+def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with spawn(tmp_path, {"AGENTS": "slow=slow:make_scripted"}, cwd=tmp_path) as process:
+        try:
+            _until((tmp_path / "started").exists)
+            process.send_signal(signal.SIGTERM)
+            (tmp_path / "go").touch()
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert not (tmp_path / "data" / "store.sock").exists()
+
+
+def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_path: Path) -> None:
+    with Service(tmp_path) as service:
+        for _ in range(RESTARTS):
+            store = _store_of(service)
+            os.kill(store, signal.SIGKILL)
+            _until(lambda: _store_of(service) not in {0, store})  # noqa: B023 - called at once
+        os.kill(_store_of(service), signal.SIGKILL)
+        assert service.process.wait(10) == 2
+    sentence = service.log().splitlines()[-1]
+    assert "restore a backup of the folder, or set SMOLSESSIONS_DATA_DIR" in sentence
+    assert "Traceback" not in service.log()
+
+
+class _Waiting:
+    """A POST that waits, in a thread of its own, for a turn of whose two tools one waits for the gate."""
+
+    def __init__(self, service: Service, gate: Path, prefer: str = "wait=50") -> None:
+        self.gate = gate
+        self._service = service
+        self._prefer = prefer
+        self._answers: list[httpx2.Response] = []
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+        _until(Path(f"{gate}.started").exists)
+
+    def answer(self) -> httpx2.Response:
+        self._thread.join(20)
+        assert self._answers, "there is no answer" + self._service.log()
+        return self._answers[0]
+
+    def _ask(self) -> None:
+        calls = [["wait_for", {"path": str(self.gate)}], ["echo", {"text": "in a thread of smolagents' own"}]]
+        script = [{"call": calls}, {"say": "it went on"}]
+        body = {"agent": "scripted", "message": json.dumps(script)}
+        self._answers.append(self._service.client.post("/turn", json=body, headers={"Prefer": self._prefer}))
+
+
+def _store_of(service: Service) -> int:
+    """Give the process of the embedded store; zero while it does not answer."""
+    with (
+        suppress(RedisError, OSError),
+        Redis(unix_socket_path=str(service.folder / "data" / "store.sock"), retry=Retry(NoBackoff(), 0)) as client,
+    ):
+        return int(client.info("server")["process_id"])
+    return 0
+
+
+def _until(condition: Callable[[], object], within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "this did not come to pass"
+        time.sleep(0.01)
+
+
+def test_the_image_checks_its_health_by_what_the_service_answers(service: Service) -> None:
+    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    found = re.search(r"^HEALTHCHECK .*CMD (\[.*\])$", instructions, re.MULTILINE)
+    assert found
+    _, *check = json.loads(found[1])
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        unused = closing.getsockname()[1]
+    for port, healthy in ((service.client.base_url.port, True), (unused, False)):
+        environment = {"SMOLSESSIONS_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        ended = subprocess.run([sys.executable, *check], env=environment, capture_output=True, check=False, timeout=20)
+        assert (ended.returncode == 0) is healthy, ended.stderr
+
+
+def test_the_lock_file_holds_all_that_the_image_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = dict(re.findall(r"^([\w.-]+)==([^ ;]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    missing = [one for one in map(Requirement, wanted) if locked.get(one.name, "0") not in one.specifier]
+    assert missing == [], "run `make lock`"
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    ended = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False, timeout=20)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

@@ -1,0 +1,123 @@
+"""No attribute that model-written code may read leads to its interpreter, to the service or to other modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sandbox.test_code import played, printed
+
+if TYPE_CHECKING:
+    from tests.support.service import Service
+
+MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
+THINGS = """
+class Keeper:
+    def __init__(self):
+        self.seen = []
+    def __enter__(self):
+        return self
+    def __exit__(self, *seen):
+        self.seen.append(seen)
+        return True
+    def method(self):
+        return self.seen
+keeper = Keeper()
+with keeper:
+    1 / 0
+try:
+    lose(name='a key')
+except Exception as error:
+    caught = error
+try:
+    [].nosuch
+except Exception as error:
+    missing = error
+def double(n):
+    return n * 2
+halve = lambda n: n / 2
+items = (item for item in [1])
+held = [lose, final_answer, print, getattr, setattr, len, keeper.method, [].append, 'x'.format, queue.Queue(), parcel]
+moment = datetime.datetime.now()
+drawn = random.Random(1)
+found = re.match('a', 'a')
+a_parcel = parcel(weight=3)
+a_picture = picture()
+"""
+LIBRARIES = """
+import numpy, pandas
+from json import decoder
+import json, decimal, fractions, string, functools
+grid = numpy.arange(6).reshape(2, 3)
+view = grid[0]
+frame = pandas.DataFrame({'a': [1, 2], 'b': ['x', 'y']})
+column = frame['a']
+groups = frame.groupby('b')
+"""
+WALK = "from tests.support.walks import walk\nprint(walk())"
+ESCAPES = {
+    "a tool's attribute": "lose._playground._executor.authorized_imports.append('*')",
+    "a generator's frame": "(n for n in [1]).gi_frame.f_locals['authorized_imports'].append('*')",
+    "a generator's frame in a call": "(n for n in [1]).gi_frame.f_globals.get('ast')",
+    "a name that denies its underscores": (
+        "class Name(str):\n    def startswith(self, *_):\n        return False\n"
+        "getattr(lambda: 0, Name('__globals__'))['ast']"
+    ),
+    "a traceback": (
+        "class Catch:\n    def __enter__(self):\n        return self\n"
+        "    def __exit__(self, kind, error, trace):\n        trace.tb_frame.f_back\n        return True\n"
+        "with Catch():\n    1 / 0"
+    ),
+    "a traceback's frame through map": (
+        "class Catch:\n    def __enter__(self):\n        return self\n    def __exit__(self, *seen):\n"
+        "        list(map(getattr, seen, ['args', 'args', 'tb_frame']))[2].f_back\n"
+        "with Catch():\n    1 / 0"
+    ),
+    "a module's loader": "import itertools\nlist(map(itertools.__loader__().load_module, ['posix']))",
+    "a module through map": "import random\nlist(map(getattr, [random], ['_os']))[0].getpid()",
+    "a module's new name": (
+        "import re\nlist(map(setattr, map(getattr, [re], ['enum']), ['__name__'], ['re']))\nre.enum.sys"
+    ),
+    "a format's field": "import re\nprint('{0.enum.sys.modules[os].environ}'.format(re))",
+    "a format's dunder": "print('{0.__globals__}'.format(lambda: 0))",
+    "a format's frame": "print(str.format('{0.gi_frame.f_locals}', (n for n in [1])))",
+    "a format through map": "print(list(map('{0.__globals__}'.format, [lambda: 0])))",
+    "a mapping's format": "print('{f.__globals__}'.format_map({'f': lambda: 0}))",
+    "a format's field in a width": "print('{0:{1.__globals__}}'.format(1, lambda: 0))",
+}
+
+
+@pytest.mark.parametrize("agent", ["walker", "walker-libraries", "walker-thread"])
+def test_no_path_of_attributes_leads_out_of_the_interpreter(service: Service, agent: str) -> None:
+    library = LIBRARIES if agent == "walker-libraries" else ""
+    _, texts = played(service, MODULES.replace(", ", "\nimport "), THINGS, library or "x = 1", WALK, agent=agent)
+    assert printed(texts[-1]).startswith("nothing among"), "\n".join(texts)
+    assert {"held", "lose", "final_answer", "helper", "items"} <= set(printed(texts[-1]).split())
+
+
+@pytest.mark.parametrize("agent", ["coder", "threaded"])
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_a_known_way_out_of_the_interpreter_is_refused(service: Service, escape: str, agent: str) -> None:
+    _, (tried, after) = played(service, ESCAPES[escape], "import os", agent=agent)
+    assert "Forbidden" in tried or "has no attribute" in tried or "no plain text" in tried, tried
+    assert "Import of os is not allowed" in after
+
+
+def test_an_arrays_memory_is_out_of_reach(service: Service) -> None:
+    _, texts = played(service, "import numpy\nnumpy.arange(3).ctypes.shape.from_address(8)", agent="whole")
+    assert "Forbidden access to an object of the module ctypes" in texts[0]
+
+
+def test_formats_are_those_of_python(service: Service) -> None:
+    block = (
+        "class Point:\n    def __init__(self):\n        self.x, self._y = 3, [4, 5]\n"
+        "p = Point()\n"
+        "print('{} {:>4} {{}} {}'.format(1, 2, 3), '{0.x:{1}}|{p._y[1]!r:>3}'.format(p, 5, p=p))\n"
+        "print('{.x}{}'.format(p, 1))\n"
+        "print('{a[k]}'.format_map({'a': {'k': 1}}), str.format('{0[1]}', 'xyz'))\n"
+        "show = '{0.x:>3}'.format"
+    )
+    _, (text, again) = played(service, block, "print(show(p), list(map('{}!'.format, [1, 2])))")
+    assert printed(text) == "1    2 {} 3     3|  5\n31\n1 y"
+    assert printed(again) == "  3 ['1!', '2!']"

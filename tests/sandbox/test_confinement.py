@@ -1,0 +1,352 @@
+"""Model-written code past the first wall: docs/security.md says what each level keeps from it, and so it is."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smolsessions.agents.sandbox.confinement import landlock, system_calls
+from smolsessions.agents.sandbox.confinement.readable_paths import Readable
+from smolsessions.store.seal import new_key
+from tests.sandbox.test_code import code, is_ours, played, printed, shown, zygotes
+from tests.store.test_store import begin, over, until
+from tests.support.service import Service, spawn
+from tests.worker.test_stop import stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psutil
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the means are Linux's")
+pytest_plugins = ["tests.support.streaming"]
+
+UID = 12345
+LAUNCHER = (sys.executable, str(Path(__file__).parents[1] / "support" / "launch.py"))
+BOTH = ("namespaces", "landlock")
+CASES = {
+    "root, namespaces": (0, (), "namespaces"),
+    "root, Landlock": (0, ("namespaces",), "landlock"),
+    "root, uids": (0, BOTH, "uid"),
+    "a user, namespaces": (UID, (), "namespaces"),
+    "a user, Landlock": (UID, ("namespaces",), "landlock"),
+    "a user, nothing": (UID, BOTH, "none"),
+}
+AT_HAND = """
+import ctypes, fcntl, importlib, io, os, resource, signal, socket, threading
+made = 'here'
+libc = ctypes.CDLL(None, use_errno=True)
+def read(path):
+    with io.open(path, 'rb') as file:
+        return file.read(1_000_000)
+def call(name, *given):
+    if getattr(libc, name)(*given) == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return 'done'
+def leave():
+    try:
+        pid = os.fork()
+    except OSError:
+        return
+    if pid == 0:
+        try:
+            os.setsid()
+        except OSError:
+            pass
+        os.closerange(0, 30)
+        while True:
+            pass
+def attempt(expression):
+    return repr(eval(expression))
+"""
+"""A module that code imports, and that no first wall bounds."""
+
+
+@dataclass
+class Confined:
+    service: Service
+    level: str
+    uid: int
+    folder: Path
+    """Holds `imported`, from which modules can be imported, `open`, which code may read, and `precious`, a file."""
+    listener: socket.socket
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "imported" / "keys"
+
+
+@pytest.fixture(scope="module", params=CASES)
+def confined(request: pytest.FixtureRequest) -> Iterator[Confined]:
+    uid, without, level = CASES[request.param]
+    if os.getuid() and not uid:
+        pytest.skip("this takes root's rights")
+    with own_folder(uid) as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "imported" / "socket"))
+        (folder / "imported" / "socket").chmod(0o777)
+        listener.listen()
+        settings = {"SEAL_KEYS_FILE": str(folder / "imported" / "keys"), "CODE_FOLDERS": str(folder / "open")}
+        environment = {"A_MODELS_KEY": "sk-of-the-model", "PYTHONPATH": str(folder / "imported")}
+        with Service(folder, settings, environment, wrapper=wrapper(uid, without)) as service:
+            yield Confined(service, level, uid, folder, listener)
+
+
+class own_folder:  # noqa: N801 - a context
+    """A folder that is a user's, with files."""
+
+    def __init__(self, uid: int) -> None:
+        self.path = Path(tempfile.mkdtemp(dir="/tmp"))
+        self.path.chmod(0o755)
+        for name in ("imported/at_hand.py", "imported/.env", "imported/keys", "open/data.csv", "precious"):
+            path = self.path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text({"keys": new_key(), "at_hand.py": AT_HAND}.get(path.name, "something"))
+            path.chmod(0o600 if path.name in {"keys", ".env", "precious"} else 0o644)
+        if os.getuid() == 0:
+            os.mknod(self.path / "disk", stat.S_IFBLK | 0o600, Path("/").stat().st_dev)
+            for path in (self.path, *self.path.rglob("*")):
+                os.chown(path, uid, uid)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path)
+
+
+def wrapper(uid: int, without: tuple[str, ...]) -> tuple[str, ...]:
+    asked = [word for name in without for word in ("--without", name)]
+    return (*LAUNCHER, "--uid", str(os.getuid() or uid), *asked)
+
+
+def tried(service: Service, attempts: list[str], agent: str = "walled") -> list[str]:
+    """Return what the model is shown of each attempt."""
+    _, (_, *texts) = played(
+        service,
+        "import at_hand",
+        *(f"print(at_hand.attempt({attempt!r}))" for attempt in attempts),
+        agent=agent,
+        max_steps=len(attempts) + 2,
+    )
+    return texts
+
+
+def test_the_level_is_in_the_log_and_in_the_list_of_agents(confined: Confined) -> None:
+    agents = {agent["name"]: agent["code_confinement"] for agent in confined.service.get("/agents")["items"]}
+    assert agents["walled"] == agents["lead"] == confined.level
+    assert (agents["threaded"], agents["scripted"]) == ("none", None)
+    assert "model-written code is confined by" in confined.service.log()
+
+
+def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined: Confined) -> None:
+    service, folder = confined.service, confined.folder
+    pid, port = service.process.pid, service.client.base_url.port
+    (zygote,) = zygotes(service)
+    precious = str(folder / "precious")
+    attempts = [
+        f"socket.create_connection(('127.0.0.1', {port}), 2)",
+        f"socket.socket(socket.AF_UNIX).connect({str(folder / 'imported' / 'socket')!r})",
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '/dev/log')",
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        *(f"os.kill({other}, 0)" for other in (pid, zygote.pid, os.getpid(), f"-{zygote.pid}", 1_000_000)),
+        f"signal.pidfd_send_signal(os.pidfd_open({zygote.pid}), 0)",
+        f"resource.prlimit({pid}, resource.RLIMIT_NOFILE, (3, 3))",
+        f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+        f"fcntl.fcntl(socket.socketpair()[0], 8, {pid})",
+        f"call('ptrace', 16, {pid}, 0, 0)",
+        *(f"read('/proc/{other}/{name}')" for other in (pid, zygote.pid) for name in ("environ", "maps", "mem")),
+        "read('/proc/self/mem')",
+        "call('shmget', 0, 1 << 20, 0o1600)",
+        "call('semget', 0, 1, 0o1600)",
+        "call('msgget', 0, 0o1600)",
+        "call('unshare', 0x10000000)",
+        "call('mount', b'none', b'/tmp', b'tmpfs', 0, None)",
+        "call('syscall', 425, 1, None)",
+        "call('vmsplice', os.pipe()[1], None, 0, 0)",
+        "call('inotify_add_watch', libc.inotify_init(), b'/usr', 2)",
+        "call('prctl', 1, 0, 0, 0, 0)",
+        "call('prctl', 4, 1, 0, 0, 0)",
+        "call('syscall', {'x86_64': 206}.get(os.uname().machine, 0), 1, ctypes.byref(ctypes.c_long(0)))",
+        "fcntl.ioctl(socket.socketpair()[0], 0x5411, b'room')",
+        "call('keyctl', 0, -3, 1) if hasattr(libc, 'keyctl') else call('syscall', 100_000)",
+        "os.setuid(0) if os.getuid() else os.chroot('/')",
+        "os.setsid()",
+        "os.fork()",
+        "threading.Thread(target=print).start()",
+        "os.execv('/bin/true', ['true'])",
+        f"read({str(folder / 'disk')!r})",
+        f"io.open({precious!r}, 'w')",
+        f"os.open({precious!r}, os.O_RDONLY | os.O_TRUNC)",
+        f"io.open({str(folder / 'new')!r}, 'w')",
+        "io.open('/tmp/new', 'w')",
+        "io.open('/dev/shm/new', 'w')",
+        "os.ftruncate(os.memfd_create('x'), 1 << 20)",
+        f"os.mkdir({str(folder / 'new')!r})",
+        f"os.rename({precious!r}, {str(folder / 'moved')!r})",
+        *(f"os.{name}({precious!r})" for name in ("unlink", "rmdir", "utime")),
+        f"os.chmod({precious!r}, 0o666)",
+        f"os.truncate({precious!r}, 0)",
+        f"os.symlink({precious!r}, {str(folder / 'link')!r})",
+        "[os.open('/dev/null', 0) for _ in range(30)]",
+    ]
+    for attempt, text in zip(attempts, tried(service, attempts), strict=True):
+        assert text.startswith("Code execution failed"), (attempt, text)
+        assert "Error" in text.replace("InterpreterError", ""), (attempt, text)
+        assert not text.startswith("The process"), (attempt, text)
+    assert (folder / "precious").read_text() == "something"
+    assert stat.S_IMODE((folder / "precious").stat().st_mode) == 0o600
+
+
+def test_code_reads_no_secret_also_if_it_is_replaced(confined: Confined) -> None:
+    service, folder = confined.service, confined.folder
+    played(service, "1", agent="walled")  # the mounts and rules are there
+    for name in ("keys", "secret"):
+        new = folder / f"{name}.new"
+        new.write_bytes(confined.keys.read_bytes())
+        new.chmod(0o600)
+        if os.getuid() == 0:
+            shutil.chown(new, confined.keys.stat().st_uid)
+        new.replace(folder / "imported" / name)
+    secrets = [confined.keys, folder / "imported" / ".env", *(folder / "data").rglob("*"), Path("/etc/shadow")]
+    attempts = [f"read({str(path)!r})" for path in secrets if path.is_file()]
+    texts = tried(service, [*attempts, "read(f'/proc/{os.getppid()}/environ')", "dict(os.environ)"])
+    refused = [text.startswith("Code execution failed") for text in texts]
+    if confined.level == "none":  # as docs/security.md says
+        assert refused[0] is False
+    else:
+        assert all(refused[: len(attempts)]), [*zip(attempts, texts, strict=False)]
+    assert "sk-of-the-model" not in "".join(texts)
+    assert "SMOLSESSIONS" not in texts[-1]
+
+
+def test_code_imports_and_reads_what_agents_need(confined: Confined) -> None:
+    attempts = [
+        "made",
+        "importlib.import_module('sqlite3') is not None",
+        "importlib.import_module('colorsys') is not None",
+        "importlib.import_module('numpy.polynomial') is not None",
+        "importlib.import_module('zoneinfo').ZoneInfo('Europe/Paris')",
+        f"read({str(confined.folder / 'open' / 'data.csv')!r})",
+        "len(io.open('/dev/urandom', 'rb').read(3))",
+        "os.kill(os.getpid(), 0)",
+        "resource.getrlimit(resource.RLIMIT_NOFILE)",
+        "[pair[0].send(b'x') for pair in [socket.socketpair()]]",
+        "importlib.import_module('asyncio').run(importlib.import_module('asyncio').sleep(0))",
+    ]
+    for attempt, text in zip(attempts, tried(confined.service, attempts), strict=True):
+        assert text.startswith("Execution logs"), (attempt, text)
+
+
+def test_a_signal_to_its_own_group_meets_no_other_process(confined: Confined) -> None:
+    service, gate = confined.service, confined.folder / "gate"
+    turn = begin(
+        service, *code("kept = 1", f"wait_for(path={str(gate)!r})", "print(kept)"), {"say": "done"}, agent="coder"
+    )
+    until(gate.with_name("gate.started").exists)
+    before = zygotes(service)
+    for number in ("SIGKILL", "SIGTERM"):
+        block = f"import at_hand\nat_hand.attempt('os.killpg(0, signal.{number})')"
+        played(service, block, "import at_hand\nat_hand.attempt('os.kill(-1, signal.SIGKILL)')", agent="walled")
+    gate.touch()
+    ended = over(service, turn)
+    gate.unlink()
+    gate.with_name("gate.started").unlink()
+    assert [text for text in shown(service, ended) if text.startswith("The process")] == []
+    assert (ended["reply"], zygotes(service)) == ("done", before)
+
+
+def below(service: Service) -> list[psutil.Process]:
+    """Return the processes in which code runs, with those that they forked."""
+    return [process for zygote in zygotes(service) for process in zygote.children(recursive=True)]
+
+
+def test_what_code_starts_ends_with_its_turn(confined: Confined) -> None:
+    service, gate = confined.service, confined.folder / "gate"
+    turn = begin(service, *code("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate)!r})"), agent="forking")
+    until(gate.with_name("gate.started").exists)
+    left = below(service)
+    limits_count = confined.level == "namespaces" or os.getuid() == 0 == confined.uid
+    assert len(left) == (2 if limits_count else 1)
+    stop(service, turn)
+    gate.touch()
+    over(service, turn)
+    gate.unlink()
+    gate.with_name("gate.started").unlink()
+    until(lambda: not [process for process in left if is_ours(process)], 2)
+
+
+@pytest.mark.parametrize(
+    ("agents", "mend"), [("walled=coders:make_walled", "Landlock"), ("own=coders:make_threaded", "thread")]
+)
+def test_a_service_that_must_confine_code_and_cannot_does_not_start(agents: str, mend: str) -> None:
+    settings = {
+        "AGENTS": f"{agents.replace('coders', 'tests.support.coders')}",
+        "DEMO_AGENTS": "0",
+        "CODE_CONFINEMENT": "required",
+    }
+    with own_folder(UID) as folder, spawn(folder, settings, wrapper=wrapper(UID, BOTH)) as process:
+        try:
+            assert process.wait(20) == 2
+        finally:
+            process.kill()
+        said = (folder / "service.log").read_text()
+    assert "SMOLSESSIONS_CODE_CONFINEMENT" in said
+    assert mend in said
+    assert "Traceback" not in said
+
+
+def test_a_service_that_must_confine_code_starts_if_it_can() -> None:
+    settings = {"CODE_CONFINEMENT": "required", "AGENTS": "walled=tests.support.coders:make_walled"}
+    with own_folder(UID) as folder, Service(folder, settings, wrapper=wrapper(UID, ("namespaces",))) as service:
+        assert printed(played(service, "print(1)", agent="walled")[1][0]) == "1"
+
+
+def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
+    library = ctypes.util.find_library("seccomp")
+    if not library:
+        pytest.skip("libseccomp, which knows the numbers, is not here")
+    resolve = ctypes.CDLL(library).seccomp_syscall_resolve_name_arch
+    groups = (value for name, value in vars(system_calls).items() if name.isupper() and isinstance(value, str))
+    names = [call.partition(":")[0] for group in groups for call in group.split()]
+    assert len(names) == len(set(names)) > 100
+    for machine, architecture in (("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)):
+        known: dict[str, int] = {}
+        for name, value in vars(system_calls).items():
+            if name.isupper() and isinstance(value, str):
+                known |= system_calls.numbers(value, machine)
+        found = {name: resolve(architecture, name.encode()) for name in names}
+        assert known == {name: number for name, number in found.items() if number >= 0}
+
+
+def test_no_hidden_path_is_readable_through_a_folder_that_is(tmp_path: Path) -> None:
+    folder = tmp_path / "opened"
+    for name in ("a/secret/key", "a/module.py", "a/secret/other", "b/part.py", "b/..now/token", "c/whole.py"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (folder / "b" / "token").symlink_to("..now/token")
+    (folder / "b" / "loop").symlink_to(folder)
+    readable = Readable.outside([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
+    shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
+    assert shown == {"a/module.py", "c"}
+    assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}
+
+
+@pytest.mark.parametrize("seen", [1, 2, 3, 4, 5, 6, 7, 9])
+def test_rules_ask_of_landlock_only_what_its_version_knows(seen: int) -> None:
+    """The sizes and rights of the kernel's header."""
+    attributes = landlock.attributes_for(seen)
+    assert len(attributes) == (8 if seen < 4 else 16 if seen < 6 else 24)
+    rights = int.from_bytes(attributes[:8], "little")
+    assert rights.bit_length() == {1: 13, 2: 14, 3: 15, 4: 15}.get(seen, 16)

@@ -1,0 +1,122 @@
+"""Values that outlive no process are dropped and named, and the model is told, wherever the next turn is played."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sandbox.test_code import DONE, code, printed, shown
+from tests.sandbox.test_code_variables import GONE, tasks
+from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting
+from tests.support.ledgers import Ledger
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+AGENTS = ",".join(
+    f"{name}=tests.support.coders:make_{name}" for name in ("caller", "keeper", "threaded", "threaded_keeper")
+)
+KEPT = [("db", "connection"), ("cash", "money"), ("box", "parcel"), ("word", "text")]
+
+
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = {"AGENTS": AGENTS} | ({"WARM_SESSIONS": "0"} if request.param == "cold" else {})
+    with Service(tmp_path_factory.mktemp(request.param), settings) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("cold"), {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}) as service:
+        yield service
+
+
+def keeping(agent: str, *things: tuple[str, str]) -> list[Event]:
+    if agent == "caller":
+        return [{"call": [["keep", {"under": under, "what": what}]]} for under, what in things]
+    return code(*(f"keep(under={under!r}, what={what!r})" for under, what in things))
+
+
+def told(service: Service, turn: Event) -> list[str]:
+    """Give what the tool said in a turn."""
+    steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
+    return [str(step["observations"]).rpartition("\n")[2] for step in steps[:-1]]
+
+
+@pytest.mark.parametrize("agent", ["caller", "keeper"])
+def test_what_cannot_be_kept_of_an_agents_state_is_dropped_and_named(either: Service, agent: str) -> None:
+    look = keeping(agent, *((name, "") for name in ("db", "cash", "box", "word", "made")))
+    first = either.play(*keeping(agent, *KEPT), *look[:2], DONE, agent=agent, max_steps=9)
+    assert first["dropped_variables"] == ["my_cash", "my_db"]
+    assert told(either, first)[-2:] == ["db is Connection", "cash is Money"]
+    second = either.follow_up(first, *look, DONE)
+    assert told(either, second) == [
+        "db is NoneType",
+        "cash is NoneType",
+        "box is Parcel",
+        "word is str",
+        "made is Connection",
+    ]
+    assert second["dropped_variables"] == []
+    third = either.follow_up(first, *keeping(agent, ("db", "text"), ("word", "connection")), DONE)
+    assert third["dropped_variables"] == ["my_word"]
+    fourth = either.follow_up(first, *look[:1], DONE)
+    assert told(either, fourth) == ["db is str"]
+    tellings = tasks(either, first)
+    assert [text.count(GONE) for text in tellings] == [0, 1, 0, 1]
+    assert tellings[1].endswith(": my_cash, my_db.)")
+    assert tellings[3].endswith(": my_word.)")
+
+
+def test_code_cannot_use_what_was_dropped(either: Service) -> None:
+    first = either.play(*keeping("keeper", ("db", "connection")), DONE, agent="keeper")
+    second = either.follow_up(first, *code("print(my_db)", "my_db = 5", "print(my_db)"), DONE)
+    error, _, defined = shown(either, second)
+    assert "The variable `my_db` is gone" in error
+    assert printed(defined) == "5"
+
+
+def test_a_call_that_is_not_made_again_drops_the_same(tmp_path: Path) -> None:
+    ledger = Ledger.at(tmp_path / "a.ledger", 5)
+    with Service(tmp_path / "service", SETTINGS) as service:
+        path = str(ledger.path)
+        script = [
+            {"call": [["keep", {"under": "db", "what": "connection"}]]},
+            noting(path, "a"),
+            noting(path, "b"),
+            DONE,
+        ]
+        doomed = Doomed(ledger, "caller", script)
+        killed_amid(service, [doomed])
+    assert doomed.turn["attempts"] == 2
+    assert doomed.turn["dropped_variables"] == ["my_db"]
+
+
+@pytest.mark.parametrize("agent", ["threaded", "threaded_keeper"])
+def test_what_code_in_a_thread_held_is_named_by_the_turn_that_finds_it_lost(cold: Service, agent: str) -> None:
+    first = cold.play(*code("count = 41\ndef more():\n    return 1", "counts = 1"), DONE, agent=agent)
+    assert first["dropped_variables"] == []
+    second = cold.follow_up(first, *code("print(count)", "more()", "count = 5\nprint(count)"), DONE)
+    assert second["dropped_variables"] == ["count", "counts", "more"]
+    *errors, defined = shown(cold, second)
+    assert [name in error and "is gone" in error for name, error in zip(("count", "more"), errors, strict=True)] == [
+        True,
+        True,
+    ]
+    assert printed(defined) == "5"
+    third = cold.follow_up(first, *code("print(1)"), DONE)
+    assert third["dropped_variables"] == ["count"]
+    assert [text.count(GONE) for text in tasks(cold, first)] == [0, 1, 1]
+
+
+def test_what_code_in_a_thread_holds_lasts_as_long_as_its_session(service: Service) -> None:
+    first = service.play(*code("count = 41"), DONE, agent="threaded")
+    second = service.follow_up(first, *code("print(count)"), DONE)
+    assert [printed(text) for text in shown(service, second)] == ["41"]
+    assert (second["dropped_variables"], GONE in tasks(service, first)[1]) == ([], False)

@@ -1,0 +1,401 @@
+"""A model's variables, functions and classes in one process, and what they do in the next."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+from smolsessions.agents.sandbox.variables import Saved, Variables
+from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+IMPORTS = ["abc", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "io", "operator", "threading"]
+LIBRARIES = [name for name in ("numpy", "pandas") if find_spec(name)]
+MAX_BYTES = 4_000_000
+
+
+def echo(text: object) -> str:
+    """Stand for a tool, which lives in another process."""
+    return f"<{text}>"
+
+
+def final_answer(answer: object) -> object:
+    return answer
+
+
+class Fetch:
+    """Stand for a tool that is an object with a key in it."""
+
+    def __init__(self) -> None:
+        self.secret = "sk-secret"
+
+    def __call__(self, text: object) -> str:
+        return f"{text} with {len(self.secret)}"
+
+
+def new_executor() -> LocalPythonExecutor:
+    imports = [*IMPORTS, *LIBRARIES, "PIL.*", "socket", "collections.abc"]
+    executor = LocalPythonExecutor(imports, timeout_seconds=None)
+    executor.send_tools({"echo": echo, "fetch": Fetch(), "final_answer": final_answer})  # type: ignore[dict-item]
+    return executor
+
+
+def said(executor: LocalPythonExecutor, code: str) -> str:
+    """Give what a block of code printed and answered, or its error."""
+    try:
+        result = executor(code)
+    except InterpreterError as error:
+        return re.sub("0x[0-9a-f]+", "0x", f"{executor.state['_print_outputs']}{error}")
+    return f"{result.logs}{result.output if result.is_final_answer else ''}"
+
+
+def in_another_process(pieces: dict[str, bytes], code: str) -> tuple[list[str], str, Saved]:
+    executor = new_executor()
+    variables = Variables(executor, MAX_BYTES)
+    lost = variables.load(pieces)
+    unchanged = variables.save()
+    return lost, said(executor, code), unchanged
+
+
+@pytest.fixture(scope="module")
+def another_process() -> Iterator[Callable[..., Any]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        yield lambda *arguments: pool.submit(in_another_process, *arguments).result(timeout=50)
+
+
+def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
+    """Run two blocks in two processes and, uninterrupted, in one; they must say the same."""
+    executor = new_executor()
+    executor(first)
+    saved = Variables(executor, MAX_BYTES).save()
+    assert saved.dropped == []
+    uninterrupted = said(executor, then)
+    lost, resumed, unchanged = another_process(saved.changed, then)
+    assert lost == []
+    assert resumed == uninterrupted
+    assert unchanged == Saved({}, [], [])
+    return str(resumed)
+
+
+@pytest.mark.parametrize("kind", CARRIED)
+def test_what_a_model_made_does_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
+    carried(another_process, *CARRIED[kind])
+
+
+@pytest.mark.parametrize("kind", CARRIED_WITH_PANDAS)
+def test_arrays_and_frames_do_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
+    carried(another_process, *CARRIED_WITH_PANDAS[kind])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "gen = (i for i in [1])",
+        "lock = threading.Lock()",
+        "talk = socket.socket()",
+        "run = threading.Thread()",
+        "file = io.TextIOWrapper(io.BytesIO())",
+        "bag = {'deep': [(i for i in [1])]}",
+    ],
+)
+def test_what_cannot_be_carried_is_named_and_its_neighbours_are_kept(
+    another_process: Callable[..., Any], broken: str
+) -> None:
+    executor = new_executor()
+    executor("import random, threading, socket, io\nshared = []; a = [shared]; b = {'s': shared}")
+    name = broken.partition(" = ")[0]
+    executor(broken)
+    executor(f"both = [shared, {name}]")
+    variables = Variables(executor, MAX_BYTES)
+    saved = variables.save()
+    assert saved.dropped == sorted(["both", name])
+    lost, resumed, _ = another_process(saved.changed, "shared.append(1); print(a, b)")
+    assert lost == []
+    assert resumed == "[[1]] {'s': [1]}\n"
+    executor(f"{name}.close()" if name == "talk" else "pass")
+
+
+def test_a_name_that_can_no_longer_be_carried_is_removed_and_comes_back_when_it_can() -> None:
+    executor = new_executor()
+    variables = Variables(executor, MAX_BYTES)
+    executor("a = [1]; b = a")
+    (piece,) = variables.save().changed
+    executor("a.append(i for i in [1])")
+    assert variables.save() == Saved({}, [piece], ["a", "b"])
+    assert variables.save() == Saved({}, [], ["a", "b"])
+    executor("t = a.pop()\ndel t")
+    assert list(variables.save().changed) == [piece]
+
+
+def test_the_largest_pieces_are_dropped_when_all_are_too_much() -> None:
+    executor = new_executor()
+    executor("a = 'a' * 400; b = 'b' * 500; c = 'c' * 300; d = b'd' * 5000; e = [d]")
+    variables = Variables(executor, 1000)
+    saved = variables.save()
+    assert saved.dropped == ["b", "d", "e"]
+    assert sum(map(len, saved.changed.values())) <= 1000
+    executor("d = e = 1; a = 2")
+    saved = variables.save()
+    assert (len(saved.changed), len(saved.removed), saved.dropped) == (4, 0, [])
+
+
+def test_only_what_changed_is_given() -> None:
+    executor = new_executor()
+    executor("\n".join(f"v{i} = [{i}, 'text', {{'k': {i}}}]" for i in range(100)))
+    variables = Variables(executor, MAX_BYTES)
+    assert len(variables.save().changed) == 100
+    executor("v7[2]['k'] = 'new'")
+    (piece,) = variables.save().changed.values()
+    assert b"v7" in piece
+    assert len(piece) < 100
+    executor("del v7")
+    saved = variables.save()
+    assert (saved.changed, len(saved.removed), saved.dropped) == ({}, 1, [])
+    executor("v8.append(v9)")
+    saved = variables.save()
+    assert (len(saved.changed), len(saved.removed)) == (1, 2)
+    executor("def f():\n    return 1")
+    assert len(variables.save().changed) == 1
+    executor("f.calls = 1")
+    assert len(variables.save().changed) == 1
+
+
+def test_the_same_pieces_come_back_unchanged_from_a_process_that_changed_nothing(
+    another_process: Callable[..., Any],
+) -> None:
+    executor = new_executor()
+    executor("s = {'a', 'b', 'c', 'd'}\nclass K:\n    pass\nk = K(); k.name = 'name'; t = {s1: 1 for s1 in s}")
+    _, _, unchanged = another_process(Variables(executor, MAX_BYTES).save().changed, "pass")
+    assert unchanged == Saved({}, [], [])
+
+
+def test_a_given_name_is_saved_only_when_the_code_binds_it_anew() -> None:
+    executor = new_executor()
+    executor.send_variables({"photo": [1], "user": "ann"})
+    variables = Variables(executor, MAX_BYTES, ["photo", "user"])
+    executor("photo.append(2)")
+    assert variables.save() == Saved({}, [], [])
+    executor("user = 'bob'")
+    (piece,) = variables.save().changed.values()
+    assert b"bob" in piece
+    executor.send_variables({"user": "cleo"})
+    variables.give(["user"])
+    assert len(variables.save().removed) == 1
+
+
+def test_neither_a_tool_nor_its_secret_is_in_the_bytes() -> None:
+    executor = new_executor()
+    executor(
+        "f = fetch; g = [fetch, echo]\ndef h():\n    return fetch(1)\n"
+        "def mk(t):\n    def u():\n        return t(1)\n    return u\nk = mk(fetch)"
+    )
+    saved = Variables(executor, MAX_BYTES).save()
+    assert saved.dropped == []
+    assert not any(b"sk-secret" in piece or b"Fetch" in piece for piece in saved.changed.values())
+
+
+def test_what_refers_to_a_tool_that_is_gone_is_lost_and_named() -> None:
+    executor = new_executor()
+    executor("f = fetch; n = 1")
+    pieces = Variables(executor, MAX_BYTES).save().changed
+    other = LocalPythonExecutor([], timeout_seconds=None)
+    other.send_tools({})
+    variables = Variables(other, MAX_BYTES)
+    assert variables.load({**pieces, "odd": b"no piece"}) == ["f", "odd"]
+    assert said(other, "print(n)") == "1\n"
+    assert len(variables.save().removed) == 2
+
+
+def test_a_module_is_restored_only_where_it_is_authorized() -> None:
+    executor = new_executor()
+    executor("import socket")
+    pieces = Variables(executor, MAX_BYTES).save().changed
+    other = LocalPythonExecutor([], timeout_seconds=None)
+    other.send_tools({})
+    assert Variables(other, MAX_BYTES).load(pieces) == ["socket"]
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_value_breaks_a_save_and_none_spoils_its_neighbours(another_process: Callable[..., Any], kind: str) -> None:
+    executor = new_executor()
+    executor("def boom():\n    return None\nsafe = [1]; also = safe")
+    executor(HOSTILE[kind])
+    executor("def boom():\n    raise KeyError('boom')")
+    variables = Variables(executor, MAX_BYTES)
+    saved = variables.save()
+    assert not {"safe", "also", "boom"} & set(saved.dropped)
+    again = variables.save()
+    assert again == Saved({}, [], saved.dropped)
+    lost, resumed, _ = another_process(saved.changed, "safe.append(2); print(also)")
+    assert lost == []
+    assert resumed == "[1, 2]\n"
+
+
+@pytest.mark.parametrize("kind", ["deep", "deep in a class"])
+def test_what_is_nested_deep_is_carried(another_process: Callable[..., Any], kind: str) -> None:
+    first = HOSTILE[kind]
+    count = "n = 0\nwhile h:\n    h = h.next if hasattr(h, 'next') else h[0]; n += 1\nprint(n)"
+    carried(another_process, first, count)
+
+
+NAMES = "abcde"
+name = st.sampled_from(NAMES)
+STATEMENTS = [
+    "X = []",
+    "X = [1]",
+    "X = {'k': 0}",
+    "X = 'text'",
+    "X = Y",
+    "X = [Y]",
+    "X = (Y, Z)",
+    "X = {'k': Y}",
+    "X.append(Y)",
+    "X['k'] = Y",
+    "X += [2]",
+    "X = Node(Y)",
+    "X.value = Y",
+    "X = X.value",
+    "X = make(Y)",
+    "X = X(Y)",
+    "X = lambda v: [v, Y]",
+    "X = [lambda v: [v, i, Y] for i in range(2)]",
+    "X = X[0]",
+    "del X",
+    "X = Y.add",
+    "X = Y.append",
+    "Node.shared = X",
+    "X = Node.shared",
+    "X = last()",
+    "X = X[0]()",
+    "X = {'s', 'u', 1}",
+    "class Node(Node):\n    mark = Y",
+    "class Leaf(Node):\n    shared = [Y]",
+    "X = Leaf(Y)",
+    "X = Leaf",
+    "print(X is Y, X == Y)",
+    "print(len(X))",
+    "X = (i for i in Y)" if 0 else "X = iter([1, 2])" if 0 else "X = echo",
+    "def fX(v=Y):\n    return [v, Z]",
+    "X = fY",
+    "X = fY()",
+]
+PRELUDE = """
+class Node:
+    shared = None
+    def __init__(self, value):
+        self.value = value
+    def add(self, other):
+        self.value = [self.value, other]
+        return self
+def make(start):
+    box = [start]
+    def push(more):
+        box.append(more)
+        return box
+    return push
+def last():
+    return e
+"""
+
+
+@st.composite
+def statement(draw: st.DrawFn) -> str:
+    text = draw(st.sampled_from(STATEMENTS))
+    for place in "XYZ":
+        text = text.replace(place, draw(name))
+    return text
+
+
+class Shape:
+    """All that the names reach, with the identity of every mutable thing, as something that can be compared."""
+
+    def __init__(self, executor: LocalPythonExecutor) -> None:
+        self._seen: dict[int, int] = {}
+        self.parts = [self._of(executor.state.get(name)) for name in [*NAMES, "Node", "Leaf"]]
+
+    def _of(self, value: Any) -> object:
+        if isinstance(value, int | str | None) or getattr(value, "__name__", "") == "echo":
+            return str(value) if not callable(value) else "the tool"
+        if isinstance(value, set):
+            return sorted(map(str, value))
+        if not isinstance(value, tuple):
+            if id(value) in self._seen:
+                return ("seen", self._seen[id(value)])
+            self._seen[id(value)] = len(self._seen)
+        return (type(value).__name__, getattr(value, "__name__", ""), [self._of(part) for part in self._inside(value)])
+
+    @staticmethod
+    def _inside(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [*value, *value.values()]
+        if isinstance(value, list | tuple):
+            return list(value)
+        if isinstance(value, type):
+            return [value.__dict__.get("shared"), value.__dict__.get("mark")]
+        if hasattr(value, "__self__"):
+            return [value.__self__]
+        return [] if callable(value) else [type(value), vars(value)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(statement(), st.booleans()), min_size=1, max_size=30))
+def test_a_program_does_the_same_however_often_it_is_interrupted(program: list[tuple[str, bool]]) -> None:
+    whole, parts = new_executor(), new_executor()
+    variables = Variables(parts, MAX_BYTES)
+    stored: dict[str, bytes] = {}
+    for executor in (whole, parts):
+        executor(PRELUDE)
+    for code, interrupted in program:
+        if interrupted:
+            saved = variables.save()
+            assert saved.dropped == []
+            stored = {piece: data for piece, data in {**stored, **saved.changed}.items() if piece not in saved.removed}
+            parts = new_executor()
+            variables = Variables(parts, MAX_BYTES)
+            assert variables.load(stored) == []
+        assert said(parts, code) == said(whole, code)
+        assert Shape(parts).parts == Shape(whole).parts
+
+
+def test_one_instance_of_many_is_one_small_piece() -> None:
+    executor = new_executor()
+    executor("class P:\n    def __init__(self, v):\n        self.v = v\nmany = 0")
+    executor("\n".join(f"p{i} = P([{i}])" for i in range(50)))
+    variables = Variables(executor, MAX_BYTES)
+    assert len(variables.save().changed) == 52
+    executor("p7.v.append('new')")
+    (piece,) = variables.save().changed.values()
+    assert b"new" in piece
+    assert len(piece) < 200
+    executor("P.note = 'class'")
+    (piece,) = variables.save().changed.values()
+    assert b"__init__" in piece
+
+
+def test_when_a_class_cannot_be_carried_neither_can_its_instances() -> None:
+    executor = new_executor()
+    executor("class P:\n    pass\np = P(); n = [1]")
+    variables = Variables(executor, MAX_BYTES)
+    assert len(variables.save().changed) == 3
+    executor("P.source = (i for i in n)")
+    saved = variables.save()
+    assert (saved.changed, len(saved.removed), saved.dropped) == ({}, 2, ["P", "p"])
+    executor("P.source = None")
+    assert len(variables.save().changed) == 2
+
+
+def test_a_large_array_is_carried(another_process: Callable[..., Any]) -> None:
+    pytest.importorskip("numpy")
+    carried(another_process, "import numpy as np\na = np.zeros(400_000)\na[7] = 1; b = a[5:9]", "b[2] = 5; print(a[7])")

@@ -1,0 +1,368 @@
+"""Damaged records: keys, fields and elements of a conversation are spoilt one by one, and no other one suffers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from tests.store.test_store import Gate, P, begin, over, png, running, until
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.store.test_store import Raw, Server
+
+    Damage = tuple[str, Callable[[], object]]
+
+pytestmark = pytest.mark.timeout(600)
+AGENT = "code"
+SETTINGS = {"WARM_SESSIONS": "0", "WAIT_S": "30", "DRAIN_S": "1", "THREADS": "4"}
+LONGEST_S = 10.0  # of any answer, on a busy machine
+LATEST_S = 20.0  # for the end of a turn that was taken over
+AT_REST = "conversation turns steps images variables moments old oldest log logs longlogs".split()
+OPEN = "conversation turns steps images variables fresh moments queue run journal watch log".split()
+MANY = 100_000
+ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
+TIMES = ("large", "cut", "another's")
+SEALED_BYTES = 30  # what is sealed is longer
+IMAGE_LINKS = re.compile(r'"(?:output_)?images": ?\[[^]]*\],? ?')
+
+
+@dataclass
+class Snapshot:
+    """All that a store holds, to be put back."""
+
+    raw: Raw
+    keys: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.raw.keys("*"):
+            self.keys[name] = (self.raw.dump(name), max(0, self.raw.pttl(name)))
+
+    def put_back(self) -> None:
+        pipeline = self.raw.pipeline()
+        pipeline.flushall()
+        for name, (value, ttl_ms) in self.keys.items():
+            pipeline.restore(name, ttl_ms, value)
+        pipeline.execute()
+
+
+@dataclass
+class Victim:
+    """A service, the conversation that is damaged, one like it that lends its keys, and one that is played."""
+
+    service: Service
+    raw: Raw
+    turn: dict[str, Any]
+    like: str
+    beside: dict[str, Any]
+    rest: Snapshot
+    left: Snapshot
+    image: str
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return str(self.turn["conversation_id"])
+
+    @property
+    def ref(self) -> str:
+        return f"local/{self.id}"
+
+    @property
+    def reads(self) -> dict[str, str]:
+        at = f"/conversations/{self.id}"
+        turns = {f"{at}/turns/{number}{more}": "" for number in (1, 2, 3) for more in ("", "/events")}
+        paths = [at, f"{at}/turns", f"{at}/steps", f"{at}/steps?type=action&archived=true", f"{at}/messages"]
+        paths += [f"{at}/export", f"{at}/images/{self.image}", f"{at}/turns?limit=1", f"{at}/steps?limit=2"]
+        return dict.fromkeys(paths, "") | turns
+
+    def named(self, snapshot: Snapshot, kind: str) -> list[bytes]:
+        start = f"{P}:{kind}:{self.ref}".encode()
+        return [name for name in snapshot.keys if name == start or name.startswith(start + b":")]
+
+    def get(self, path: str) -> tuple[int, Any, float]:
+        """Give status, body (of a stream the text), and how long the answer took."""
+        started = time.monotonic()
+        response = self.service.client.get(path)
+        is_json = "json" in response.headers.get("content-type", "")
+        return response.status_code, response.json() if is_json else response.content, time.monotonic() - started
+
+    def post(self, path: str, **body: Any) -> tuple[int, Any, float]:
+        started = time.monotonic()
+        response = self.service.post(path, **body)
+        return response.status_code, response.json(), time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("store")) as outside:
+        yield outside
+
+
+@pytest.fixture(scope="module")
+def victim(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    folder = tmp_path_factory.mktemp("victim")
+    gate = Gate(folder / "gate")
+    with Service(folder, server.settings | SETTINGS) as service:
+        origin = service.play({"code": "x = [1]\nprint(x)"}, {"say": "one"}, agent=AGENT, images=[png("red")])
+        fork = service.post(f"/conversations/{origin['conversation_id']}/fork", metadata={"a": 1}).json()
+        change = {"ttl_s": 3600, "policy": [{"name": "keep_last_n_steps", "n": 50}]}
+        patched = service.client.patch(f"/conversations/{fork['id']}", json=change)
+        assert patched.status_code == 200, patched.text
+        service.play({"code": "x += [2]"}, {"say": "two"}, agent=AGENT, conversation_id=fork["id"])
+        like = service.play({"code": "z = 1"}, {"say": "other"}, agent=AGENT, images=[png("blue")])
+        beside = service.play({"say": "beside"})
+        blocks = [{"code": "y = 3\nx += [y]"}, {"code": f"echo('w')\nwait_for({str(gate.path)!r})"}, {"say": "three"}]
+        turn = begin(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
+        gate.reached(60)
+        service.kill()
+        raw = server.client()
+        raw.delete(f"{P}:leases")
+        left = Snapshot(raw)
+        gate.open()
+        raw.zadd(f"{P}:leases", {f"local/{fork['id']}": 1})
+        service.start()
+        turn = over(service, turn, 60)
+        assert (turn["status"], turn["attempts"]) == ("finished", 2)
+        image = raw.hkeys(f"{P}:images:local/{fork['id']}")[0].decode()
+        it = Victim(service, raw, turn, like["conversation_id"], beside, Snapshot(raw), left, image)
+        it.answers = {path: it.get(path)[:2] for path in it.reads}
+        assert {status for status, _ in it.answers.values()} == {200}, it.answers
+        yield it
+
+
+def damages(it: Victim, snapshot: Snapshot, kind: str) -> Iterator[Damage]:
+    """Give all that is done to the keys of a kind."""
+    raw = it.raw
+    for name in it.named(snapshot, kind):
+        theirs = name.replace(it.id.encode(), it.like.encode())
+        yield f"{name!r} deleted", partial(raw.delete, name)
+        yield f"{name!r} a text", partial(raw.set, name, "junk")
+        yield f"{name!r} a number", partial(raw.set, name, 7)
+        yield f"{name!r} a sorted set", partial(_other_type, raw, name)
+        if theirs in snapshot.keys:
+            yield f"{name!r} another's", partial(raw.copy, theirs, name, replace=True)
+        form = raw.type(name)
+        if form == b"hash":
+            yield from _of_hash(raw, name, theirs)
+        elif form == b"list":
+            yield from _of_list(raw, name, theirs)
+        elif form == b"set":
+            yield f"{name!r} with more", partial(raw.sadd, name, b"\xff\xfe junk", "", "{p001}:x", "x" * 70_000)
+            yield f"{name!r} with many more", partial(raw.sadd, name, *range(MANY))
+
+
+def _other_type(raw: Raw, name: bytes) -> None:
+    raw.delete(name)
+    raw.zadd(name, {"junk": 1})
+
+
+def _of_hash(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
+    others = raw.hgetall(theirs) if raw.type(theirs) == b"hash" else {}
+    for key, value in raw.hgetall(name).items():
+        yield f"{name!r}.{key!r} deleted", partial(raw.hdel, name, key)
+        for what, junk in _spoilt(value):
+            yield f"{name!r}.{key!r} {what}", partial(raw.hset, name, key, junk)
+        if key in others and others[key] != value:
+            yield f"{name!r}.{key!r} another's", partial(raw.hset, name, key, others[key])
+    yield f"{name!r} with a field more", partial(raw.hset, name, b"\xff\xfe junk", b"junk")
+    yield f"{name!r} with many more", partial(raw.hset, name, mapping=dict.fromkeys(range(MANY), "junk"))
+
+
+def _of_list(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
+    length = raw.llen(name)
+    others = raw.lrange(theirs, 0, -1) if raw.type(theirs) == b"list" else []
+    yield f"{name!r} without its first", partial(raw.lpop, name)
+    yield f"{name!r} without its last", partial(raw.rpop, name)
+    yield f"{name!r} doubled", partial(raw.rpush, name, *raw.lrange(name, 0, -1))
+    yield f"{name!r} with junk before", partial(raw.lpush, name, b"\xff\xfe junk")
+    yield f"{name!r} with junk behind", partial(raw.rpush, name, b"\xff\xfe junk")
+    yield f"{name!r} with a large number before", partial(raw.lpush, name, 2**40)
+    yield f"{name!r} with much junk before", partial(raw.lpush, name, *range(MANY))
+    for place in sorted({0, length // 2, length - 1}):
+        for what, junk in _spoilt(raw.lindex(name, place)):
+            yield f"{name!r}[{place}] {what}", partial(raw.lset, name, place, junk)
+        if place < len(others):
+            yield f"{name!r}[{place}] another's", partial(raw.lset, name, place, others[place])
+
+
+def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
+    made = {"junk": b"\xff\xfe\x00 junk", "empty": b"", "cut": value[:-1], "longer": value + b"\x00"}
+    if len(value) < SEALED_BYTES:
+        made |= {
+            "huge": b"9" * 30,
+            "large": b"%d" % 2**40,
+            "negative": b"-7",
+            "hexadecimal": b"0x7",
+        }
+    return [(what, junk) for what, junk in made.items() if junk != value]
+
+
+def code_of(body: Any) -> str | None:
+    """Give the code of a problem, or of the failed turn."""
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error")
+    found: str | None = error["code"] if isinstance(error, dict) else body.get("code")
+    return found
+
+
+def without_images(body: Any) -> str:
+    """Return an answer as text, without its links to images."""
+    return IMAGE_LINKS.sub("", body.decode() if isinstance(body, bytes) else json.dumps(body))
+
+
+def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
+    """Read all that can be read: each answer is as it was, or says that it is broken.
+
+    Times of a conversation are not sealed. Of a missing log the last event is left: logs expire, or are destroyed.
+    A turn and its events link only images that the store has: a prune may destroy images.
+    """
+    is_time = any(f".b'{name}' {how}" in what for name in ("updated", "expires", "ttl") for how in TIMES)
+    at = f"/conversations/{it.id}"
+    may_differ_at = [at, f"{at}/export"] if is_time else []
+    is_whole = "'." not in what and what.endswith("another's")
+    if (":log:" in what and what.endswith("deleted")) or (":logs:" in what and (is_whole or what.endswith("deleted"))):
+        may_differ_at = [path for path in it.reads if path.endswith("/events")]
+    for path in it.reads:
+        status, body, took_s = it.get(path)
+        if took_s > LONGEST_S:
+            yield f"GET {path} took {took_s:.1f} s"
+        is_gone = status == 404 and (gone or "/images/" in path)
+        may_differ = is_gone or (path in may_differ_at and status == 200)
+        if ":images:" in what and "/turns" in path and status == 200:
+            may_differ = without_images(body) == without_images(it.answers[path][1])
+        if (status, body) != it.answers[path] and not may_differ and code_of(body) != "seal_broken":
+            yield f"GET {path}: {status} {str(body)[:300]}"
+
+
+def faults_of_writes(it: Victim, *, gone: bool) -> Iterator[str]:
+    """Do all that can be done: it works, or says that it is broken."""
+    at, may = f"/conversations/{it.id}", {"seal_broken", "history_gone", *(["conversation_not_found"] if gone else [])}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        (f"{at}/prune", {"dry_run": True}),
+        (f"{at}/turns/2/cancel", {}),
+        (f"{at}/fork", {}),
+        (f"{at}/fork", {"turn": 1}),
+        ("/turn", {"conversation_id": it.id, "message": '[{"say": "four"}]'}),
+        (f"{at}/rollback", {"turn": 1}),
+        (f"{at}/prune", {"policy": [{"name": "keep_last_n_steps", "n": 1}], "destroy": True}),
+        ("/turn", {"conversation_id": it.id, "message": '[{"say": "five"}]'}),
+    ]
+    for path, body in calls:
+        status, answer, took_s = it.post(path, **body)
+        if took_s > LONGEST_S:
+            yield f"POST {path} took {took_s:.1f} s"
+        is_over = status in {200, 201} and answer.get("status") != "failed"
+        if not (is_over or code_of(answer) in may or (gone and status == 404)):
+            yield f"POST {path}: {status} {str(answer)[:300]}"
+    patched = it.service.client.patch(at, json={"metadata": {"b": 2}})
+    if patched.status_code != 200 and code_of(patched.json()) not in may:
+        yield f"PATCH: {patched.status_code} {patched.text}"
+    deleted = it.service.client.delete(at)
+    if deleted.status_code != 204 and code_of(deleted.json()) not in may:
+        yield f"DELETE: {deleted.status_code} {deleted.text}"
+
+
+def faults_of_others(it: Victim) -> Iterator[str]:
+    """Nothing else is touched."""
+    started = time.monotonic()
+    listed = it.service.client.get("/conversations")
+    if listed.status_code != 200 or it.beside["conversation_id"] not in [one["id"] for one in listed.json()["items"]]:
+        yield f"the list: {listed.status_code} {listed.text[:300]}"
+    if (metrics := it.service.client.get("/metrics")).status_code != 200:
+        yield f"the metrics: {metrics.text[:300]}"
+    status, turn, _ = it.post("/turn", conversation_id=it.beside["conversation_id"], message='[{"say": "on"}]')
+    if status != 200 or turn["reply"] != "on":
+        yield f"another conversation: {status} {str(turn)[:300]}"
+    if time.monotonic() - started > LONGEST_S:
+        yield f"the others took {time.monotonic() - started:.1f} s"
+
+
+def check(it: Victim, found: dict[str, list[str]], logged: int) -> None:
+    assert it.service.process.poll() is None, it.service.log()[-3000:]
+    assert not found, json.dumps(found, indent=1)[:20_000]
+    assert "Traceback" not in it.service.log()[logged:], it.service.log()[logged:][-5000:]
+
+
+@pytest.mark.parametrize("kind", AT_REST)
+def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched(victim: Victim, kind: str) -> None:
+    it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
+    it.rest.put_back()
+    cases = list(damages(it, it.rest, kind))
+    assert len(cases) > 5
+    for what, damage in cases:
+        it.rest.put_back()
+        damage()
+        gone = not it.raw.exists(f"{P}:conversation:{it.ref}")
+        faults = [*faults_of_reads(it, what, gone=gone), *faults_of_writes(it, gone=gone), *faults_of_others(it)]
+        if faults:
+            found[what] = faults
+    check(it, found, logged)
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: Victim, kind: str) -> None:
+    it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
+    it.left.put_back()
+    cases = list(damages(it, it.left, kind))
+    assert len(cases) > 5
+    for what, damage in cases:
+        it.left.put_back()
+        damage()
+        it.raw.zadd(f"{P}:leases", {it.ref: 1})
+        faults = [*faults_of_others(it), *faults_of_the_end(it)]
+        if faults:
+            found[what] = faults
+    check(it, found, logged)
+
+
+def faults_of_the_end(it: Victim) -> Iterator[str]:
+    """The turn is played on, or ends as broken, or cannot be read; then no worker is at it."""
+    where, ended = f"/conversations/{it.id}/turns/{it.turn['turn']}", dict[str, Any]()
+
+    def is_over() -> bool:
+        nonlocal ended
+        status, ended, _ = it.get(where)
+        return status != 200 or ended["status"] in {"finished", "failed", "cancelled"}
+
+    try:
+        until(is_over, LATEST_S)
+        until(lambda: not it.raw.zcard(f"{P}:leases") and not it.raw.zcard(f"{P}:ready:{AGENT}"), LATEST_S)
+    except (AssertionError, httpx2.TransportError):
+        yield f"it does not end: {str(ended)[:300]}"
+    if ended.get("status") == "finished":
+        if ended["reply"] != "three":
+            yield f"it ended otherwise: {str(ended)[:300]}"
+    elif ended.get("status") == "cancelled" or code_of(ended) not in ENDS:
+        yield f"it ended so: {str(ended)[:300]}"
+
+
+def test_a_stream_ends_where_its_log_was_damaged_and_the_turn_goes_on(victim: Victim, tmp_path: Path) -> None:
+    it, logged = victim, len(victim.service.log())
+    first, second = Gate(tmp_path / "first"), Gate(tmp_path / "second")
+    it.rest.put_back()
+    turn = begin(it.service, first.script, second.script, {"say": "end"})
+    first.reached()
+    where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
+    with it.service.client.stream("GET", f"{where}/events") as stream:
+        texts = stream.iter_text()
+        seen = next(texts)
+        it.raw.rpush(f"{P}:log:local/{turn['conversation_id']}:1", b"turn.started\nforeign")
+        first.open()
+        seen += "".join(texts)
+    second.open()
+    assert "turn.queued" in seen
+    assert "the rest cannot be read" in seen
+    assert over(it.service, turn)["reply"] == "end"
+    check(it, {}, logged)

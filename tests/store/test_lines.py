@@ -1,0 +1,287 @@
+"""Lines to the store, when what lies between or behind them is odd: resets, silence, a full store, stalls, a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smolsessions.store.connection.pipeline import ANSWER_TIMEOUT_S, BEAT_S
+from smolsessions.store.connection.server_errors import RIGHTS
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.scripts.loader import script
+from smolsessions.store.seal import Sealer, parse_keys
+from smolsessions.store.store import Options, open_store
+from tests.store.test_cluster import REPLICATED
+from tests.store.test_store import KEY, begin, over, until
+from tests.support.problems import problem
+from tests.support.service import Service
+from tests.support.streaming import FINAL, log_of
+from tests.topology.exchange import Exchange
+from tests.topology.node import DURABLE, HOST, Node
+from tests.topology.sentinels import Sentinels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest_plugins = ["tests.support.streaming"]
+
+KINDS = ("commands", "news", "witness")
+PARTITIONS = 4
+SOON_S = 5.0
+SILENCE_S = ANSWER_TIMEOUT_S + ANSWER_TIMEOUT_S / 5 + 2  # the bound, how often it is looked at, and a busy machine
+SAY = [{"say": "hi"}]
+NOTHING = {"agent": "scripted", "message": '[{"say": "hi"}]'}
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A primary with a replica. `service` plays and reaches it over `exchange`; so does `deaf`, which plays nothing.
+
+    No news came to `deaf` since `deaf_at`: its connections for them are open and silent.
+    """
+
+    servers: tuple[Node, Node]
+    exchange: Exchange
+    service: Service
+    deafs_exchange: Exchange
+    deaf: Service
+    deaf_at: float
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
+    folder = tmp_path_factory.mktemp("lines")
+    primary = Node(folder / "primary", dict(DURABLE))
+    replica = Node(folder / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
+    with ExitStack() as stack:
+        for node in (primary, replica):
+            stack.callback(node.kill)
+            node.start()
+        until(lambda: replica.ask("ROLE")[3] == b"connected")
+        exchanges = [stack.enter_context(Exchange(primary.port)) for _ in range(2)]
+        settings = REPLICATED | {"SEAL_KEYS": KEY, "PARTITIONS": str(PARTITIONS)}
+        service, deaf = (
+            stack.enter_context(Service(folder / role, settings | {"REDIS_URL": each.url}, command=(role,)))
+            for role, each in zip(("serve", "web"), exchanges, strict=True)
+        )
+        until(lambda: exchanges[1].answered("news") == PARTITIONS)
+        assert exchanges[1].silence("news") == PARTITIONS
+        yield Lines((primary, replica), exchanges[0], service, exchanges[1], deaf, time.monotonic())
+
+
+@pytest.fixture
+def whole(lines: Lines) -> Lines:
+    """Give them when every connection of the service is open, and was used."""
+    until(lambda: lines.service.client.get("/conversations").status_code == 200)
+    until(lambda: [lines.exchange.answered(kind) for kind in KINDS] == [PARTITIONS] * 3)
+    return lines
+
+
+def test_a_turns_end_is_seen_where_no_news_comes_to(lines: Lines) -> None:
+    start = time.monotonic()
+    answer = lines.deaf.post("/turn", **NOTHING)
+    assert (answer.status_code, answer.json()["reply"]) == (200, "hi")
+    assert time.monotonic() - start < SOON_S
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_connections_may_be_reset(whole: Lines, kind: str) -> None:
+    """What is on its way fails, at most: neither the process nor the line ends."""
+    service, said = whole.service, len(whole.service.log())
+    assert whole.exchange.reset(kind) == PARTITIONS
+    until(lambda: service.client.get("/conversations").status_code == 200, SOON_S)
+    assert service.play(*SAY)["reply"] == "hi"
+    until(lambda: [whole.exchange.answered(each) for each in KINDS] == [PARTITIONS] * 3)
+    assert service.process.poll() is None
+    assert [service.client.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
+    assert "Traceback" not in service.log()[said:]
+
+
+@pytest.mark.parametrize("kind", ["commands", "witness"])
+def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> None:
+    start = time.monotonic()
+    assert whole.exchange.silence(kind) == PARTITIONS
+    refused = whole.service.client.get("/conversations")
+    assert time.monotonic() - start < SILENCE_S
+    problem(refused, 503, "store_unavailable")
+    assert int(refused.headers["retry-after"]) > 0
+    until(lambda: whole.service.client.get("/conversations").status_code == 200, SOON_S)
+    assert whole.service.play(*SAY)["reply"] == "hi"
+
+
+def test_processes_of_different_durability_say_so_until_they_are_the_same(whole: Lines, tmp_path: Path) -> None:
+    said = len(whole.service.log())
+    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": KEY}
+    with Service(tmp_path, settings, command=("web",)) as weaker:
+        until(lambda: "has SMOLSESSIONS_DURABILITY=replicated, this one primary: a failover may" in weaker.log())
+        until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:])
+    until(lambda: "all processes on this store have SMOLSESSIONS_DURABILITY=replicated" in whole.service.log()[said:])
+
+
+def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
+    service = whole.service
+    turns = [service.play(*SAY) for _ in range(6)]
+    said = len(service.log())
+    for node in whole.servers:
+        node.ask("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for turn in turns:
+            where = f"/conversations/{turn['conversation_id']}"
+            for path in ("/conversations", where, f"{where}/steps", f"{where}/turns/1", "/readyz"):
+                assert service.client.get(path).status_code == 200, path
+            assert service.client.delete(where).status_code == 204
+            assert service.client.get(where).status_code in {404, 410}
+        problem(service.post("/turn", **NOTHING), 503, "store_unavailable")
+    finally:
+        for node in whole.servers:
+            node.ask("CONFIG", "SET", "maxmemory", 0)
+    until(lambda: service.post("/turn", **NOTHING).status_code == 200, SOON_S)
+    new = service.log()[said:]
+    assert new.count("is away") == 0, new
+    assert "Traceback" not in new
+
+
+def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Path) -> None:
+    with Sentinels(tmp_path / "sentinels") as sentinels, ExitStack() as stack:
+        early = stack.enter_context(Service(tmp_path / "early", sentinels.settings))
+        sentinels.sentinels[0].freeze()
+        late = stack.enter_context(Service(tmp_path / "late", sentinels.settings))
+        assert late.follow_up(early.play(*SAY), *SAY)["turn"] == 2
+        old = sentinels.primary()
+        old.kill()
+        sentinels.until_failover(old)
+        start = time.monotonic()
+        for service in (early, late):
+            until(lambda service=service: service.post("/turn", **NOTHING).status_code == 200, 10)  # type: ignore[misc]
+        assert time.monotonic() - start < 10
+
+
+@dataclass(frozen=True)
+class Many:
+    """A store of many partitions, and a service that plays nothing."""
+
+    node: Node
+    web: Service
+    settings: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
+    folder = tmp_path_factory.mktemp("many")
+    node = Node(folder / "server", dict(DURABLE))
+    settings = {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": KEY, "PARTITIONS": "16", "LEASE_S": "5"}
+    with ExitStack() as stack:
+        stack.callback(node.kill)
+        node.start()
+        yield Many(node, stack.enter_context(Service(folder / "web", settings, command=("web",))), settings)
+
+
+def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -> None:
+    turns = [begin(many.web, *SAY) for _ in range(100)]
+    with Service(tmp_path / "work", many.settings | {"THREADS": "2"}, command=("work",)):
+        ended = [over(many.web, turn, 20) for turn in turns]
+    places = sorted(range(len(ended)), key=lambda number: ended[number]["timing"]["started_at"])
+    late = {number: place - number for place, number in enumerate(places)}
+    assert max(late.values()) <= 2 * 16, late
+
+
+def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, tmp_path: Path) -> None:
+    """Each time as it is asked for turns: what it gives when it goes on must not be more than there are threads."""
+    echo = {"call": [["echo", {"text": "x"}]]}
+    turns = [begin(many.web, echo, echo, *SAY) for _ in range(60)]
+    with Exchange(many.node.port) as exchange, ExitStack() as stack:
+        settings = many.settings | {"REDIS_URL": exchange.url, "THREADS": "2"}
+        work = stack.enter_context(Service(tmp_path / "work", settings, command=("work",)))
+        stack.callback(many.node.thaw)
+        busy = []
+        for _ in range(3):
+            exchange.catch(script("claim").sha)
+            many.node.freeze()
+            exchange.flow()
+            _lives_on(work, 1.2)
+            many.node.thaw()
+            busy.append(_figure(work, "smolsessions_threads_busy"))
+        ended = [over(many.web, turn, 20) for turn in turns]
+        assert {turn["status"] for turn in ended} == {"finished"}
+        assert max(busy) <= 2, busy
+        assert _most_at_once(work.log()) <= 2
+        for turn in turns:
+            assert [frame.event for frame in log_of(many.web, turn) if frame.event in FINAL] == ["turn.finished"]
+        until(lambda: _figure(work, "smolsessions_turns_total") == len(turns))
+
+
+def _lives_on(service: Service, for_s: float) -> None:
+    """Ask whether it lives, all the while."""
+    end = time.monotonic() + for_s
+    until(lambda: service.client.get("/livez", timeout=2).status_code == 200 and time.monotonic() > end)
+
+
+def _figure(service: Service, name: str) -> float:
+    text = service.client.get("/metrics").text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def _most_at_once(log: str) -> int:
+    """Give how many turns a process played at the same time, as its log has it."""
+    playing = most = 0
+    for said in log.splitlines():
+        if " smolsessions.worker.worker turn " in said:
+            playing += 1 if said.endswith(" starts") else -1
+            most = max(most, playing)
+    return most
+
+
+async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.BEAT_S", 0.02)
+    primary, _ = lines.servers
+    primary.ask("ACL", "SETUSER", "least", "reset", "on", ">pass", *RIGHTS.split(), "+wait")
+    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, partitions=None, replicated=True)
+    lost: list[int] = []
+    address = Address(f"redis://least:pass@{HOST}:{primary.port}")
+    async with open_store(address, Sealer(parse_keys(KEY)), options, lambda: lost.append(1)):
+        enough = _subscriptions(primary) + 20 * PARTITIONS
+        await asyncio.to_thread(until, lambda: _subscriptions(primary) > enough)
+    assert lost == []
+    # redis-py gives its name to every server, and does not mind who refuses it.
+    with primary.client(decode_responses=True) as client:
+        assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
+
+
+async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.BEAT_S", 0.2)
+    monkeypatch.setattr("smolsessions.store.connection.pipeline.ANSWER_TIMEOUT_S", 2.0)
+    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
+    with Exchange(lines.servers[0].port) as exchange:
+        async with open_store(Address(exchange.url), Sealer(parse_keys(KEY)), options, lambda: None) as store:
+
+            def is_open() -> bool:
+                return exchange.answered("commands") == PARTITIONS
+
+            await store.scheduler.sweep()
+            await asyncio.to_thread(until, is_open)
+            exchange.silence("commands")
+            await asyncio.to_thread(until, is_open)
+
+
+def _subscriptions(node: Node) -> int:
+    with node.client() as client:
+        calls: int = client.info("commandstats")["cmdstat_ssubscribe"]["calls"]
+        return calls
+
+
+def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:
+    """Last, since it is seen to be silent only when it is used: by then the other tests have passed the time."""
+    passed_s = time.monotonic() - lines.deaf_at
+    within_s = max(0.0, BEAT_S + ANSWER_TIMEOUT_S - passed_s) + SOON_S
+    until(lambda: lines.deafs_exchange.answered("news") == PARTITIONS, within_s)
+    assert lines.deaf.process.poll() is None
+    answer = lines.deaf.post("/turn", **NOTHING)
+    assert (answer.status_code, answer.json()["reply"]) == (200, "hi")

@@ -1,0 +1,388 @@
+"""A store of several partitions: each conversation lies in one, and what is asked of all of them comes together."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Redis
+
+from smolsessions.core.records import MOST_COUNTED, Draft
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.store import Options, open_store
+from tests.store.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
+from tests.store.test_scripts import DONE as DONE_TURN
+from tests.store.test_scripts import until as soon
+from tests.store.test_store import Server, begin, over, running, until
+from tests.support.problems import problem
+from tests.support.service import Service, run
+from tests.worker.test_busy import follow, held
+from tests.worker.test_stop import DONE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from smolsessions.store.store import Store
+    from smolsessions.store.turns.lease import HeldLease
+
+PARTITIONS = 4
+Raw = Any  # redis-py annotates the answers of both its clients at once
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("store")) as outside:
+        yield outside
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[Raw]:
+    with Redis(unix_socket_path=str(server.socket_path), decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@asynccontextmanager
+async def opened(server: Server, *, affinity_s: float = 0) -> AsyncIterator[Store]:
+    options = Options(
+        lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
+    )
+    async with open_store(Address(f"unix://{server.socket_path}"), SEALER, options, lambda: None) as store:
+        yield store
+
+
+def place_of(raw: Raw, conversation: str) -> str:
+    """Say which partition holds a conversation."""
+    (key,) = raw.keys(f"*:conversation:{ref_of(conversation)}")
+    return str(key.partition(":")[0])
+
+
+async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        for number in range(40):
+            await submit(store, str(number))
+        places = [place_of(raw, str(number)) for number in range(40)]
+        assert set(places) == {f"{{p{place:03}}}" for place in range(PARTITIONS)}
+        for number, place in enumerate(places):
+            keys = raw.keys(f"*:{ref_of(str(number))}") + raw.keys(f"*:{ref_of(str(number))}:*")
+            assert len(keys) > 4
+            assert {key.partition(":")[0] for key in keys} == {place}
+
+
+async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        for number in range(40):
+            await submit(store, str(number))
+        taken = [int((await claim(store, most=1))[0].turn.ref.id) for _ in range(20)]
+        assert len({place_of(raw, str(name)) for name in taken[:PARTITIONS]}) == PARTITIONS  # none is known at first
+        early = sum(name >= 20 for name in taken)
+        assert taken[PARTITIONS:] == sorted(taken[PARTITIONS:])
+        assert early <= PARTITIONS
+        assert len(await claim(store, most=100)) == 20  # and leaves nothing behind
+
+
+async def test_owners_take_turns_wherever_their_conversations_lie(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as web, opened(server) as work:
+        for number in range(200):
+            await submit(web, f"many/{number}")
+        for _ in range(2 * PARTITIONS):
+            await claim(work, most=1)
+        places: list[int] = []
+        for name in ("few/0", "few/1", "some/0", "few/2", "some/1", "one/0", "few/3"):
+            heard = asyncio.create_task(work.scheduler.wait_for_work(0.2))
+            await asyncio.sleep(0)
+            await submit(web, name)
+            await heard
+            taken = [""]
+            while name not in taken:
+                taken += [str(lease.turn.ref) for lease in await claim(work, most=1)]
+            places.append(len(taken) - 1)
+        assert statistics.median(places) <= 2, places
+        assert sum(places) < 3 * len(places), places
+
+
+async def test_a_wake_up_names_its_partition(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        with raw.pubsub() as heard:
+            heard.ssubscribe(*(f"{{p{place:03}}}:wake" for place in range(PARTITIONS)))
+            for number in range(8):
+                await submit(store, str(number))
+            woken: list[str] = []
+            while len(woken) < 8 and heard.subscribed:
+                message = await asyncio.to_thread(heard.get_message, timeout=5)
+                assert message, woken
+                woken += [message["channel"]] if message["type"] == "smessage" else []
+            assert woken == [f"{place_of(raw, str(number))}:wake" for number in range(8)]
+
+
+async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as web, opened(server) as work:
+        for number in range(8):
+            taken = asyncio.create_task(claim_soon(work))
+            await soon(lambda: work.scheduler.waiting)
+            await submit(web, str(number))
+            async with asyncio.timeout(5):
+                assert [lease.turn.ref.id for lease in await taken] == [str(number)]
+
+
+async def claim_soon(store: Store) -> list[HeldLease]:
+    """Claim as a worker does that never looks by itself."""
+    while not (leases := await claim(store)):
+        await store.scheduler.wait_for_work(60)
+    return leases
+
+
+async def test_what_comes_late_is_no_more_than_there_is_room_for(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as store:
+        names = {str(number) for number in range(12)}
+        for name in names:
+            await submit(store, name)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            assert await claim(store, most=2) == []
+            assert await claim(store, most=1) == []
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        taken: list[str] = []
+        async with asyncio.timeout(20):
+            while set(taken) != names:
+                leases = await claim(store, most=1)
+                assert len(leases) <= 1
+                taken += [lease.turn.ref.id for lease in leases]
+                if not leases:
+                    await store.scheduler.wait_for_work(0.1)
+        assert len(taken) == len(names)
+
+
+@pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
+async def test_what_comes_late_to_one_that_stops_goes_back_at_once(server: Server, raw: Raw, *, it_came: bool) -> None:
+    assert raw.ping()
+    async with opened(server) as ending, opened(server) as other:
+        for number in range(12):
+            await submit(other, str(number))
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            assert await claim(ending, most=2) == []
+            if not it_came:
+                ending.scheduler.stop_claiming()
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(10):
+            if it_came:
+                await ending.scheduler.all_given_back()  # but for what there was room for
+            ending.scheduler.stop_claiming()
+            await ending.scheduler.all_given_back()
+        assert await claim(ending) == []
+        async with asyncio.timeout(10):
+            taken = {lease.turn.ref.id for lease in await claim(other, most=100)}
+        assert taken == {str(number) for number in range(12)}
+
+
+async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        for number in range(12):
+            await submit(store, str(number))
+        suspect = f"{place_of(raw, '3')}:run:{ref_of('3')}:1"
+        raw.hset(suspect, "counted", MOST_COUNTED - 1)
+        claims = []
+        while leases := await store.scheduler.claim({AGENT: KIND}, 20, idle=True):
+            claims.append({lease.turn.ref.id for lease in leases})
+        assert {"3"} in claims
+        assert set.union(*claims) == {str(number) for number in range(12)}
+
+
+async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        await submit(store, "3")
+        raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MOST_COUNTED - 1)
+        others = [str(number) for number in range(4, 40)]
+        for name in others:
+            await submit(store, name)
+        taken: list[str] = []
+        while leases := await store.scheduler.claim({AGENT: KIND}, 1, idle=False):
+            taken += [lease.turn.ref.id for lease in leases]
+        assert "3" not in taken
+        assert len(taken) < PARTITIONS  # those that were visited before
+        for _ in range(2 * PARTITIONS):
+            assert await store.scheduler.claim({AGENT: KIND}, 1, idle=False) == []
+        assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
+
+
+async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server, affinity_s=1) as one, opened(server, affinity_s=1) as other:
+        await submit(one, "c")
+        (lease,) = await claim(one)
+        await lease.commit(DONE_TURN)
+        await submit(other, "c", new=False)
+        assert await claim(other) == []
+        (lease,) = await claim(one)
+        await lease.commit(DONE_TURN)
+        await submit(one, "c", new=False)
+        begun = time.monotonic()
+        async with asyncio.timeout(5):
+            (lease,) = await claim_soon(other)
+        assert lease.turn.number == 3
+        assert time.monotonic() - begun > 0.5
+
+
+async def test_a_list_of_conversations_is_merged_newest_first(server: Server, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(server) as store:
+        names = [str(number) for number in range(30)]
+        for name in names:
+            await store.conversations.create(ref_of(name), AGENT, Draft({}))
+        for limit in (1, 3, 7, 29, 30, 31):
+            found, cursor = [], None
+            while True:
+                page = await store.conversations.conversations(ref_of("").owner, cursor, limit)
+                assert len(page.items) <= limit
+                found += [conversation.ref.id for conversation in page.items]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert found == names[::-1]
+
+
+async def test_conversations_of_the_same_microsecond_are_all_listed_once(server: Server, raw: Raw) -> None:
+    async with opened(server) as store:
+        names = [str(number) for number in range(12)]
+        for name in names:
+            await store.conversations.create(ref_of(name), AGENT, Draft({}))
+        owner = ref_of("").owner
+        firsts: dict[str, str] = {}
+        for name in names:
+            firsts.setdefault(place_of(raw, name), name)
+        for place, name in firsts.items():
+            raw.zadd(f"{place}:owner:{owner}", {str(ref_of(name)): 7})
+            raw.hset(f"{place}:conversation:{ref_of(name)}", "created", 7)
+        found, cursor = [], None
+        while True:
+            page = await store.conversations.conversations(owner, cursor, 1)
+            found += [conversation.ref.id for conversation in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert sorted(found) == sorted(names)
+        assert sorted(found[-PARTITIONS:]) == sorted(firsts.values())
+
+
+@pytest.fixture(scope="module")
+def pair(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+    folder = tmp_path_factory.mktemp("pair")
+    with Redis(unix_socket_path=str(server.socket_path)) as client:
+        client.flushall()
+    settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
+    with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
+        yield one, other
+
+
+def say(service: Service, key: str, **body: Any) -> Any:
+    return service.client.post(
+        "/turn", json={"message": "hello", "agent": "demo"} | body, headers={"Idempotency-Key": key}
+    )
+
+
+def test_a_key_finds_the_conversation_that_it_began(pair: tuple[Service, Service]) -> None:
+    one, other = pair
+    for number in range(8):
+        first, again = say(one, f"new-{number}").json(), say(other, f"new-{number}").json()
+        assert (first["conversation_id"], first["turn"]) == (again["conversation_id"], again["turn"])
+        assert problem(say(other, f"new-{number}", message="else"), 422, "idempotency_key_reused")
+        assert one.post("/conversations", id=f"z{number}", agent="demo").status_code == 201
+        assert problem(say(other, f"new-{number}", conversation_id=f"z{number}"), 422, "idempotency_key_reused")
+
+
+def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair: tuple[Service, Service]) -> None:
+    one, other = pair
+    for number in range(8):
+        for name in ("x", "y"):
+            assert one.post("/conversations", id=f"{name}{number}", agent="demo").status_code == 201
+        first = say(one, f"named-{number}", conversation_id=f"x{number}").json()
+        assert first["turn"] == 1
+        assert say(other, f"named-{number}", conversation_id=f"x{number}").json()["turn"] == 1
+        assert problem(say(other, f"named-{number}", conversation_id=f"y{number}"), 422, "idempotency_key_reused")
+        assert one.get(f"/conversations/y{number}")["turns"] == 0
+
+
+def test_the_number_of_partitions_is_the_stores(pair: tuple[Service, Service], server: Server, tmp_path: Path) -> None:
+    turn = say(pair[0], "kept").json()
+    with Service(tmp_path / "unset", server.settings) as service:
+        assert service.get(f"/conversations/{turn['conversation_id']}")["turns"] == 1
+    status, _, said = run(tmp_path / "other", server.settings | {"PARTITIONS": str(PARTITIONS + 1)}, "serve")
+    assert status == 2
+    assert f"has {PARTITIONS} partitions" in said
+    assert "unset it" in said
+
+
+@pytest.mark.parametrize("partitions", ["1", "4"])
+def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_path: Path) -> None:
+    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as client:
+        raw: Raw = client
+
+        def refused() -> int:
+            return int(raw.info("errorstats").get("errorstat_NOREPLICAS", {"count": 0})["count"])
+
+        settings = server.settings | {"PARTITIONS": partitions}
+        with (
+            Service(tmp_path / "web", settings, command=("web",)) as web,
+            Service(tmp_path / "work", settings, command=("work",)) as work,
+        ):
+            work.process.send_signal(signal.SIGSTOP)  # so that the turn waits when it looks
+            turn = begin(web, DONE)
+            raw.config_set("min-replicas-to-write", 1)
+            work.process.send_signal(signal.SIGCONT)
+            until(refused)
+            start, before = time.monotonic(), refused()
+            until(lambda: time.monotonic() > start + 3)
+            assert refused() - before < 60 * int(partitions)
+            raw.config_set("min-replicas-to-write", 0)
+            assert over(web, turn)["reply"] == "done"
+
+
+def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
+    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
+        settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
+        with Service(tmp_path / "a", settings) as service:
+            raw.flushall()
+            raw.client_kill_filter(_type="normal", skipme=True)
+            until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
+            with Service(tmp_path / "b", server.settings) as other:
+                first, again = say(service, "k").json(), say(other, "k").json()
+                assert first["conversation_id"] == again["conversation_id"]
+            raw.flushall()
+            raw.hset("{p000}:about", "partitions", PARTITIONS + 1)
+            raw.client_kill_filter(_type="normal", skipme=True)
+            assert service.process.wait(20) == 2
+            assert "the store was replaced by another one" in service.log()
+
+
+def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:
+    settings = {"THREADS": "1", "MAX_QUEUED_TURNS": "2"}
+    with running(tmp_path / "store") as server, Service(tmp_path / "service", server.settings | settings) as service:
+        with held(service, tmp_path / "gate") as first:
+            waiting = [begin(service, DONE), begin(service, DONE)]
+            refused = service.post("/turn", message="[]", agent="scripted")
+            assert problem(refused, 503, "overloaded")["detail"]
+            assert int(refused.headers["Retry-After"]) > 0
+            assert begin(service, {"say": "another agent"}, agent="code")["status"] == "queued"
+            figures = service.client.get("/metrics").text
+            assert 'smolsessions_queue_length{agent="scripted"} 2.0' in figures
+            assert 'smolsessions_queue_length{agent="code"} 1.0' in figures
+            assert 'smolsessions_queue_length{agent="demo"} 0.0' in figures
+            assert 0 < float(figures.split('smolsessions_queue_oldest_seconds{agent="scripted"} ')[1].split()[0]) < 60
+            behind = follow(service, first, DONE)  # waits for its conversation, not for a thread
+            with Redis(unix_socket_path=str(server.socket_path)) as client:
+                assert len(client.keys("*:conversation:*")) == 4
+        for turn in (*waiting, behind):
+            assert over(service, turn)["status"] == "finished"
+        assert service.play({"say": "there is room again"})["reply"] == "there is room again"

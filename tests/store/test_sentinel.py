@@ -1,0 +1,281 @@
+"""Services on a primary that sentinels watch: it dies, or is cut off, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from tests.store.test_cluster import (
+    ANOTHER,
+    PLACES,
+    REPLICATED,
+    RIGHTS,
+    SECRET,
+    begun,
+    check_all,
+    goes_on,
+    load,
+    some,
+)
+from tests.store.test_store import KEY, Gate, begin, over, until
+from tests.support.patient import Patient, playing, two_services, until_all_answer
+from tests.support.problems import problem
+from tests.support.refusals import Refused, sentence_of, started
+from tests.support.service import Service
+from tests.support.streaming import FINAL, log_of
+from tests.topology.certificates import new_authority
+from tests.topology.liar import Liar
+from tests.topology.node import DURABLE, HOST, Node, free_port
+from tests.topology.sentinels import SERVICE, Sentinels
+from tests.worker.test_stop import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from tests.store.test_cluster import Pair
+    from tests.support.refusals import Ending
+
+pytest_plugins = ["tests.support.streaming"]
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
+    with Sentinels(tmp_path_factory.mktemp("sentinels"), replicas=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Give two services on the primary."""
+    with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | REPLICATED) as both:
+        yield both
+
+
+@pytest.fixture
+def pair(sentinels: Sentinels, services: Pair) -> Pair:
+    """Give the services, when every server follows the primary."""
+    sentinels.until_whole()
+    until_all_answer(services)
+    return services
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
+    sentinels: Sentinels, pair: Pair, how: str
+) -> None:
+    """One that is cut off still answers the services, and what it says alone is lost: they must look for another."""
+    turns = some(pair[0], 4)
+    patients = load(pair)
+    with playing(patients):
+        until(lambda: begun(patients))
+        assert not any(patient.is_over for patient in patients)
+        old = sentinels.primary()
+        (old.kill if how == "killed" else partial(sentinels.partition, old))()
+        late = load(pair, 8)
+        with playing(late):
+            sentinels.until_failover(old)
+            start = time.monotonic()
+            goes_on(pair, turns)
+            assert time.monotonic() - start < 10
+    if how == "killed":
+        old.start()
+    else:
+        assert old.ask("ROLE")[0] == b"master"
+        sentinels.heal(old)
+    sentinels.until_whole()
+    assert sentinels.primary() is not old
+    check_all(pair, [*patients, *late])
+    goes_on(pair, turns)
+
+
+def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is_another(
+    sentinels: Sentinels, tmp_path: Path
+) -> None:
+    """In a database of its own; a sentinel is dead when it starts."""
+    sentinels.until_whole()
+    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=3)}
+    old = sentinels.primary()
+    sentinels.sentinels[0].kill()
+    try:
+        with Service(tmp_path / "service", settings) as service:
+            (turn,) = some(service, 1)
+            with old.client(db=3) as client:
+                assert client.exists("{p000}:about")
+            old.kill()
+            sentinels.until_failover(old)
+            start = time.monotonic()
+            goes_on((service, service), [turn])
+            assert time.monotonic() - start < 5
+    finally:
+        sentinels.sentinels[0].start()
+        if not old.lives:
+            old.start()
+
+
+def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sentinels, tmp_path: Path) -> None:
+    """Where the primary's word is enough, a failover may take it back; nobody waits for ever for what is gone."""
+    sentinels.until_whole()
+    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
+    kept, lost = (Gate(tmp_path / name) for name in ("kept", "lost"))
+    with Service(tmp_path / "service", settings) as service:
+        turn = begin(service, ECHO, kept.script, ECHO, lost.script, DONE)
+        kept.reached()
+        old = sentinels.primary()
+        sentinels.partition(old)
+        sentinels.until_failover(old)
+        kept.open()
+        lost.reached()
+        until(lambda: len(service.steps(turn)) == 4)
+        sentinels.heal(old)
+        sentinels.until_whole()
+        until(lambda: service.client.get("/conversations").status_code == 200)
+        assert len(service.steps(turn)) < 4
+        lost.open()
+        ended = over(service, turn)
+        assert (ended["status"], ended["reply"], ended["steps"]) == ("finished", "done", 5)
+        kinds = [frame.event for frame in log_of(service, turn)]
+        assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
+        goes_on((service, service), [turn])
+
+
+def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentinels: Sentinels, tmp_path: Path) -> None:
+    """It is the first in the address, and answers first."""
+    sentinels.until_whole()
+    old = sentinels.primary()
+    with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
+        url = sentinels.url(db=7).replace("://", f"://{liar.place},")
+        with Service(tmp_path / "service", sentinels.settings | {"REDIS_URL": url}) as service:
+            (turn,) = some(service, 1)
+            assert liar.asked
+            old.kill()
+            try:
+                sentinels.until_failover(old)
+                start, asked = time.monotonic(), liar.asked
+                goes_on((service, service), [turn])
+                assert time.monotonic() - start < 5
+            finally:
+                old.start()
+            sentinels.until_whole()  # what it names is a replica by now
+            goes_on((service, service), [turn])
+            assert liar.asked > asked
+
+
+def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:
+    primary = Node(tmp_path / "primary", dict(DURABLE))
+    replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
+    try:
+        primary.start()
+        settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": KEY}
+        with Service(tmp_path / "service", settings) as service:
+            assert "no replica" in service.log()
+            start = time.monotonic()
+            refused = service.post("/turn", agent="scripted", message="[]")
+            problem(refused, 503, "store_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
+            assert time.monotonic() - start < 8
+            patient = Patient([service], [ECHO, DONE])
+            with playing([patient]):
+                until(lambda: patient.refusals)
+                problem(service.client.get("/conversations"), 503, "store_unavailable")
+                replica.start()
+            patient.check(service)
+            assert patient.result["reply"] == "done"
+            until(lambda: "is back" in service.log())
+            assert service.log().count("is away") == 1, "an outage is said once, and its end when it is over"
+    finally:
+        primary.kill()
+        replica.kill()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
+    """Give servers that want a password and speak TLS, the settings of a user with the least rights, and a folder."""
+    folder = tmp_path_factory.mktemp("guarded")
+    authority = new_authority(folder / "ours")
+    with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
+        for node in sentinels.nodes:
+            node.ask("ACL", "SETUSER", "worker", "reset", "on", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+        settings = sentinels.settings | REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
+        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=ANOTHER)}, folder
+
+
+def test_a_user_with_the_least_rights_and_tls_do_for_all(
+    guarded: tuple[Sentinels, dict[str, str], Path], tmp_path: Path
+) -> None:
+    sentinels, settings, _ = guarded
+    with Service(tmp_path / "service", settings) as service:
+        turns = some(service, 4)
+        old = sentinels.primary()
+        sentinels.until_failover(_told_to_go(sentinels))
+        goes_on((service, service), turns)
+        assert sentinels.primary() is not old
+        said = service.log() + "".join(service.said)
+        assert SECRET not in said
+        assert ANOTHER not in said
+
+
+def _told_to_go(sentinels: Sentinels) -> Node:
+    """Have the sentinels replace the primary, which lives; give it."""
+    old = sentinels.primary()
+    sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", "main")
+    return old
+
+
+REFUSED = (
+    "a service that nobody watches",
+    "sentinels that nobody runs",
+    "certificates that nobody trusts",
+    "a wrong password",
+    "no service",
+    "a word for a database",
+    "certificates of another authority",
+)
+
+
+@pytest.fixture(scope="module")
+def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]:
+    sentinels, settings, folder = guarded
+    theirs = settings | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)}
+
+    def at(url: str, *told: str) -> Refused:
+        return Refused(settings | {"REDIS_URL": url}, told)
+
+    nobody, good = free_port(), settings["REDIS_URL"]
+    return {
+        "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
+        "sentinels that nobody runs": at(
+            f"rediss+sentinel://worker:{SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0", "SMOLSESSIONS_REDIS_URL"
+        ),
+        "certificates that nobody trusts": Refused(
+            {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
+            ("SMOLSESSIONS_REDIS_CA_FILE",),
+        ),
+        "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
+        "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
+        "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
+        "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),
+    }
+
+
+@pytest.fixture(scope="module")
+def endings(
+    table: dict[str, Refused], guarded: tuple[Sentinels, dict[str, str], Path]
+) -> Iterator[dict[str, Future[Ending]]]:
+    with started(table, guarded[2] / "refused") as found:
+        yield found
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
+    what: str, table: dict[str, Refused], endings: dict[str, Future[Ending]]
+) -> None:
+    sentence = sentence_of(endings[what].result())
+    assert [part for part in table[what].told if part not in sentence] == [], sentence
+    assert not [secret for secret in (SECRET, ANOTHER, quote(ANOTHER, safe=""), "wrong-sesame") if secret in sentence]

@@ -1,0 +1,208 @@
+"""A time to live: a conversation that has one and is not used is taken away, all of it; by default none has."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Redis
+
+from tests.store.test_going_back import SETTINGS, fork, new, roll_back, variables
+from tests.store.test_store import Raw, Server, over, png, running, until
+from tests.support.problems import problem
+from tests.support.service import Service
+from tests.transfer.test_export import bring_in, take_out
+from tests.worker.test_busy import follow, held
+from tests.worker.test_stop import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BRIEF_S, LONG_S = 1.0, 3600.0
+FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("store")) as outside:
+        yield outside
+
+
+@pytest.fixture(scope="module")
+def service(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Give a service that sweeps four times a second, on four partitions."""
+    settings = FAST | store.settings | {"PARTITIONS": "4"}
+    with Service(tmp_path_factory.mktemp("service"), settings) as running_service:
+        yield running_service
+
+
+@pytest.fixture
+def raw(store: Server) -> Iterator[Raw]:
+    with Redis(unix_socket_path=str(store.socket_path), decode_responses=True) as client:
+        yield client
+
+
+def made(service: Service, ttl_s: float | None = BRIEF_S, **body: Any) -> str:
+    response = service.post("/conversations", **({"agent": "scripted", "ttl_s": ttl_s} | body))
+    assert response.status_code == 201, response.text
+    found = response.json()
+    assert found["ttl_s"] == ttl_s
+    return str(found["id"])
+
+
+def patched(service: Service, name: str, ttl_s: float | None) -> dict[str, Any]:
+    response = service.client.patch(f"/conversations/{name}", json={"ttl_s": ttl_s})
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def left_s(service: Service, name: str) -> float | None:
+    at = service.get(f"/conversations/{name}")["expires_at"]
+    return at and (datetime.fromisoformat(at) - datetime.now(UTC)).total_seconds()
+
+
+def gone(service: Service, name: str) -> bool:
+    return service.client.get(f"/conversations/{name}").status_code == 404
+
+
+def kept(raw: Raw, name: str) -> set[str]:
+    """Give what there is of a conversation in the store, by any name, but for its tombstone."""
+    keys = {key for key in raw.keys("*") if name in key}
+    with suppress(ValueError):
+        (tombstone,) = (key for key in keys if ":conversation:" in key and not raw.hexists(key, "agent"))
+        assert raw.ttl(tombstone) != -1
+        keys.remove(tombstone)
+    for key in set(raw.keys("*")) - keys:
+        kind = raw.type(key)
+        if kind == "zset" and any(name in member for member in raw.zrange(key, 0, -1)):
+            keys.add(key)
+    return keys
+
+
+def test_by_default_there_is_none(service: Service, raw: Raw) -> None:
+    turn = service.play(DONE)
+    empty = new(service, "scripted")
+    for name in (turn["conversation_id"], empty, fork(service, empty)["id"]):
+        found = service.get(f"/conversations/{name}")
+        assert (found["ttl_s"], found["expires_at"]) == (None, None)
+        assert not [key for key in kept(raw, name) if key.endswith(":expiring")]
+
+
+def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: Raw) -> None:
+    name = made(service, LONG_S, agent="code-rememberer")
+    body = {"agent": "code-rememberer", "conversation_id": name}
+    service.play({"code": "x = 1\nprint(note_write('a'))"}, DONE, images=[png("red")], **body)
+    service.play({"code": "x = 2"}, DONE, **body)
+    roll_back(service, name, 1)
+    other = fork(service, name)
+    assert other["ttl_s"] == LONG_S
+    assert {key.split(":")[1] for key in kept(raw, name)} >= {
+        "conversation",
+        "turns",
+        "steps",
+        "images",
+        "variables",
+        "moments",
+        "old",
+        "oldest",
+        "expiring",
+        "owner",
+        "log",
+    }
+    patched(service, name, BRIEF_S)
+    until(lambda: gone(service, name))
+    problem(service.post("/turn", message=json.dumps([DONE]), conversation_id=name), 404, "conversation_not_found")
+    for path in ("steps", "turns", "turns/1", "export", "messages"):
+        assert service.client.get(f"/conversations/{name}/{path}").status_code == 404
+    assert name not in [each["id"] for each in service.get("/conversations", limit=100)["items"]]
+    until(lambda: not kept(raw, name))  # the logs of its turns last for a second
+    assert not service.client.post("/conversations", json={"id": name}).json().get("turns")
+    assert variables(service, bring_in(service, take_out(service, other["id"]))["id"], "code-rememberer") == 1
+
+
+def test_its_id_is_free_again_as_after_a_delete(service: Service) -> None:
+    name = made(service, id="again")
+    until(lambda: gone(service, name))
+    deleted = made(service, None, id="deleted")
+    assert service.client.delete("/conversations/deleted").status_code == 204
+    statuses = {each: service.post("/conversations", id=each, agent="scripted").status_code for each in (deleted,)}
+    assert statuses == {deleted: 409}
+    until(lambda: service.post("/conversations", id=name, agent="scripted").status_code == 201)
+    until(lambda: service.post("/conversations", id=deleted, agent="scripted").status_code == 201)
+    assert service.play(DONE, conversation_id=name)["turn"] == 1
+
+
+def test_use_renews_it(service: Service) -> None:
+    name = made(service, LONG_S)
+    uses: dict[str, Callable[[], object]] = {
+        "a turn": lambda: service.play(DONE, conversation_id=name),
+        "a rollback": lambda: roll_back(service, name, 0),
+        "a prune": lambda: service.post(f"/conversations/{name}/prune", policy="no_pruning", destroy=True),
+        "a change": lambda: service.client.patch(f"/conversations/{name}", json={"metadata": {"a": 1}}),
+    }
+    for what, use in uses.items():
+        before = service.get(f"/conversations/{name}")["expires_at"]
+        use()
+        assert service.get(f"/conversations/{name}")["expires_at"] > before, what
+        assert LONG_S - 60 < (left_s(service, name) or 0) <= LONG_S
+    before = service.get(f"/conversations/{name}")["expires_at"]
+    for path in ("", "/steps", "/turns", "/messages", "/export"):
+        service.get(f"/conversations/{name}{path}")
+    assert service.get(f"/conversations/{name}")["expires_at"] == before
+
+
+def test_it_can_be_given_changed_and_taken_away(service: Service, raw: Raw) -> None:
+    name = made(service, None)
+    assert patched(service, name, LONG_S)["ttl_s"] == LONG_S
+    assert LONG_S - 60 < (left_s(service, name) or 0) <= LONG_S
+    assert patched(service, name, 2 * LONG_S)["ttl_s"] == 2 * LONG_S
+    assert service.client.patch(f"/conversations/{name}", json={"metadata": {"a": 1}}).json()["ttl_s"] == 2 * LONG_S
+    found = patched(service, name, None)
+    assert (found["ttl_s"], found["expires_at"]) == (None, None)
+    assert not [key for key in kept(raw, name) if key.endswith(":expiring")]
+    for wrong in (0, -1, "1", True, 1e300, float(2**53)):
+        problem(service.client.patch(f"/conversations/{name}", json={"ttl_s": wrong}), 422, "invalid_request")
+        problem(service.post("/conversations", agent="scripted", ttl_s=wrong), 422, "invalid_request")
+
+
+def test_a_turn_that_runs_or_waits_keeps_it(service: Service, tmp_path: Path) -> None:
+    name = made(service)
+    with held(service, tmp_path / "gate", conversation_id=name) as turn:
+        waiting = follow(service, turn, ECHO, DONE)
+        for _ in range(2):
+            bystander = made(service)
+            until(partial(gone, service, bystander))
+        assert not gone(service, name)
+    over(service, turn)
+    assert over(service, waiting)["status"] == "finished"
+    until(lambda: gone(service, name))
+
+
+def test_many_go_together(service: Service, raw: Raw) -> None:
+    names = [made(service) for _ in range(150)]
+    until(lambda: all(gone(service, name) for name in (names[0], names[-1])))
+    until(lambda: not [key for key in raw.keys("*:expiring") if raw.zrangebyscore(key, "-inf", time.time() * 1e6)])
+    assert {service.client.get(f"/conversations/{name}").status_code for name in names} == {404}
+
+
+def test_it_lasts_over_restarts_and_is_heeded_by_whoever_comes(tmp_path: Path) -> None:
+    with running(tmp_path / "store") as outside:
+        settings = FAST | outside.settings
+        with Service(tmp_path / "a", settings) as first:
+            stays = made(first, LONG_S)
+            forever = made(first, None)
+            goes = made(first, BRIEF_S)
+            first.play(DONE, conversation_id=forever)
+            before = first.get(f"/conversations/{stays}")["expires_at"]
+            first.kill()
+        with Service(tmp_path / "b", settings) as second:
+            until(lambda: gone(second, goes))
+            assert second.get(f"/conversations/{stays}")["expires_at"] == before
+            assert second.get(f"/conversations/{forever}")["turns"] == 1

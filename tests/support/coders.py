@@ -1,0 +1,286 @@
+"""Agents for the tests whose models write code: with imports, limits, helpers, and classes that are carried or not.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import PIL.Image
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents.agent_types import AgentImage
+from smolagents.memory import ActionStep, FinalAnswerStep
+
+from tests.support import agents
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+A = TypeVar("A", bound=MultiStepAgent)
+LIBRARIES = ["numpy", "pandas"]
+HOST = ["os", "posix", "socket", "io", "pathlib", "ctypes", "signal", "threading"]
+SCRIPTED_TASK = {"task": "{{task}}", "report": "{{final_answer}}"}
+
+
+@dataclass
+class Parcel:
+    """A class that agents carry."""
+
+    weight: int
+    label: str
+
+
+class LostError(KeyError):
+    """A tool's own kind of error."""
+
+
+@tool
+def lose(name: str) -> str:
+    """Fail in a way of its own.
+
+    Args:
+        name: of what was lost.
+    """
+    raise LostError(name)
+
+
+@tool
+def parcel(weight: int) -> Any:
+    """Make a parcel.
+
+    Args:
+        weight: of it.
+    """
+    return Parcel(weight, "fragile")
+
+
+@tool
+def weigh(thing: Any) -> Any:
+    """Say what it is.
+
+    Args:
+        thing: anything.
+    """
+    return f"{type(thing).__name__}: {thing}"
+
+
+@tool
+def large(length: int) -> str:
+    """Make a large text.
+
+    Args:
+        length: of it.
+    """
+    return "x" * length
+
+
+TOOLS: list[Tool] = [*agents.TOOLS, lose, parcel, weigh, large]
+
+
+def make_coder(
+    imports: tuple[str, ...] = ("time", "threading"),
+    limits: Mapping[str, float] | None = None,
+    **options: Any,
+) -> CodeAgent:
+    templates = {**agents._templates("code_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001 - one set
+    agent = CodeAgent(
+        tools=options.pop("tools", TOOLS),
+        model=agents.ScriptedModel(),
+        prompt_templates=templates,  # type: ignore[arg-type]
+        additional_authorized_imports=[*imports],
+        verbosity_level=LogLevel.OFF,
+        executor_kwargs={"timeout_seconds": None},
+        **({"max_steps": 20} | options),
+    )
+    vars(agent)["carries"] = [Parcel]
+    if limits is not None:
+        vars(agent)["code_limits"] = dict(limits)
+    return agent
+
+
+def make_whole() -> CodeAgent:
+    """Make a coder that manages another one."""
+    helper = make_coder(name="helper", description="Computes.")
+    return make_coder((*LIBRARIES, "time", "threading"), managed_agents=[helper], max_print_outputs_length=2000)
+
+
+def make_lead() -> ToolCallingAgent:
+    """Make an agent that calls tools and manages a coder."""
+    templates = {**agents._templates("toolcalling_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001
+    return ToolCallingAgent(
+        tools=agents.TOOLS,
+        model=agents.ScriptedModel(),
+        prompt_templates=templates,  # type: ignore[arg-type]
+        managed_agents=[make_coder(name="helper", description="Computes.")],
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+    )
+
+
+def make_threaded() -> CodeAgent:
+    """Make a coder whose code runs as smolagents has it."""
+    agent = make_coder()
+    vars(agent)["executor"] = "thread"
+    return agent
+
+
+def make_walker(*imports: str) -> CodeAgent:
+    """Make a coder whose code may import the walk of tests/support/walks.py."""
+    helper = make_coder(name="helper", description="Computes.")
+    return make_coder(("tests.support.walks", *imports), {"cpu_s": 60}, managed_agents=[helper])
+
+
+def make_walker_with_libraries() -> CodeAgent:
+    return make_walker(*LIBRARIES, "decimal", "fractions", "functools", "json", "string")
+
+
+def make_walker_in_a_thread() -> CodeAgent:
+    agent = make_walker()
+    vars(agent)["executor"] = "thread"
+    return agent
+
+
+def make_hasty() -> CodeAgent:
+    return make_coder(limits={"cpu_s": 0.5, "wall_s": 1})
+
+
+def make_small() -> CodeAgent:
+    return make_coder(limits={"memory_mb": 200, "output_mb": 1, "variables_mb": 0.5})
+
+
+def make_walled() -> CodeAgent:
+    """Make a coder whose code may use what smolagents warns of."""
+    return make_coder(("*",), {"open_files": 20, "cpu_s": 60})
+
+
+def make_forking() -> CodeAgent:
+    """Make a walled coder whose code may start processes."""
+    return make_coder(("*",), {"processes": 3})
+
+
+def make_misspelt() -> CodeAgent:
+    agent = make_coder()
+    vars(agent)["executor"] = "proces"
+    return agent
+
+
+def make_unlimited() -> CodeAgent:
+    return make_coder(limits={"cpu": 5})
+
+
+def make_worded() -> CodeAgent:
+    return make_coder(limits={"cpu_s": "five"})  # type: ignore[dict-item]
+
+
+def make_endless() -> CodeAgent:
+    return make_coder(limits={"wall_s": float("nan")})
+
+
+def make_halved() -> CodeAgent:
+    return make_coder(limits={"processes": 0.5})
+
+
+class Keep(Tool):  # type: ignore[misc, unused-ignore]
+    """Keeps things in its agent's state."""
+
+    name = "keep"
+    description = "Keeps something."
+    inputs = {  # noqa: RUF012 - smolagents' way
+        "under": {"type": "string", "description": "its name"},
+        "what": {"type": "string", "description": "a connection, a parcel, or a text; nothing: only look"},
+    }
+    output_type = "string"
+
+    def __init__(self, agent: MultiStepAgent) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.agent = agent
+
+    def forward(self, under: str, what: str) -> str:
+        makers: dict[str, Any] = {
+            "connection": _connection,
+            "money": lambda: agents.Money(1, "EUR"),
+            "parcel": lambda: Parcel(1, "kept"),
+            "text": lambda: "kept",
+        }
+        state = self.agent.state
+        if what:
+            state[f"my_{under}"] = makers[what]()  # a ToolCallingAgent replaces an argument that names a key
+        return f"{under} is {type(state.get(f'my_{under}')).__name__}"
+
+
+def _connection() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", check_same_thread=False)
+
+
+def keeping(agent: A) -> A:
+    agent.tools["keep"] = Keep(agent)
+    agent.state["my_made"] = _connection()
+    vars(agent)["carries"] = [Parcel]
+    return agent
+
+
+def make_caller() -> ToolCallingAgent:
+    """Make an agent that calls tools, with a connection in its state."""
+    return keeping(agents.make_scripted())
+
+
+def make_keeper() -> CodeAgent:
+    """Make a coder with a connection in its state."""
+    return keeping(make_coder())
+
+
+def make_threaded_keeper() -> CodeAgent:
+    return keeping(make_threaded())
+
+
+NOTED = "CODERS_NOTED"  # names the file in which `make_observed` notes what its author's functions get
+
+
+def make_observed(**options: Any) -> CodeAgent:
+    """Make a coder whose check and callbacks note the answers and outputs that they get."""
+    return make_coder(
+        (*LIBRARIES, "PIL.*", "datetime", "decimal", "dataclasses"),
+        final_answer_checks=[_note_check],
+        step_callbacks={ActionStep: _note_output, FinalAnswerStep: _note_answer},
+        **options,
+    )
+
+
+def make_observed_lead() -> CodeAgent:
+    """Make a coder that manages an observed one."""
+    return make_coder(managed_agents=[make_observed(name="helper", description="Computes.")])
+
+
+def _note_check(answer: Any, _memory: Any, agent: Any) -> bool:
+    assert isinstance(agent, CodeAgent)
+    return _note("check", answer)
+
+
+def _note_output(step: ActionStep) -> None:
+    _note("output", step.action_output)
+
+
+def _note_answer(step: FinalAnswerStep, agent: Any) -> None:
+    assert isinstance(agent, CodeAgent)
+    _note("answer", step.output)
+
+
+def _note(place: str, value: Any) -> bool:
+    with Path(os.environ[NOTED]).open("a") as file:
+        file.write(f"{place}: {_described(value)}\n")
+    return True
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, PIL.Image.Image):
+        raw: Any = value.to_raw() if isinstance(value, AgentImage) else value
+        return f"{type(value).__name__} of {raw.mode} {raw.size} {raw.tobytes().hex()}"
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__} of {sorted(map(str, value))}"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"{type(value).__qualname__}{size}: {value!r}".replace("\n", " ")

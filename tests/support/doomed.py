@@ -1,0 +1,184 @@
+"""Turns whose process is killed while they stand still at one of their calls, and what must be so afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+from redis import Redis
+
+from tests.store.test_store import P, begin, over, until
+from tests.support.ledgers import AGENTS
+from tests.support.streaming import FINAL, log_of, posting, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolagents import MultiStepAgent
+
+    from tests.store.test_store import Raw
+    from tests.support.ledgers import Ledger
+    from tests.support.service import Service
+    from tests.support.streaming import Event, Frame
+
+    Script = list[Event]
+
+DONE: Event = {"say": "done"}
+SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
+
+
+def noting(ledger: str, *words: str) -> Event:
+    """Call `note` for each word, side by side."""
+    return {"call": [["note", {"what": word, "ledger": ledger}] for word in words]}
+
+
+@dataclass
+class Doomed:
+    """A turn whose process is killed at one of its calls."""
+
+    ledger: Ledger
+    agent: str
+    script: Script
+    body: Event = field(default_factory=dict)
+    turn: Event = field(default_factory=dict)
+    frames: list[Frame] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """What was called when the process was killed."""
+    ends: list[str] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> list[str]:
+        """What was called and had not ended."""
+        return list((Counter(self.calls) - Counter(self.ends)).elements())
+
+    def watch(self, service: Service) -> None:
+        """Play it and read its events, until they end."""
+        with (
+            suppress(httpx2.TransportError),
+            posting(service, *self.script, agent=self.agent, **self.body) as stream,
+        ):
+            for frame in stream:
+                self.turn = self.turn or frame.data
+                self.frames.append(frame)
+
+    def read_on(self, service: Service) -> None:
+        with watching(service, self.turn, self.frames[-1].id) as stream:
+            self.frames += stream.rest()
+
+    def stands(self, service: Service) -> bool:
+        """Tell whether it stands still at its call, and what had ended before is in the journal."""
+        address = service.settings.get("REDIS_URL", f"unix://{service.folder / 'data' / 'store.sock'}")
+        with Redis.from_url(address) as raw:
+            return self.stands_in(raw)
+
+    def stands_in(self, raw: Raw) -> bool:
+        if not (self.ledger.stands and self.turn):
+            return False
+        journal = raw.hgetall(f"{P}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}")
+        kinds = (b"tool:", b"model:", b"check:")
+        kept = [name for name, effect in journal.items() if effect and name.startswith(kinds)]
+        return len(kept) >= len(self.ledger.ends)  # more where a call was refused: it is not in the ledger
+
+
+def killed_amid(service: Service, doomed: list[Doomed], *, watched: bool = False) -> None:
+    """Play turns until each stands still at its call, kill their process, and let the next one play them to the end."""
+    with ThreadPoolExecutor(len(doomed)) as pool:
+        reading = [pool.submit(each.watch, service) for each in doomed if watched]
+        for each in doomed:
+            if not watched:
+                each.turn = begin(service, *each.script, agent=each.agent, **each.body)
+        killed(service, doomed)
+        for future in reading:
+            future.result()
+        service.start()
+        for future in [pool.submit(each.read_on, service) for each in doomed if watched]:
+            future.result()
+    for each in doomed:
+        each.turn = over(service, each.turn, 30)
+        if not watched:
+            each.frames = log_of(service, each.turn)
+
+
+def killed(service: Service, doomed: list[Doomed]) -> None:
+    """Kill the process of turns as soon as they stand still, and let them go."""
+    left = list(doomed)
+
+    def all_stand() -> bool:
+        """Look at all again: calls beside the standing one go on for a while. Those of earlier kills never ended."""
+        left[:] = [
+            each
+            for each in doomed
+            if not each.stands(service) or len(each.ledger.calls) - len(each.ledger.ends) != len(each.in_flight) + 1
+        ]
+        return not left
+
+    def stopped_while_all_stand() -> bool:
+        """Stop the process before the last look, so that no call is made between that look and the kill."""
+        if not all_stand():
+            return False
+        service.process.send_signal(signal.SIGSTOP)
+        if all_stand():
+            return True
+        service.process.send_signal(signal.SIGCONT)
+        return False
+
+    with suppress(AssertionError):
+        until(stopped_while_all_stand, 30)
+    assert not left, [(each.agent, each.ledger.calls, each.ledger.ends) for each in left]
+    for each in doomed:
+        each.calls, each.ends = each.ledger.calls, each.ledger.ends
+    service.kill()
+    for each in doomed:
+        each.ledger.go()
+
+
+def calls_of(factory: Callable[[], MultiStepAgent], script: Script, ledger: Ledger) -> tuple[MultiStepAgent, list[str]]:
+    """Run a bare agent; give it, and what it called."""
+    before = len(ledger.calls)
+    agent = factory()
+    agent.run(json.dumps(script), reset=False)
+    return agent, ledger.calls[before:]
+
+
+def plain(value: Any, ledger: Ledger) -> Any:
+    """Give data as it is for every ledger, and without what differs from run to run."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True).replace(str(ledger.path), "LEDGER")
+    return json.loads(
+        text, object_hook=lambda item: {k: v for k, v in item.items() if k not in {"duration_ms", "created_at"}}
+    )
+
+
+def spoken(frames: list[Frame]) -> dict[tuple[Any, ...], str]:
+    """Give what readers see of every model call in the end."""
+    texts: dict[tuple[Any, ...], str] = {}
+    for frame in frames:
+        event = frame.data
+        if event["type"] == "message.restarted":
+            texts = {place: text for place, text in texts.items() if place[0] != event["call_id"]}
+        elif event["type"] == "message.delta":
+            where = (event["call_id"], event["channel"], event.get("index"))
+            texts[where] = texts.get(where, "") + event["text"]
+    return texts
+
+
+def named(frames: list[Frame]) -> Counter[tuple[str, str]]:
+    """Give events with what names them in their turn, but for texts and those of the turn."""
+    names = {"step.started": "step_id", "step.finished": "step_id", "tool.call": "call_id", "tool.result": "call_id"}
+    return Counter((frame.event, frame.data[names[frame.event]]) for frame in frames if frame.event in names)
+
+
+def check_log(frames: list[Frame], whole: list[Frame], attempts: int = 2) -> None:
+    """Check the log of a turn that was taken over; `whole` is that of one that was not."""
+    assert [frame.id for frame in frames] == list(range(1, len(frames) + 1))
+    assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
+    started = [frame.data["attempt"] for frame in frames if frame.event == "turn.started"]
+    assert started == list(range(1, attempts + 1))
+    told_by = [frame.data["attempt"] for frame in frames]
+    assert told_by == sorted(told_by)
+    assert named(frames) == named(whole)

@@ -1,0 +1,42 @@
+"""Environments that differ from the one of the tests in one thing: the Python, or a package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.support.service import ROOT
+
+DEBIAN = "/usr/bin/python3"
+OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
+INSTALL = ("install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:")
+
+
+def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: str = sys.executable) -> str:
+    """Return the Python of a new environment: all that the tests' own has, except what the lock file says otherwise."""
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, timeout=30)
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    with (folder / packages / "tests.pth").open("w") as paths:
+        paths.write(sysconfig.get_path("purelib"))
+    made = str(folder / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", made]
+    installed = subprocess.run([*pip, *INSTALL, "-r", lock], capture_output=True, text=True, check=False, timeout=60)
+    assert not installed.returncode, installed.stderr
+    return made
+
+
+def debians(folder: Path) -> str:
+    """Return the Python of an environment of Debian's own Python, or skip the test."""
+    ask = "import sys; print(*sys.version_info[:2], sep='.')"
+    try:
+        version = subprocess.run([DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=10).stdout
+    except FileNotFoundError:
+        pytest.skip(f"this machine has no {DEBIAN}")
+    ours = sysconfig.get_python_version()
+    if version.strip() != ours:
+        pytest.skip(f"{DEBIAN} is Python {version.strip()}, and the packages here are built for {ours}")
+    return environment(folder, python=DEBIAN)

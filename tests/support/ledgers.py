@@ -1,0 +1,342 @@
+"""Agents whose models and tools write every call down, and stand still at chosen ones so that a test can kill them.
+
+A ledger is a folder. Its path is in the turn's message and in the arguments of the tools; `calls` in it has a line for
+each call that was made, `ends` one for each that came to its end, and the calls whose numbers are in `at` say `reached`
+and wait to be let go. Lines are counted over all processes: nobody stands still again at a call that is made again.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from smolagents import LogLevel, Tool, ToolCallingAgent, tool
+
+from tests.support import agents, coders, streaming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolagents import CodeAgent
+    from smolagents.models import ChatMessage, ChatMessageStreamDelta
+
+_PATH = re.compile(r"/[\w/.-]+\.ledger")
+_LOCK = threading.Lock()
+PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was called in a turn."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: Path, *numbers: int) -> Ledger:
+        """Make one that stands still at these calls."""
+        path.mkdir()
+        (path / "at").write_text(" ".join(map(str, numbers)))
+        (path / "reached").write_text("0")
+        (path / "calls").touch()
+        (path / "ends").touch()
+        return cls(path)
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.path / "calls").read_text().splitlines()
+
+    @property
+    def ends(self) -> list[str]:
+        return (self.path / "ends").read_text().splitlines()
+
+    @property
+    def reached(self) -> int:
+        """The number of the call that stands still, or stood still last; 0 for none."""
+        return int((self.path / "reached").read_text())
+
+    @property
+    def stands(self) -> bool:
+        """A call stands still."""
+        return bool(self.reached) and not (self.path / f"go.{self.reached}").exists()
+
+    def go(self) -> None:
+        (self.path / f"go.{self.reached}").touch()
+
+    def enter(self, label: str) -> None:
+        with _LOCK:
+            with (self.path / "calls").open("a") as calls:
+                calls.write(f"{label}\n")
+            number = len(self.calls)
+        if str(number) in (self.path / "at").read_text().split():
+            (self.path / "new").write_text(str(number))
+            (self.path / "new").replace(self.path / "reached")
+            end = time.monotonic() + PATIENCE_S
+            while not (self.path / f"go.{number}").exists():
+                if time.monotonic() > end:
+                    raise TimeoutError("nobody let it go")
+                time.sleep(0.005)
+
+    def leave(self, label: str) -> None:
+        with _LOCK, (self.path / "ends").open("a") as ends:
+            ends.write(f"{label}\n")
+
+
+class LedgerModel(streaming.StreamedModel):
+    """Plays scripts piece by piece, and writes down which prompt it was asked; it stands still after the first piece.
+
+    An entry with `same_ids` calls tools as some providers do: all under one id.
+    """
+
+    def generate_stream(
+        self, messages: list[ChatMessage], *args: Any, **options: Any
+    ) -> Iterator[ChatMessageStreamDelta]:
+        text = "\n".join(agents._text(message) for message in messages)  # noqa: SLF001 - one script, three models
+        ledger = Ledger(Path(_PATH.findall(text)[-1]))
+        same_ids = agents.TASK in text and "same_ids" in streaming._entry(messages)  # noqa: SLF001
+        label = f"model {agents.digest(messages)[:8]}"
+        entered = False
+        try:
+            for piece in super().generate_stream(messages, *args, **options):
+                for call in (same_ids and piece.tool_calls) or ():
+                    call.id = call.id and "call_0"
+                yield piece
+                if not entered:
+                    entered = True
+                    ledger.enter(label)
+        except RuntimeError:
+            ledger.enter(label)
+            ledger.leave(label)
+            raise
+        ledger.leave(label)
+
+
+class DeclinedError(ValueError):
+    """A user's error that no pickle brings back: its constructor wants more than words."""
+
+    def __init__(self, message: str, *, response: object) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+@tool
+def note(what: str, ledger: str) -> str:
+    """Write something down.
+
+    Args:
+        what: what it is.
+        ledger: where.
+    """
+    Ledger(Path(ledger)).enter(f"note {what}")
+    Ledger(Path(ledger)).leave(f"note {what}")
+    return f"noted {what}"
+
+
+@tool
+def decline(what: str, ledger: str) -> str:
+    """Write something down and fail.
+
+    Args:
+        what: what it is.
+        ledger: where.
+    """
+    Ledger(Path(ledger)).enter(f"decline {what}")
+    Ledger(Path(ledger)).leave(f"decline {what}")
+    raise DeclinedError(f"{what} is declined", response=object())
+
+
+@tool
+def charge(what: str, ledger: str) -> str:
+    """Do what must not be done twice.
+
+    Args:
+        what: what it is.
+        ledger: where.
+    """
+    Ledger(Path(ledger)).enter(f"charge {what}")
+    Ledger(Path(ledger)).leave(f"charge {what}")
+    return f"charged {what}"
+
+
+vars(charge)["unsafe_to_repeat"] = True
+
+
+@tool
+def crash(ledger: str) -> str:
+    """End the process.
+
+    Args:
+        ledger: where that is written down.
+    """
+    Ledger(Path(ledger)).enter("crash")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@tool
+def bring(what: str, ledger: str) -> Any:
+    """Bring a value of some kind.
+
+    Args:
+        what: the kind.
+        ledger: where that is written down.
+    """
+    Ledger(Path(ledger)).enter(f"bring {what}")
+    value = _made(what)
+    Ledger(Path(ledger)).leave(f"bring {what}")
+    return value
+
+
+def _made(what: str) -> Any:
+    if what == "image":
+        return PIL.Image.new("RGB", (5, 4), (10, 20, 30))
+    return OrderedDict(b=1, a=2) if what == "ordered" else agents.make(what)
+
+
+class Notebook(Tool):  # type: ignore[misc, unused-ignore]
+    """Keeps what it was given; whether it can tell what that is depends on its kind."""
+
+    name = "notebook"
+    description = "Keeps words."
+    inputs = {  # noqa: RUF012 - smolagents' way
+        "word": {"type": "string", "description": "a word to keep"},
+        "ledger": {"type": "string", "description": "where that is written down"},
+    }
+    output_type = "string"
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.words: list[str] = []
+
+    def forward(self, word: str, ledger: str) -> str:
+        Ledger(Path(ledger)).enter(f"notebook {word}")
+        self.words.append(word)
+        Ledger(Path(ledger)).leave(f"notebook {word}")
+        return " ".join(self.words)
+
+
+class LastingNotebook(Notebook):
+    """Gives its words, and takes them again."""
+
+    name = "lasting"
+
+    def get_state(self) -> list[str]:
+        return list(self.words)
+
+    def set_state(self, state: list[str]) -> None:
+        self.words = list(state)
+
+
+class Counter(Tool):  # type: ignore[misc, unused-ignore]
+    """Counts in its agent's state."""
+
+    name = "count"
+    description = "Counts."
+    inputs = {"ledger": {"type": "string", "description": "where that is written down"}}  # noqa: RUF012
+    output_type = "string"
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.state: dict[str, Any] = {}
+
+    def forward(self, ledger: str) -> str:
+        Ledger(Path(ledger)).enter("count")
+        self.state["count"] = self.state.get("count", 0) + 1
+        Ledger(Path(ledger)).leave("count")
+        return f"count {self.state['count']}"
+
+
+TOOLS: list[Tool] = [note, decline, charge, crash, bring]
+
+
+def make_teller(**options: Any) -> ToolCallingAgent:
+    return ToolCallingAgent(
+        tools=[*TOOLS, agents.echo, agents.wait_for, *options.pop("tools", ())],
+        model=LedgerModel(),
+        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
+        verbosity_level=LogLevel.OFF,
+        **({"max_steps": 12} | options),
+    )
+
+
+def make_writer(**options: Any) -> CodeAgent:
+    agent = coders.make_coder(
+        ("time", "uuid", "random", "secrets"), tools=[*TOOLS, agents.echo, agents.wait_for], **options
+    )
+    agent.model = LedgerModel()
+    return agent
+
+
+def make_boss() -> ToolCallingAgent:
+    """Make an agent that manages a helper, a coder, and a lead with a helper of its own."""
+    helper = make_teller(name="helper", description="Helps.")
+    writer = make_writer(name="writer", description="Writes code.")
+    lead = make_teller(
+        name="lead", description="Leads.", managed_agents=[make_teller(name="deputy", description="Helps the lead.")]
+    )
+    return make_teller(managed_agents=[helper, writer, lead])
+
+
+def make_author() -> CodeAgent:
+    """Make a coder that manages an agent that plans."""
+    return make_writer(managed_agents=[make_teller(name="helper", description="Helps.", planning_interval=1)])
+
+
+def make_planner() -> ToolCallingAgent:
+    return make_teller(planning_interval=2)
+
+
+def make_threaded() -> CodeAgent:
+    agent = make_writer()
+    vars(agent)["executor"] = "thread"
+    return agent
+
+
+def make_keeper() -> ToolCallingAgent:
+    """Make an agent with tools that remember."""
+    counter = Counter()
+    agent = make_teller(tools=[Notebook(), LastingNotebook(), counter])
+    counter.state = agent.state
+    return agent
+
+
+def make_caller() -> ToolCallingAgent:
+    """Make an agent with a tool that keeps things in its state."""
+    return coders.keeping(make_teller())
+
+
+def make_wary() -> ToolCallingAgent:
+    """Make an agent that itself names a tool that is not to be repeated."""
+    agent = make_teller()
+    vars(agent)["unsafe_to_repeat"] = ["note"]
+    return agent
+
+
+def make_judged() -> ToolCallingAgent:
+    """Make an agent whose answers are checked, which is written down."""
+    return make_teller(final_answer_checks=[_judge])
+
+
+def _judge(answer: Any, memory: Any, **_: Any) -> bool:
+    ledger = Ledger(Path(_PATH.findall(memory.steps[0].task)[-1]))
+    ledger.enter(f"check {answer}")
+    ledger.leave(f"check {answer}")
+    return str(answer).endswith(".")
+
+
+def make_changing() -> ToolCallingAgent:
+    """Make an agent whose instructions are another process's business."""
+    return make_teller(instructions=os.environ.get("LEDGER_INSTRUCTIONS", "Be brief."))
+
+
+FACTORIES = "teller writer boss author planner threaded keeper caller wary judged changing".split()
+AGENTS = ",".join(f"{name}=tests.support.ledgers:make_{name}" for name in FACTORIES)

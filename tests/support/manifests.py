@@ -1,0 +1,205 @@
+"""Rendered manifests: what an overlay holds, and its pods as their nodes would start them.
+
+Load the fixture with `pytest_plugins = ["tests.support.manifests"]`.
+
+PYTEST_DONT_REWRITE: pytest would complain where a test imports this before another one loads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tools.deploy_check import make_secrets, render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Manifest = dict[str, Any]
+WORKLOADS = {"Deployment", "StatefulSet"}
+ROLES = ("web", "work")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All overlays, and the API key that the operator was shown."""
+
+    overlays: dict[str, Overlay]
+    key: str
+
+    def __getitem__(self, name: str) -> Overlay:
+        return self.overlays[name]
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    """Give all overlays, rendered with secrets of their own."""
+    folder = tmp_path_factory.mktemp("rendered")
+    key = make_secrets(folder / "secrets")
+    return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
+
+
+def metrics_of(overlay: Overlay) -> set[str]:
+    """Give the names of the metrics that workers are scaled by."""
+    scaler = overlay.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
+    return {metric[metric["type"].lower()]["metric"]["name"] for metric in scaler["metrics"]}
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """All manifests of one rendering."""
+
+    manifests: list[Manifest]
+
+    @classmethod
+    def read(cls, text: str) -> Overlay:
+        return cls([manifest for manifest in yaml.safe_load_all(text) if manifest])
+
+    def all(self, *kinds: str) -> list[Manifest]:
+        return [manifest for manifest in self.manifests if manifest["kind"] in kinds]
+
+    def one(self, kind: str, name: str) -> Manifest:
+        (found,) = (manifest for manifest in self.all(kind) if manifest["metadata"]["name"] == name)
+        return found
+
+    def pod(self, name: str) -> Pod:
+        (workload,) = (each for each in self.all(*WORKLOADS) if each["metadata"]["name"] == name)
+        return Pod(self, workload)
+
+    def pods(self) -> list[Pod]:
+        return [Pod(self, workload) for workload in self.all(*WORKLOADS)]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A workload's pod, which has one container."""
+
+    overlay: Overlay
+    workload: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.workload["metadata"]["name"])
+
+    @property
+    def template(self) -> Manifest:
+        template: Manifest = self.workload["spec"]["template"]
+        return template
+
+    @property
+    def spec(self) -> Manifest:
+        spec: Manifest = self.template["spec"]
+        return spec
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.template["metadata"]["labels"]
+        return labels
+
+    @property
+    def container(self) -> Manifest:
+        (container,) = self.spec["containers"]
+        found: Manifest = container
+        return found
+
+    @property
+    def user(self) -> str:
+        security = self.spec["securityContext"]
+        return f"{security['runAsUser']}:{security['runAsGroup']}"
+
+    @property
+    def command(self) -> list[str]:
+        """Empty where it is the image's."""
+        return list(self.container.get("command", []))
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(self.container.get("args", []))
+
+    @property
+    def grace_s(self) -> int:
+        return int(self.spec["terminationGracePeriodSeconds"])
+
+    @property
+    def pre_stop_s(self) -> int:
+        """How long it sleeps before SIGTERM; anything but a sleep is not known here."""
+        hook = self.container.get("lifecycle", {}).get("preStop", {"sleep": {"seconds": 0}})
+        assert hook.keys() == {"sleep"}
+        return int(hook["sleep"]["seconds"])
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+
+    @property
+    def probes(self) -> dict[str, Manifest]:
+        return {kind: self.container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        values: dict[str, str] = {}
+        for source in self.container.get("envFrom", []):
+            if "configMapRef" in source:
+                values |= self.overlay.one("ConfigMap", source["configMapRef"]["name"])["data"]
+            else:
+                secret = self._secret(source["secretRef"]["name"])
+                values |= {name: value.decode() for name, value in secret.items()}
+        return values | {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
+
+    def files(self) -> dict[str, bytes]:
+        """Give what Secrets and ConfigMaps put where."""
+        return {
+            f"{mount['mountPath']}/{path}": content
+            for mount in self.container["volumeMounts"]
+            for path, content in self._contents(self._volume(mount["name"]))
+        }
+
+    def mounts(self, folder: Path) -> tuple[dict[str, Path], list[str]]:
+        """Write the volumes below `folder`, with the rights of a pod's; give them, and which can be written to."""
+        group = int(self.spec["securityContext"]["fsGroup"])
+        mounts, writable = {}, []
+        for mount in self.container["volumeMounts"]:
+            volume, place = self._volume(mount["name"]), folder / mount["name"]
+            place.mkdir(parents=True)
+            for path, content in self._contents(volume):
+                file = place / path
+                file.write_bytes(content)
+                os.chown(file, 0, group)
+                file.chmod(_mode_of(volume))
+            mounts[mount["mountPath"]] = place
+            if "emptyDir" in volume or "claim" in volume:
+                os.chown(place, 0, group)
+                place.chmod(0o2775)
+                writable.append(mount["mountPath"])
+        return mounts, writable
+
+    def _volume(self, name: str) -> Manifest:
+        claims = self.workload["spec"].get("volumeClaimTemplates", [])
+        volumes = [*self.spec["volumes"], *({"name": claim["metadata"]["name"], "claim": claim} for claim in claims)]
+        (found,) = (volume for volume in volumes if volume["name"] == name)
+        return dict(found)
+
+    def _contents(self, volume: Manifest) -> Iterator[tuple[str, bytes]]:
+        if "configMap" in volume:
+            data = self.overlay.one("ConfigMap", volume["configMap"]["name"])["data"]
+            yield from ((name, text.encode()) for name, text in data.items())
+        if "secret" in volume:
+            yield from self._secret(volume["secret"]["secretName"]).items()
+        for source in volume.get("projected", {}).get("sources", []):
+            data = self._secret(source["secret"]["name"])
+            yield from ((item["path"], data[item["key"]]) for item in source["secret"]["items"])
+
+    def _secret(self, name: str) -> dict[str, bytes]:
+        data = self.overlay.one("Secret", name)["data"]
+        return {key: base64.b64decode(text) for key, text in data.items()}
+
+
+def _mode_of(volume: Manifest) -> int:
+    source: Manifest = volume.get("projected") or volume.get("secret") or {}
+    return int(source.get("defaultMode", 0o644))

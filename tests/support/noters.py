@@ -1,0 +1,54 @@
+"""Agents with a scratchpad."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.support import agents, ledgers
+
+if TYPE_CHECKING:
+    from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+
+    A = TypeVar("A", bound=MultiStepAgent)
+
+AGENTS = ",".join(
+    f"{name}=tests.support.noters:make_{name.replace('-', '_')}"
+    for name in "noter code-noter thread-noter boss doomed doomed-writer doomed-planner".split()
+)
+
+
+def make_noter() -> ToolCallingAgent:
+    return _noting(agents.make_scripted())
+
+
+def make_code_noter() -> CodeAgent:
+    return _noting(agents.make_code())
+
+
+def make_thread_noter() -> CodeAgent:
+    agent = make_code_noter()
+    vars(agent)["executor"] = "thread"
+    return agent
+
+
+def make_boss() -> ToolCallingAgent:
+    """Make an agent that manages one that would have a scratchpad by itself."""
+    helper = _noting(agents.make_scripted(name="helper", description="Helps."))
+    return _noting(agents.make_scripted(managed_agents=[helper]))
+
+
+def make_doomed() -> ToolCallingAgent:
+    return _noting(ledgers.make_teller())
+
+
+def make_doomed_writer() -> CodeAgent:
+    return _noting(ledgers.make_writer())
+
+
+def make_doomed_planner() -> ToolCallingAgent:
+    return _noting(ledgers.make_planner())
+
+
+def _noting(agent: A) -> A:
+    vars(agent)["scratchpad"] = True
+    return agent

@@ -1,0 +1,226 @@
+"""Values that users' tools may return, from plain to hostile, and an agent whose tool returns them."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import decimal
+import enum
+import math
+import threading
+import zoneinfo
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import pydantic
+from smolagents import CodeAgent, ToolCallingAgent, tool
+from smolagents.agent_types import AgentAudio, AgentText
+
+from tests.support import agents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXECUTED: list[str] = []
+"""What classes did that should have been left alone."""
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+
+
+class City(pydantic.BaseModel):
+    name: str
+    founded: dt.date
+
+
+class Pair(NamedTuple):
+    left: str
+    right: list[int]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Marks(enum.Flag):
+    BOLD = 1
+    WIDE = 2
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Array:
+    """Looks like numpy's."""
+
+    def tolist(self) -> list[list[int]]:
+        return [[1, 2], [3, 4]]
+
+
+Array.__module__ = "numpy"
+
+
+class Hostile:
+    """Answers to nothing but its own name."""
+
+    def _fail(self, *_: object) -> NoReturn:
+        EXECUTED.append("method")
+        raise RuntimeError("leave me alone")
+
+    __repr__ = __str__ = __eq__ = __hash__ = __bool__ = __len__ = __iter__ = _fail
+    __getattr__ = __deepcopy__ = __getstate__ = __format__ = _fail
+    __class__ = property(lambda _: str)
+
+    def __reduce_ex__(self, _: object) -> tuple[Callable[..., None], tuple[str]]:
+        return EXECUTED.append, ("loaded",)
+
+
+class Reducing:
+    """Would run code where it is loaded."""
+
+    def __str__(self) -> str:
+        return "reducing"
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return EXECUTED.append, ("loaded",)
+
+
+class Leaving:
+    """Ends the interpreter of whoever asks for its text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def audio() -> AgentAudio:
+    """Make one without its constructor, which wants torch."""
+    return AgentAudio.__new__(AgentAudio, "/tmp/sound.wav")
+
+
+def recursive() -> list[Any]:
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
+    "dataclass": (lambda: Point(1, 2.5), {"x": 1, "y": 2.5}),
+    "pydantic model": (
+        lambda: City(name="Kyōto", founded=dt.date(794, 11, 17)),
+        {"name": "Kyōto", "founded": "0794-11-17"},
+    ),
+    "namedtuple": (lambda: Pair("a", [1]), ["a", [1]]),
+    "enum": (lambda: Colour.RED, "red"),
+    "path": (lambda: Path("/tmp/x"), "/tmp/x"),
+    "decimal": (lambda: decimal.Decimal("1.10"), decimal.Decimal("1.10")),
+    "datetime": (
+        lambda: dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC),
+        dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC),
+    ),
+    "datetime at an offset": (
+        lambda: dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=9), "JST")),
+        dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=9), "JST")),
+    ),
+    "array": (Array, [[1, 2], [3, 4]]),
+    "text of a class": (lambda: Text("hi"), "hi"),
+    "agent text": (lambda: AgentText("hi"), "hi"),
+    "bytes": (lambda: b"\x00\xff", b"\x00\xff"),
+    "bytearray": (lambda: bytearray(b"\x00\xff"), bytearray(b"\x00\xff")),
+    "set": (lambda: {1, "two", (3,)}, {1, "two", (3,)}),
+    "frozenset": (lambda: frozenset({1}), frozenset({1})),
+    "complex": (lambda: 1 + 2j, 1 + 2j),
+    "range": (lambda: range(3), range(3)),
+    "infinity": (lambda: [math.inf, -math.inf], [math.inf, -math.inf]),
+    "huge integer": (lambda: 10**4000, 10**4000),
+    "half a character": (lambda: "a\ud83d", "a\ud83d"),
+    "ordered dict": (lambda: collections.OrderedDict(a=Point(1, 2)), {"a": {"x": 1, "y": 2}}),
+    "counter": (lambda: collections.Counter("aab"), {"a": 2, "b": 1}),
+    "tuple keys": (lambda: {(1, 2): None}, {(1, 2): None}),
+    "data in data": (
+        lambda: {"all": [Point(1, 2), (Colour.RED, {Path("x")})]},
+        {"all": [{"x": 1, "y": 2}, ("red", {"x"})]},
+    ),
+}
+"""What comes back as data: how it is made, and what it is then."""
+
+LABELLED: dict[str, tuple[Callable[[], Any], str]] = {
+    "generator": (lambda: (number for number in range(3)), "[builtins.generator] <generator"),
+    "lambda": (lambda: lambda: 1, "[builtins.function] <function"),
+    "class": (lambda: Point, "[builtins.type] <class"),
+    "module": (lambda: math, "[builtins.module] <module 'math'"),
+    "pure path": (lambda: PurePosixPath("a/b"), "[pathlib.PurePosixPath] a/b"),
+    "lock": (threading.Lock, "[_thread.lock] <unlocked"),
+    "exception": (lambda: ValueError("text"), "[builtins.ValueError] text"),
+    "audio": (audio, "[smolagents.agent_types.AgentAudio] "),
+    "reducing": (Reducing, "[tests.support.odd.Reducing] reducing"),
+    "hostile": (Hostile, "[tests.support.odd.Hostile] without text: RuntimeError"),
+    "leaving": (Leaving, "[tests.support.odd.Leaving] "),
+    "deep": (lambda: nested(5000), "[builtins.list] "),
+    "zone": (lambda: zoneinfo.ZoneInfo("UTC"), "[zoneinfo.ZoneInfo] UTC"),
+    "datetime in a zone": (
+        lambda: dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
+        "[datetime.datetime] 2026-01-02 00:00:00+00:00",
+    ),
+}
+"""What comes back as a text: how it is made, and how the text begins."""
+
+
+@tool
+def odd(what: str) -> Any:
+    """Make an odd value.
+
+    Args:
+        what: its name.
+    """
+    return (PLAIN | LABELLED)[what][0]()
+
+
+@tool
+def coloured() -> Any:
+    """Make a value that holds members of enums."""
+    return [Colour.RED, Marks.BOLD | Marks.WIDE]
+
+
+class Counting:
+    """Has a text for the agent, and another time ends the interpreter."""
+
+    def __init__(self) -> None:
+        self.shown = 0
+
+    def __str__(self) -> str:
+        self.shown += 1
+        if self.shown > 1:
+            raise SystemExit(3)
+        return "shown once"
+
+
+@tool
+def counting() -> Any:
+    """Make a value that can be shown once."""
+    return Counting()
+
+
+def make_odd() -> CodeAgent:
+    agent = agents.make_code()
+    agent.tools |= {"odd": odd, "counting": counting}
+    agent.executor = "thread"  # type: ignore[attr-defined]  # its code is handed live objects
+    return agent
+
+
+def make_coloured() -> ToolCallingAgent:
+    agent = agents.make_scripted()
+    agent.tools["coloured"] = coloured
+    agent.carries = (Colour, Marks)  # type: ignore[attr-defined]
+    return agent

@@ -1,0 +1,126 @@
+"""A client as it should be: what is refused it sends again under one key, where a stream breaks off it reads on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import httpx2
+
+from tests.store.test_store import until
+from tests.support.service import Service
+from tests.support.streaming import EVENTS, FINAL, Stream, log_of, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from tests.support.streaming import Event, Frame
+
+PATIENCE_S = 45
+PAUSE_S = 0.1
+STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
+
+
+@contextmanager
+def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Service, Service]]:
+    """Run two services on one store."""
+    with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
+        yield one, other
+
+
+def until_all_answer(services: Sequence[Service]) -> None:
+    """Wait until the store is there for each."""
+    for service in services:
+        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
+
+
+@dataclass
+class Patient:
+    """One turn. `services` are asked in turn; `agent` and `body` go with the message."""
+
+    services: Sequence[Service]
+    script: list[Event]
+    agent: str = "streamed"
+    body: Event = field(default_factory=dict)
+    frames: list[Frame] = field(default_factory=list)
+    refusals: int = 0
+    breaks: int = 0
+    """How often its stream ended before the turn did."""
+
+    @property
+    def turn(self) -> Event:
+        return self.frames[0].data
+
+    @property
+    def result(self) -> Event:
+        found: Event = self.frames[-1].data["result"]
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.frames) and self.frames[-1].event in FINAL
+
+    def play(self) -> Patient:
+        """Hand it in and read it to its end."""
+        key = os.urandom(8).hex()
+        end = time.monotonic() + PATIENCE_S
+        number = 0
+        while not self.is_over:
+            assert time.monotonic() < end, f"{self.refusals} refusals, {self.breaks} breaks, {self.frames[-3:]}"
+            service = self.services[number % len(self.services)]
+            number += 1
+            before = len(self.frames)
+            with suppress(httpx2.TransportError):
+                self._read(service, key)
+            if not self.is_over:
+                self.breaks += len(self.frames) > before
+                time.sleep(PAUSE_S)
+        return self
+
+    def check(self, service: Service) -> None:
+        """See that it ended once, that all that was seen of it is kept, and that every step that was shown is there."""
+        turn = service.get(place(self.turn))
+        assert self.result == turn
+        kept = log_of(service, turn)
+        assert [frame.id for frame in kept] == list(range(1, len(kept) + 1))
+        assert [frame.event for frame in kept if frame.event in FINAL] == [kept[-1].event]
+        assert [frame.data for frame in self.frames] == [frame.data for frame in kept]
+        shown = [frame.data for frame in self.frames if frame.data.items() >= STEP.items()]
+        steps = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] == "action"]
+        assert [step["observations"] for step in steps] == [event["observations"] for event in shown]
+        assert turn["steps"] == len(steps)
+
+    def _read(self, service: Service, key: str) -> None:
+        """Read what comes, if there is anything to read."""
+        asked = {"agent": self.agent, "message": json.dumps(self.script)} | self.body
+        if self.frames:
+            headers = EVENTS | {"Last-Event-ID": str(self.frames[-1].id)}
+            way = service.client.stream("GET", place(self.turn, "/events"), headers=headers)
+        else:
+            way = service.client.stream("POST", "/turn", json=asked, headers=EVENTS | {"Idempotency-Key": key})
+        with way as response:
+            if response.status_code == 503:
+                assert int(response.headers["retry-after"]) > 0
+                self.refusals += 1
+                return
+            assert response.status_code == 200, response.read()
+            for frame in Stream(response):
+                assert frame.id == len(self.frames) + 1, (frame.id, len(self.frames))
+                self.frames.append(frame)
+
+
+@contextmanager
+def playing(patients: Sequence[Patient]) -> Iterator[list[Future[Patient]]]:
+    """Play turns side by side; at the end all are over."""
+    with ThreadPoolExecutor(len(patients)) as pool:
+        found = [pool.submit(patient.play) for patient in patients]
+        yield found
+        for future in found:
+            future.result()

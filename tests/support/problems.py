@@ -1,0 +1,66 @@
+"""What an error must look like on the wire, and that it changed nothing."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx2
+
+    from tests.support.service import Service
+
+
+def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """Check that it is a problem (RFC 9457) as it should be, and give it."""
+    assert response.status_code == status, response.text[:1000]
+    assert response.headers["content-type"] == "application/problem+json"
+    found = strict_json(response.text)
+    assert isinstance(found, dict)
+    assert (found["status"], found["code"]) == (status, code)
+    assert (found["type"], found["title"]) == ("about:blank", HTTPStatus(status).phrase)
+    assert found["detail"].strip()
+    assert not [word for word in ("Traceback", 'File "', ".py", "pydantic", "redis") if word in response.text]
+    return found
+
+
+def strict_json(text: str) -> Any:
+    """Read JSON as a browser does: NaN and Infinity are none."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON: {text[:1000]}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@contextmanager
+def nothing_stored(service: Service, **headers: str) -> Iterator[None]:
+    """Compare all conversations (turn counts, metadata and times among them) before and after."""
+    before = stored(service, **headers)
+    yield
+    assert stored(service, **headers) == before
+
+
+def stored(service: Service, **headers: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    query = {"limit": "100"}
+    while True:
+        response = service.client.get("/conversations", params=query, headers=headers)
+        assert response.status_code == 200, response.text
+        items += response.json()["items"]
+        if not response.json()["next_cursor"]:
+            return items
+        query["cursor"] = response.json()["next_cursor"]
+
+
+def send(
+    service: Service, method: str, path: str, body: bytes | str, kind: str | None = "application/json", **headers: str
+) -> httpx2.Response:
+    """Send a body as it is, on a connection of its own: after a refusal the service may close it."""
+    content = body.encode() if isinstance(body, str) else body
+    told = {"Connection": "close", **({"Content-Type": kind} if kind else {}), **headers}
+    return service.client.request(method, path, content=content, headers=told)

@@ -1,0 +1,52 @@
+"""Starts that must be refused: a table of them is run at once, as many at a time as there are cores."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.support.service import ROOT, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+Ending = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Settings (without their prefix) that cannot work, and what the sentence must name."""
+
+    settings: Mapping[str, str]
+    told: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""  # where it is started, below the table's
+
+
+@contextmanager
+def started(table: Mapping[str, Refused], logs: Path, cwd: Path = ROOT) -> Iterator[dict[str, Future[Ending]]]:
+    """Start all of a table; give their endings by name."""
+
+    def start(number: int, case: Refused) -> Ending:
+        return run(logs / str(number), dict(case.settings), cwd=cwd / case.folder, **case.environment)
+
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield {name: pool.submit(start, number, case) for number, (name, case) in enumerate(table.items())}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def sentence_of(ending: Ending) -> str:
+    """Check that a start was refused as it should be, and give the sentence."""
+    status, output, errors = ending
+    assert "Traceback" not in errors, errors
+    assert (status, output) == (2, ""), (status, output, errors)
+    _log, found, sentence = errors.partition("smolsessions: ")  # a slow machine may log before it refuses
+    assert found, errors
+    return found + sentence

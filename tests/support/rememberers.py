@@ -1,0 +1,59 @@
+"""Agents that remember in every way there is: steps, plans, notes, variables, `agent.state`, a tool's own state.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from smolagents import MultiStepAgent, Tool
+
+from tests.support import agents, noters, service
+
+if TYPE_CHECKING:
+    from smolagents import CodeAgent, ToolCallingAgent
+
+    A = TypeVar("A", bound=MultiStepAgent)
+
+AGENTS = ",".join(
+    [service.AGENTS, noters.AGENTS]
+    + [f"{name}=tests.support.rememberers:make_{name.replace('-', '_')}" for name in ("rememberer", "code-rememberer")]
+)
+
+
+class Shelf(Tool):  # type: ignore[misc, unused-ignore]
+    """Keeps words of its own, and tells the agent's state how many there are."""
+
+    name = "shelf"
+    description = "Keeps a word and gives all of them."
+    inputs = {"word": {"type": "string", "description": "a word to keep"}}  # noqa: RUF012 - smolagents' way
+    output_type = "string"
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.words: list[str] = []
+
+    def forward(self, word: str) -> str:
+        self.words.append(word)
+        return " ".join(self.words)
+
+    def get_state(self) -> list[str]:
+        return list(self.words)
+
+    def set_state(self, state: list[str]) -> None:
+        self.words = list(state)
+
+
+def make_rememberer() -> ToolCallingAgent:
+    return _remembering(agents.make_scripted(planning_interval=2))
+
+
+def make_code_rememberer() -> CodeAgent:
+    return _remembering(agents.make_code(planning_interval=2))
+
+
+def _remembering(agent: A) -> A:
+    agent.tools["shelf"] = Shelf()
+    vars(agent)["scratchpad"] = True
+    return agent

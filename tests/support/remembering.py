@@ -1,0 +1,226 @@
+"""Agents with memory policies, models that report tokens and sum up, and policies of an operator's own.
+
+What a model is asked to sum up is appended to `asked` in REMEMBERING_FOLDER, one line of JSON for each call.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from smolagents import CodeAgent, Model, MultiStepAgent, ToolCallingAgent
+from smolagents.memory import ActionStep, TaskStep
+from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
+from smolagents.monitoring import TokenUsage
+
+from smolsessions.agents.memory.step_types import NoteStep
+from tests.support import agents, ledgers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolagents.memory import MemoryStep
+
+A = TypeVar("A", bound=MultiStepAgent)
+SUMS_UP = "You sum up"
+FOLDER = "REMEMBERING_FOLDER"
+ALL_OWN = [
+    f"tests.support.remembering:{name}"
+    for name in "tasks_alone shout fail_always leave_process tear orphan double noteless foreign".split()
+]
+_PATH = re.compile(r"/[\w/.-]+\.gate")
+
+
+def asks_for_summary(messages: list[ChatMessage]) -> bool:
+    return agents._text(messages[0]).startswith(SUMS_UP)  # noqa: SLF001 - one script, more models
+
+
+class ReportingModel(agents.ScriptedModel):
+    """Reports its prompts' tokens as a real one would: a third of their characters, and tools beside them."""
+
+    TOOLS = 300
+
+    def generate(self, messages: list[ChatMessage], *args: Any, **options: Any) -> ChatMessage:
+        message = super().generate(messages, *args, **options)
+        count = sum(len(agents._text(each)) for each in messages) // 3 + self.TOOLS  # noqa: SLF001 - as above
+        message.token_usage = TokenUsage(input_tokens=count, output_tokens=1)
+        return message
+
+
+class RepeatingModel(agents.ScriptedModel):
+    """Gives every call the id `call_0`, as some providers do."""
+
+    def generate(self, *args: Any, **options: Any) -> ChatMessage:
+        message = super().generate(*args, **options)
+        for call in message.tool_calls or ():
+            call.id = "call_0"
+        return message
+
+
+class SummingModel(Model):
+    """Sums up, each time in another way; waits for a file that is named in what it is given."""
+
+    def __init__(self, kind: str = "well") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def generate(self, messages: list[ChatMessage], *_args: Any, **_options: Any) -> ChatMessage:
+        assert asks_for_summary(messages)
+        asked = agents._text(messages[1])  # noqa: SLF001 - as above
+        folder = Path(os.environ[FOLDER])
+        with (folder / "asked").open("a") as file:
+            file.write(json.dumps(asked) + "\n")
+        if gate := _PATH.search(asked):
+            agents.wait_for(gate[0])
+        if self.kind == "fails":
+            raise RuntimeError("no summary today, and the key is hunter2")
+        number = len((folder / "asked").read_text().splitlines())
+        text = "  " if self.kind == "empty" else f"Summary {number} of {len(asked)} characters."
+        usage = TokenUsage(input_tokens=1000, output_tokens=100)
+        return ChatMessage(role=MessageRole.ASSISTANT, content=text, token_usage=usage)
+
+
+class SummingLedgerModel(ledgers.LedgerModel):
+    """Sums up beside its scripts, and stands still there too."""
+
+    def generate_stream(
+        self, messages: list[ChatMessage], *args: Any, **options: Any
+    ) -> Iterator[ChatMessageStreamDelta]:
+        if not asks_for_summary(messages):
+            yield from super().generate_stream(messages, *args, **options)
+            return
+        ledger = ledgers.Ledger(Path(ledgers._PATH.findall(agents._text(messages[1]))[0]))  # noqa: SLF001 - as above
+        yield ChatMessageStreamDelta(content="What was: ")
+        ledger.enter("summary")
+        yield ChatMessageStreamDelta(content="much.")
+        ledger.leave("summary")
+
+
+def with_policy(agent: A, policy: Any = None, **more: Any) -> A:
+    vars(agent).update({"own_policies": ALL_OWN} | more | ({"memory_policy": policy} if policy else {}))
+    return agent
+
+
+def make_plain() -> ToolCallingAgent:
+    return with_policy(agents.make_scripted(), scratchpad=True, summary_model=SummingModel())
+
+
+def make_coder() -> CodeAgent:
+    return with_policy(agents.make_code())
+
+
+def make_planner() -> ToolCallingAgent:
+    return with_policy(agents.make_planner(), summary_model=SummingModel())
+
+
+def make_last() -> ToolCallingAgent:
+    return with_policy(agents.make_scripted(), {"name": "keep_last_n_steps", "n": 2})
+
+
+def make_reporting() -> ToolCallingAgent:
+    agent = with_policy(agents.make_scripted())
+    agent.model = ReportingModel()
+    return agent
+
+
+def make_repeating() -> ToolCallingAgent:
+    agent = with_policy(agents.make_scripted())
+    agent.model = RepeatingModel()
+    return agent
+
+
+def make_failing() -> ToolCallingAgent:
+    return with_policy(agents.make_scripted(), summary_model=SummingModel("fails"))
+
+
+def make_empty() -> ToolCallingAgent:
+    return with_policy(agents.make_scripted(), summary_model=SummingModel("empty"))
+
+
+def make_manager() -> ToolCallingAgent:
+    return with_policy(agents.make_manager(), {"name": "keep_last_n_steps", "n": 1})
+
+
+def make_teller() -> ToolCallingAgent:
+    agent = with_policy(ledgers.make_teller())
+    agent.model = SummingLedgerModel()
+    return agent
+
+
+AGENTS = ",".join(
+    f"{name}=tests.support.remembering:make_{name}"
+    for name in "plain coder planner last reporting repeating failing empty manager teller".split()
+)
+
+
+def tasks_alone(steps: list[MemoryStep]) -> list[MemoryStep]:
+    return [step for step in steps if isinstance(step, TaskStep)]
+
+
+def shout(steps: list[MemoryStep]) -> list[MemoryStep]:
+    """Change steps in place, whatever is in them, and the list too."""
+    for step in steps:
+        if isinstance(step, ActionStep):
+            step.observations = step.observations and step.observations.upper()
+            for call in step.tool_calls or ():
+                if isinstance(call.arguments, dict):
+                    call.arguments["changed"] = True
+            if step.observations_images:
+                step.observations_images.clear()
+        elif isinstance(step, TaskStep) and step.task_images:
+            step.task_images.clear()
+    shown = list(steps)
+    steps.clear()
+    return shown
+
+
+def fail_always(_steps: list[MemoryStep]) -> list[MemoryStep]:
+    raise RuntimeError("the key is hunter2")
+
+
+def leave_process(_steps: list[MemoryStep]) -> list[MemoryStep]:
+    raise SystemExit(3)
+
+
+def tear(steps: list[MemoryStep]) -> list[MemoryStep]:
+    """Show calls without their results."""
+    for step in steps:
+        if isinstance(step, ActionStep):
+            step.observations = None
+    return steps
+
+
+def orphan(steps: list[MemoryStep]) -> list[MemoryStep]:
+    """Show results without their calls."""
+    for step in steps:
+        if isinstance(step, ActionStep):
+            step.tool_calls = None
+    return steps
+
+
+def double(steps: list[MemoryStep]) -> list[MemoryStep]:
+    return [*steps, *map(copy.copy, steps[:2])]
+
+
+def noteless(steps: list[MemoryStep]) -> list[MemoryStep]:
+    return [step for step in steps if not isinstance(step, NoteStep)]
+
+
+def foreign(steps: list[MemoryStep]) -> list[Any]:
+    return [*steps, "text"]
+
+
+def unlisted(steps: list[MemoryStep]) -> list[MemoryStep]:
+    return steps
+
+
+def make_wrong(**attributes: Any) -> MultiStepAgent:
+    agent = agents.make_scripted()
+    vars(agent).update(attributes)
+    return agent

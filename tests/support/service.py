@@ -1,0 +1,204 @@
+"""The service as a process of its own, as an operator starts it, and a client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
+SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
+START_S = 20.0
+END_S = 20.0
+AGENTS = ",".join(
+    f"{name}=tests.{factory}"
+    for name, factory in {
+        "scripted": "agents:make_scripted",
+        "code": "agents:make_code",
+        "planner": "agents:make_planner",
+        "carrier": "agents:make_carrier",
+        "manager": "agents:make_manager",
+        "checked": "agents:make_checked",
+        "streamed": "streaming:make_streamed",
+        "streamed-code": "streaming:make_streamed_code",
+        "structured": "streaming:make_structured",
+        "streamed-planner": "streaming:make_streamed_planner",
+        "family": "streaming:make_family",
+        "code-family": "streaming:make_code_family",
+        "careful": "streaming:make_careful",
+        "coder": "coders:make_coder",
+        "whole": "coders:make_whole",
+        "lead": "coders:make_lead",
+        "threaded": "coders:make_threaded",
+        "walker": "coders:make_walker",
+        "walker-libraries": "coders:make_walker_with_libraries",
+        "walker-thread": "coders:make_walker_in_a_thread",
+        "hasty": "coders:make_hasty",
+        "small": "coders:make_small",
+        "walled": "coders:make_walled",
+        "forking": "coders:make_forking",
+    }.items()
+)
+
+
+@dataclass
+class Service:
+    """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
+
+    `command` is a role, and its options; `wrapper` a program that becomes, or starts, what it is given.
+    """
+
+    folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path = ROOT
+    command: tuple[str, ...] = ("serve",)
+    wrapper: tuple[str, ...] = ()
+    python: str = sys.executable
+    process: subprocess.Popen[str] = field(init=False)
+    client: httpx2.Client = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until it says where it listens."""
+        self.process = spawn(
+            self.folder,
+            self.settings,
+            self.environment,
+            *self.command,
+            cwd=self.cwd,
+            wrapper=self.wrapper,
+            python=self.python,
+        )
+        first = self._line()
+        assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
+        lines = SAID[self.command[0]] + ("--processes" in self.command)
+        self.said = [first] + [self._line() for _ in range(lines)]
+        self.client = httpx2.Client(base_url=f"http://{first.split()[-1]}", timeout=30)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            with suppress(httpx2.TransportError):
+                if self.client.get("/readyz").status_code == 200:
+                    return
+        raise AssertionError(self.log())
+
+    def stop(self) -> int:
+        """End it as an operator does."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def kill(self) -> None:
+        """End it as a power cut does."""
+        self.process.kill()
+        self._end()
+
+    def log(self) -> str:
+        return (self.folder / "service.log").read_text()
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.client.post(path, json=body)
+
+    def play(self, *script: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """Play a script as one turn and give the turn."""
+        response = self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body))
+        assert response.status_code == 200, response.text
+        turn: dict[str, Any] = response.json()
+        return turn
+
+    def follow_up(self, turn: dict[str, Any], *script: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """Play the next turn of the same conversation."""
+        return self.play(*script, agent=turn["agent"]["name"], conversation_id=turn["conversation_id"], **body)
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        response = self.client.get(path, params=query)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
+        page = self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)
+        return list(page["items"])
+
+    def _line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip()
+
+    def _end(self) -> int:
+        status = self.process.wait(30)
+        assert self.process.stdout
+        self.process.stdout.close()
+        if hasattr(self, "client"):
+            self.client.close()
+        return status
+
+
+def write_private(path: Path, text: str) -> Path:
+    """Write a file that its owner alone may read, as the service asks of secrets."""
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
+def spawn(
+    folder: Path,
+    settings: dict[str, str],
+    environment: dict[str, str] | None = None,
+    *command: str,
+    cwd: Path = ROOT,
+    wrapper: tuple[str, ...] = (),
+    python: str = sys.executable,
+) -> subprocess.Popen[str]:
+    """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log.
+
+    In another `cwd` than the repository it is the installed command, as users have it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
+    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
+    named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
+    with (folder / "service.log").open("a") as log:
+        return subprocess.Popen(
+            [*wrapper, *((python, "-m", "smolsessions") if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            cwd=cwd,
+            env=inherited | {"PYTHONPATH": str(ROOT)} | named | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+
+def run(
+    folder: Path, settings: dict[str, str], *command: str, cwd: Path = ROOT, **environment: str
+) -> tuple[int, str, str]:
+    """Run a command to its end, which is bounded; give status, output and errors."""
+    with spawn(folder, settings, environment, *command, cwd=cwd) as process:
+        try:
+            output, _ = process.communicate(timeout=END_S)
+        finally:
+            process.kill()  # one that serves where it should have ended
+    return process.returncode, output, (folder / "service.log").read_text()

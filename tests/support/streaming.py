@@ -1,0 +1,368 @@
+"""Turns as they are watched: a reader of server-sent events, agents whose models stream, tools that heed no stop.
+
+A streamed model plays the scripts of `tests.support.agents`, in pieces of three characters, and knows two entries more:
+    {"stream": [...]}     pieces as they are: "text", [index, "fragment of a call's arguments"], [index, "…", "tool"],
+                          {"large": 1000}: a text of that length,
+                          {"gate": "path"}: it says `started` beside that file and waits for it there
+    {"endless": "text"}   the same piece again and again, until somebody stops it
+`pace_s` in an entry is how long each of its pieces takes.
+Load the fixture with `pytest_plugins = ["tests.support.streaming"]`.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+import pytest
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
+from smolagents.models import (
+    ChatMessage,
+    ChatMessageStreamDelta,
+    ChatMessageToolCallFunction,
+    ChatMessageToolCallStreamDelta,
+    agglomerate_stream_deltas,
+    get_tool_json_schema,
+)
+from smolagents.monitoring import TokenUsage
+
+from tests.support import agents
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import httpx2
+    from smolagents import MultiStepAgent
+
+PATIENCE_S = 15
+EVENTS = {"Accept": "text/event-stream"}
+FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One event of a stream, as it came."""
+
+    event: str
+    id: int
+    data: Event
+    raw: bytes
+
+
+class Stream:
+    """An answer of server-sent events. Whoever iterates over it gets its frames; no frame is waited for too long."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.response = response
+        #: of this end of the connection
+        self.port: int = response.extensions["network_stream"].get_extra_info("client_addr")[1]
+        self.raw = bytearray()
+        self.seen: list[Frame] = []
+        self._chunks = response.iter_raw()
+        self._rest = b""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Frame:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            block, found, rest = self._rest.partition(b"\n\n")
+            if found:
+                self._rest = rest
+                if not block.startswith(b":"):
+                    self.seen.append(_frame(block))
+                    return self.seen[-1]
+                continue
+            assert time.monotonic() < end, f"nothing after {self.seen[-1:]}"
+            chunk = next(self._chunks)
+            self._rest += chunk
+            self.raw += chunk
+
+    def until(self, kind: str, **members: Any) -> Event:
+        """Read up to an event of a kind, whose data holds these members."""
+        for frame in self:
+            if frame.event == kind and frame.data.items() >= members.items():
+                return frame.data
+        raise AssertionError(f"no {kind} {members} in {[frame.event for frame in self.seen]}")
+
+    def rest(self) -> list[Frame]:
+        """Read to the end, whatever it is."""
+        return list(self)
+
+
+def _frame(block: bytes) -> Frame:
+    lines = [line.partition(": ") for line in block.decode().split("\n")]
+    assert [name for name, _, _ in lines] == ["event", "id", "data"], block
+    event, number, data = (value for _, _, value in lines)
+    return Frame(event, int(number), json.loads(data), block + b"\n\n")
+
+
+@contextmanager
+def posting(
+    service: Service, *script: Event, agent: str = "streamed", query: Event | None = None, **body: Any
+) -> Iterator[Stream]:
+    """Post a script as a turn and watch it."""
+    asked = {"agent": agent, "message": json.dumps(script)} | body
+    with service.client.stream("POST", "/turn", params=query, json=asked, headers=EVENTS) as response:
+        assert response.status_code == 200, response.read()
+        yield Stream(response)
+
+
+@contextmanager
+def watching(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> Iterator[Stream]:
+    """Watch a turn; `last` is sent as Last-Event-ID."""
+    headers = EVENTS | ({} if last is None else {"Last-Event-ID": str(last)})
+    with service.client.stream("GET", place(turn, "/events"), params=query, headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        yield Stream(response)
+
+
+def log_of(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> list[Frame]:
+    """Give a turn's events up to the end of their stream."""
+    with watching(service, turn, last, **query) as stream:
+        return stream.rest()
+
+
+def seen(service: Service, *script: Event, agent: str = "streamed", **body: Any) -> list[Event]:
+    """Play a script as one turn, which finishes, and give its events."""
+    with posting(service, *script, agent=agent, **body) as stream:
+        events = [frame.data for frame in stream]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["type"] for event in events if event["type"] in FINAL] == [events[-1]["type"]]
+    return events
+
+
+def place(turn: Event, below: str = "") -> str:
+    return f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}{below}"
+
+
+def spoken(events: list[Event], channel: str, **members: Any) -> str:
+    """Join the pieces of a channel."""
+    pieces = [event for event in events if event["type"] == "message.delta" and event["channel"] == channel]
+    return "".join(event["text"] for event in pieces if event.items() >= members.items())
+
+
+def gone(service: Service, port: int) -> bool:
+    """Tell whether the service has let go of the connection from a port."""
+    held = psutil.Process(service.process.pid).net_connections("tcp")
+    return port not in [connection.raddr.port for connection in held if connection.raddr]
+
+
+@pytest.fixture(scope="session")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+    """Give two services on one store; only the first one knows the tests' agents, so it plays their turns."""
+    from tests.store.test_store import running  # noqa: PLC0415 - the service imports this module and has no use for it
+
+    folder = tmp_path_factory.mktemp("replicas")
+    with running(folder / "store") as server, ExitStack() as stack:
+        yield (
+            stack.enter_context(Service(folder / "a", server.settings)),
+            stack.enter_context(Service(folder / "b", server.settings | {"AGENTS": ""})),
+        )
+
+
+class StreamedModel(agents.ScriptedModel):
+    """Plays scripts piece by piece. Without a stream it gives the same message at once."""
+
+    def generate(
+        self,
+        messages: list[ChatMessage],
+        stop_sequences: list[str] | None = None,
+        response_format: dict[str, str] | None = None,
+        tools_to_call_from: list[Tool] | None = None,
+        **options: Any,
+    ) -> ChatMessage:
+        stream = self.generate_stream(messages, stop_sequences, response_format, tools_to_call_from, **options)
+        message = agglomerate_stream_deltas([*stream])
+        message.content, message.tool_calls = message.content or None, message.tool_calls or None
+        return message
+
+    def generate_stream(
+        self,
+        messages: list[ChatMessage],
+        stop_sequences: list[str] | None = None,
+        response_format: dict[str, str] | None = None,
+        tools_to_call_from: list[Tool] | None = None,
+        **options: Any,
+    ) -> Iterator[ChatMessageStreamDelta]:
+        entry = {} if stop_sequences in (None, ["<end_plan>"]) else _entry(messages)
+        pieces: Iterable[Any]
+        match entry:
+            case {"stream": list(given)}:
+                pieces = given
+            case {"endless": str(text)}:
+                pieces = itertools.repeat(text)
+            case {"prompt": True}:
+                asked = [
+                    stop_sequences,
+                    response_format,
+                    [get_tool_json_schema(tool) for tool in tools_to_call_from or ()],
+                ]
+                pieces = _answer(_digest(messages, asked), tools_to_call_from, structured=response_format is not None)
+            case _:
+                message = super().generate(messages, stop_sequences, response_format, tools_to_call_from, **options)
+                pieces = _cut(message)
+        end = time.monotonic() + 2 * PATIENCE_S
+        for piece in pieces:
+            if time.monotonic() > end:
+                raise TimeoutError("nobody stopped it")
+            if isinstance(piece, dict) and "gate" in piece:
+                agents.wait_for(piece["gate"])
+                continue
+            time.sleep(entry.get("pace_s", 0))
+            yield _delta(piece, len(messages))
+        yield ChatMessageStreamDelta(token_usage=TokenUsage(input_tokens=10, output_tokens=5))
+
+
+def _entry(messages: list[ChatMessage]) -> Event:
+    """Find the place in the script, as `ScriptedModel` does."""
+    texts = [agents._text(message) for message in messages]  # noqa: SLF001 - one script, two models
+    start = max(index for index, text in enumerate(texts) if text.startswith(agents.TASK))
+    script: list[Event]
+    script, _ = json.JSONDecoder().raw_decode(texts[start].removeprefix(agents.TASK))
+    done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
+    return script[min(done, len(script) - 1)]
+
+
+def _digest(messages: list[ChatMessage], asked: list[Any]) -> str:
+    return agents.digest(messages) + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def _answer(text: str, tools: list[Tool] | None, *, structured: bool) -> list[Any]:
+    if tools:
+        return [[0, json.dumps({"answer": text}), "final_answer"]]
+    code = f"final_answer({text!r})"
+    return [json.dumps({"thought": "T", "code": code})] if structured else [f"<code>\n{code}\n</code>"]
+
+
+def _cut(message: ChatMessage) -> list[Any]:
+    pieces: list[Any] = _in_threes(str(message.content or ""))
+    for index, call in enumerate(message.tool_calls or ()):
+        pieces += [[index, "", call.function.name]]
+        pieces += [[index, piece] for piece in _in_threes(json.dumps(call.function.arguments))]
+    return pieces
+
+
+def _in_threes(text: str) -> list[str]:
+    return [text[start : start + 3] for start in range(0, len(text), 3)]
+
+
+def _delta(piece: str | list[Any] | Event, place: int) -> ChatMessageStreamDelta:
+    if isinstance(piece, dict):
+        piece = "x" * int(piece["large"])
+    if isinstance(piece, str):
+        return ChatMessageStreamDelta(content=piece)
+    index, arguments, *name = piece
+    function = ChatMessageToolCallFunction(name=name[0] if name else "", arguments=arguments)
+    call = ChatMessageToolCallStreamDelta(
+        index=index, id=f"call_{place}_{index}" if name else None, type="function", function=function
+    )
+    return ChatMessageStreamDelta(tool_calls=[call])
+
+
+class Nagging(Tool):  # type: ignore[misc, unused-ignore]
+    """A user's tool that calls another tool of its agent again and again, and minds nothing that is raised."""
+
+    name = "nag"
+    description = "Calls echo a number of times."
+    inputs = {"times": {"type": "integer", "description": "how often"}}  # noqa: RUF012 - smolagents' way
+    output_type = "string"
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.agent: MultiStepAgent | None = None
+
+    def forward(self, times: int) -> str:
+        assert self.agent
+        for _ in range(times):
+            with suppress(BaseException):  # that is what such tools do
+                self.agent.tools["echo"](text="again")
+            time.sleep(0.001)
+        return "nagged"
+
+
+class CarefulAnswer(Tool):  # type: ignore[misc, unused-ignore]
+    """A user's `final_answer` that takes its arguments in another order."""
+
+    name = "final_answer"
+    description = "Answers, with sources."
+    inputs = {  # noqa: RUF012 - smolagents' way
+        "sources": {"type": "array", "description": "where it is from"},
+        "answer": {"type": "string", "description": "the answer"},
+    }
+    output_type = "string"
+
+    def forward(self, sources: list[str], answer: str) -> str:  # noqa: ARG002 - they are for the model's conscience
+        return answer
+
+
+def _templates(name: str) -> Any:
+    """Give templates in which a managed agent's task is a script as it is."""
+    templates = deepcopy(agents._templates(name))  # noqa: SLF001 - one set of templates
+    templates["managed_agent"] = {"task": "{{task}}", "report": "{{final_answer}}"}
+    return templates
+
+
+def make_streamed(**options: Any) -> ToolCallingAgent:
+    nagging = Nagging()
+    agent = ToolCallingAgent(
+        tools=[*options.pop("tools", ()), *agents.TOOLS, nagging],
+        model=StreamedModel(),
+        prompt_templates=_templates("toolcalling_agent.yaml"),
+        verbosity_level=LogLevel.OFF,
+        **({"max_steps": 6} | options),
+    )
+    nagging.agent = agent
+    return agent
+
+
+def make_streamed_code(**options: Any) -> CodeAgent:
+    return CodeAgent(
+        tools=agents.TOOLS,
+        model=StreamedModel(),
+        prompt_templates=_templates(
+            "structured_code_agent.yaml" if options.get("use_structured_outputs_internally") else "code_agent.yaml"
+        ),
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        executor_kwargs={"timeout_seconds": None},
+        **options,
+    )
+
+
+def make_structured() -> CodeAgent:
+    return make_streamed_code(use_structured_outputs_internally=True)
+
+
+def make_streamed_planner() -> ToolCallingAgent:
+    return make_streamed(planning_interval=2)
+
+
+def make_family() -> ToolCallingAgent:
+    """Make an agent that manages one that manages one, and a coder."""
+    helper = make_streamed(name="helper", description="Helps.")
+    lead = make_streamed(name="lead", description="Leads a helper.", managed_agents=[helper])
+    coder = make_streamed_code(name="coder", description="Codes.")
+    return make_streamed(managed_agents=[lead, coder])
+
+
+def make_code_family() -> CodeAgent:
+    """Make a coder that manages an agent that plans."""
+    helper = make_streamed(name="helper", description="Helps.", planning_interval=1)
+    return make_streamed_code(managed_agents=[helper])
+
+
+def make_careful() -> ToolCallingAgent:
+    return make_streamed(tools=[CarefulAnswer()])  # type: ignore[no-untyped-call, unused-ignore]

@@ -1,0 +1,527 @@
+"""A conversation taken out as a document and brought in again: here, elsewhere, by others, and from smolagents."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from smolsessions.store.seal import new_key
+from tests.store.test_going_back import (
+    KINDS,
+    PROMPT,
+    SETTINGS,
+    consistent,
+    counts,
+    fork,
+    new,
+    past_of,
+    probe,
+    record_of,
+    roll_back,
+    variables,
+)
+from tests.store.test_store import P, png, until
+from tests.support import agents
+from tests.support.problems import nothing_stored, problem, send
+from tests.support.service import Service, write_private
+from tests.support.streaming import log_of
+from tests.web.test_owners import ADA, BOB, ask, line, make, say
+from tests.worker.test_stop import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+pytest_plugins = ["tests.support.streaming"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service"), SETTINGS) as running_service:
+        yield running_service
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Give a service with another store and another key."""
+    with Service(tmp_path_factory.mktemp("elsewhere"), SETTINGS | {"SEAL_KEYS": new_key()}) as running_service:
+        yield running_service
+
+
+def take_out(service: Service, name: str) -> dict[str, Any]:
+    response = service.client.get(f"/conversations/{name}/export")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def importing(service: Service, document: Any, **query: str) -> httpx2.Response:
+    body = json.dumps(document)  # half a character as an escape
+    return service.client.post(
+        "/conversations/import", content=body, params=query, headers={"Content-Type": "application/json"}
+    )
+
+
+def bring_in(service: Service, document: Any, **query: str) -> dict[str, Any]:
+    response = importing(service, document, **query)
+    assert response.status_code == 201, response.text
+    made: dict[str, Any] = response.json()
+    assert response.headers["location"] == f"/conversations/{made['id']}"
+    return made
+
+
+def refused(service: Service, document: Any, pointer: str, **query: str) -> None:
+    with nothing_stored(service):
+        response = importing(service, document, **query)
+        found = problem(response, 422, "invalid_request")
+    assert pointer in [error.get("pointer") for error in found["errors"]], found
+
+
+def lived(service: Service, kind: str, folder: Path) -> str:
+    """Give a conversation with all that can be in one."""
+    past = past_of(kind, folder)
+    name = new(service, kind)
+    past.play(service, name, 1, 7)
+    roll_back(service, name, 6)
+    service.play(ECHO if kind == "rememberer" else {"code": "y = 1"}, DONE, agent=kind, conversation_id=name)
+    policy = [{"name": "keep_last_n_steps", "n": 3}]
+    assert service.post(f"/conversations/{name}/prune", policy=policy).status_code == 200
+    changed = {"metadata": {"topic": "größe", "": [1, None]}, "policy": [{"name": "token_budget", "max_tokens": 9000}]}
+    assert service.client.patch(f"/conversations/{name}", json=changed).status_code == 200
+    return name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_same(
+    service: Service, elsewhere: Service, tmp_path: Path, kind: str
+) -> None:
+    name = lived(service, kind, tmp_path)
+    document = take_out(service, name)
+    assert (document["format"], document["version"], document["id"]) == ("smolsessions/conversation", 1, name)
+    assert document["rollbacks"] == [[7, 6]]
+    made = bring_in(elsewhere, document, id=f"again-{kind}")
+    assert made["id"] == f"again-{kind}"
+    assert take_out(elsewhere, made["id"]) == document | {"id": made["id"]}
+    was = service.get(f"/conversations/{name}")
+    same = ("agent", "metadata", "turns", "step_counts", "archived_steps", "policy")
+    assert {member: made[member] for member in same} == {member: was[member] for member in same}
+    told: list[Any] = []
+    for where, conversation in ((service, name), (elsewhere, made["id"])):
+        path = f"/conversations/{conversation}"
+        turns = where.get(f"{path}/turns", limit=100)["items"]
+        steps = where.get(f"{path}/steps", limit=100, archived="true")["items"]
+        plain = json.dumps([turns, where.get(f"{path}/messages")]).replace(conversation, "")
+        kinds = [
+            (step["type"], step["turn"], step["archived"] or step["rolled_back"], step["hidden"]) for step in steps
+        ]
+        told.append((json.loads(plain), kinds))
+    assert told[0] == told[1]
+    assert [frame.event for frame in log_of(elsewhere, {"conversation_id": made["id"], "turn": 3})] == ["turn.failed"]
+    assert probe(elsewhere, made["id"], kind) == probe(service, name, kind)
+
+
+def test_it_is_anybodys_who_has_the_document(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", line("ada", ADA) + line("bob", BOB))
+    with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
+        hers = make(locked, ADA, agent="scripted")["id"]
+        say(locked, ADA, "hello", hers)
+        document = ask(locked, ADA, "GET", f"/conversations/{hers}/export").json()
+        assert '"ada"' not in json.dumps(document)
+        his = ask(locked, BOB, "POST", f"/conversations/import?id={hers}", document)
+        assert his.status_code == 201
+        for_bob = ask(locked, BOB, "GET", f"/conversations/{hers}/export").json()
+        assert for_bob == document
+        say(locked, BOB, "more", hers)
+        assert ask(locked, ADA, "GET", f"/conversations/{hers}").json()["turns"] == 1
+        assert ask(locked, BOB, "GET", f"/conversations/{hers}").json()["turns"] == 2
+
+
+def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Service) -> None:
+    turn = service.play(ECHO, {"say": "one"})
+    name = turn["conversation_id"]
+    for text in ("two", "three"):
+        service.follow_up(turn, ECHO, {"say": text})
+    made = bring_in(service, take_out(service, name))["id"]
+    service.play(ECHO, {"say": "four"}, conversation_id=made)
+    for last in (2, 3, 1):
+        assert counts(fork(service, made, turn=last)) == {"task": last, "action": 2 * last}
+        assert counts(roll_back(service, made, last)) == {"task": last, "action": 2 * last}
+    assert counts(roll_back(service, made, 0)) == {}
+    assert counts(roll_back(service, made, 4)) == {"task": 4, "action": 8}
+    consistent(service, made)
+
+
+def test_an_import_with_variables_can_be_gone_back_in_to_its_last_turn(service: Service) -> None:
+    turn = service.play({"code": "x = 1"}, {"say": "one"}, agent="code")
+    service.follow_up(turn, {"code": "x = 2"}, {"say": "two"})
+    made = bring_in(service, take_out(service, turn["conversation_id"]))["id"]
+    service.play({"code": "x = 3"}, {"say": "three"}, conversation_id=made, agent="code")
+    for what in ("rollback", "fork"):
+        problem(service.post(f"/conversations/{made}/{what}", turn=1), 409, "history_gone")
+    roll_back(service, made, 2)
+    assert variables(service, made) == 2
+
+
+def test_an_empty_conversation_and_one_whose_steps_are_gone_go_round(service: Service) -> None:
+    empty = new(service, "scripted")
+    document = take_out(service, empty)
+    made = bring_in(service, document)
+    assert take_out(service, made["id"]) == document | {"id": made["id"]}
+    consistent(service, made["id"])
+    turn = service.play({"code": "x = 5"}, DONE, agent="code")
+    name = turn["conversation_id"]
+    roll_back(service, name, 0)
+    assert service.post(f"/conversations/{name}/prune", destroy=True).status_code == 200
+    roll_back(service, name, 1)
+    made = bring_in(service, take_out(service, name))
+    assert (counts(made), made["turns"]) == ({}, 1)
+    assert variables(service, made["id"]) == 5
+
+
+def test_variables_that_no_document_holds_are_named_and_the_model_is_told(service: Service) -> None:
+    code = "a = {'n': [1, 2.5, None, 'é']}\npair = (1, 2)\ndef f():\n    return 7\nb = 3"
+    turn = service.play({"code": code}, DONE, agent="code")
+    document = take_out(service, turn["conversation_id"])
+    assert {(each["kind"], each["name"]) for each in document["not_exported"]} == {
+        ("variable", "pair"),
+        ("variable", "f"),
+    }
+    assert document["variables"][""]["code"] == {"a": {"n": [1, 2.5, None, "é"]}, "b": 3}
+    made = bring_in(service, document)
+    body = {"agent": "code", "conversation_id": made["id"]}
+    shown = json.loads(service.play({"shown": True}, **body)["reply"])
+    assert any("f, pair" in text and "gone" in text for _, text in shown), shown
+    last = service.play({"code": "print(a, b)"}, {"code": "f()"}, {"code": "final_answer(a)"}, **body)
+    assert last["output"] == {"n": [1, 2.5, None, "é"]}
+    errors = [step["error"] for step in service.steps(last) if step["type"] == "action" and step["error"]]
+    assert len(errors) == 1
+
+
+def test_images_go_with_it(service: Service, elsewhere: Service) -> None:
+    turn = service.play({"call": [["picture", {}]]}, PROMPT, images=[png("red"), png("blue")])
+    made = bring_in(elsewhere, take_out(service, turn["conversation_id"]))
+    for name, where in ((turn["conversation_id"], service), (made["id"], elsewhere)):
+        steps = where.get(f"/conversations/{name}/steps")["items"]
+        urls = {image["url"] for step in steps for image in step.get("images", ())}
+        assert len(urls) == 2
+        assert all(where.client.get(url).content.startswith(b"\x89PNG") for url in urls)
+    body = {"conversation_id": made["id"]}
+    assert elsewhere.play(PROMPT, **body)["reply"] == service.follow_up(turn, PROMPT)["reply"]
+
+
+@pytest.mark.parametrize("kind", ["scripted", "code"])
+def test_what_smolagents_remembers_goes_on_as_with_the_bare_agent(service: Service, kind: str) -> None:
+    bare = agents.make_scripted() if kind == "scripted" else agents.make_code()
+    does: list[Event] = (
+        [ECHO, {"call": [["fail", {"reason": "no"}]]}] if kind == "scripted" else [{"code": "x = 'é' * 3\nprint(x)"}]
+    )
+    tasks = [json.dumps([*does, {"say": str(number)}]) for number in range(3)]
+    for task in tasks:
+        bare.run(task, reset=False)
+    steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
+    document = {"format": "smolagents/memory", "agent": kind, "metadata": {"from": "a notebook"}, "steps": steps}
+    made = bring_in(service, document)
+    assert (made["turns"], made["metadata"], made["agent"]) == (3, {"from": "a notebook"}, kind)
+    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
+    assert [each["message"] for each in turns] == tasks
+    assert {each["status"] for each in turns} == {"finished"}
+    expected = bare.run(json.dumps([PROMPT]), reset=False)
+    assert service.play(PROMPT, agent=kind, conversation_id=made["id"])["reply"] == expected
+    consistent(service, made["id"], agent=kind)
+    again = bring_in(service, take_out(service, made["id"]))
+    assert again["turns"] == 5
+
+
+def test_what_was_done_before_the_first_task_is_a_turn_too(service: Service) -> None:
+    bare = agents.make_scripted()
+    bare.run(json.dumps([ECHO, DONE]), reset=False)
+    steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
+    steps = [step for step in steps if "task" not in step] + steps
+    made = bring_in(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
+    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
+    assert [each["message"] for each in turns] == ["", json.dumps([ECHO, DONE])]
+    assert [step["turn"] for step in service.get(f"/conversations/{made['id']}/steps")["items"]] == [1, 1, 2, 2, 2]
+    assert service.play(DONE, conversation_id=made["id"])["turn"] == 3
+    assert service.get(f"/conversations/{bring_in(service, take_out(service, made['id']))['id']}")["turns"] == 3
+
+
+@pytest.fixture(scope="module")
+def document(service: Service) -> dict[str, Any]:
+    turn = service.play(ECHO, {"say": "one"})
+    service.follow_up(turn, ECHO, {"say": "two"})
+    return take_out(service, turn["conversation_id"])
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Give a copy with another value at a place; `...` takes the place away."""
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    *way, last = [int(part) if part.isdigit() else part for part in path.split("/")[1:]]
+    place: Any = copy
+    for part in way:
+        place = place[part]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return copy
+
+
+HALF = "\ud83d"
+WRONG: list[tuple[str, Any, str]] = [
+    ("/format", "smolsessions/other", "/format"),
+    ("/format", ..., "/format"),
+    ("/version", 2, "/version"),
+    ("/version", "1", "/version"),
+    ("/version", True, "/version"),
+    ("/version", 1.0, "/version"),
+    ("/version", ..., "/version"),
+    ("/surplus", 1, "/surplus"),
+    ("/agent", 5, "/agent"),
+    ("/agent", "x" * 65, "/agent"),
+    ("/metadata", [], "/metadata"),
+    ("/metadata", {"a": HALF}, "/metadata"),
+    ("/metadata", {HALF: 1}, "/metadata"),
+    ("/policy", {"name": "keep_last_n_steps", "n": 0}, "/policy/0/n"),
+    ("/policy", [{"name": "none such"}], "/policy/0/name"),
+    ("/turns", {}, "/turns"),
+    ("/turns/1", ..., "/turns"),
+    ("/turns/0/turn", 2, "/turns/0/turn"),
+    ("/turns/1/turn", 1, "/turns/1/turn"),
+    ("/turns/1/turn", 2**40, "/turns/1/turn"),
+    ("/turns/0/status", "running", "/turns/0/status"),
+    ("/turns/0/message", HALF, "/turns"),
+    ("/turns/0/reply", HALF, "/turns"),
+    ("/turns/0/output", {"a": [HALF]}, "/turns"),
+    ("/turns/0/message", None, "/turns/0/message"),
+    ("/turns/0/timing/submitted_at", -1, "/turns/0/timing/submitted_at"),
+    ("/turns/0/timing/submitted_at", 1e300, "/turns/0/timing/submitted_at"),
+    ("/turns/0/tool_calls/0/arguments", ..., "/turns/0/tool_calls/0/arguments"),
+    ("/turns/0/tool_calls/0/extra", 1, "/turns/0/tool_calls/0/extra"),
+    ("/turns/0/usage/input_tokens", "1", "/turns/0/usage/input_tokens"),
+    ("/turns/0/state", "fine", "/turns/0/state"),
+    ("/rollbacks", [[1]], "/rollbacks/0"),
+    ("/rollbacks", [[1, 1, 1]], "/rollbacks/0"),
+    ("/rollbacks", [["1", 1]], "/rollbacks/0/0"),
+    ("/rollbacks", [[3, 1]], "/rollbacks/0/0"),
+    ("/rollbacks", [[-1, -1]], "/rollbacks/0/0"),
+    ("/rollbacks", [[2**70, 0]], "/rollbacks/0/0"),
+    ("/rollbacks", [[1, 2]], "/rollbacks/0/1"),
+    ("/rollbacks", [[2, -1]], "/rollbacks/0/1"),
+    ("/rollbacks", [[2, 1], [1, 0]], "/rollbacks/1/0"),
+    ("/rollbacks", [[1, 0]] * 2, "/rollbacks/1/0"),
+    ("/steps/5/turn", 3, "/turns"),
+    ("/steps/0/turn", 0, "/steps/0/turn"),
+    ("/steps/0/type", "thought", "/steps/0/type"),
+    ("/steps", {}, "/steps"),
+    ("/steps/1/tool_calls/0/name", 3, "/steps/1/tool_calls/0/name"),
+    ("/images", {"x": {"type": "image/png", "data": ""}}, "/images/x"),
+    ("/variables", {"helper": {}}, "/variables/helper"),
+    ("/not_exported", [1], "/not_exported/0"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "pointer"), WRONG)
+def test_a_document_that_is_wrong_is_refused_with_the_place(
+    service: Service, document: dict[str, Any], path: str, value: Any, pointer: str
+) -> None:
+    refused(service, changed(document, path, value), pointer)
+
+
+VALUES = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        0.5,
+        1e308,
+        2**31,
+        2**63,
+        2**200,
+        "",
+        "x",
+        "finished",
+        HALF,
+        "\0",
+        [],
+        [1],
+        {},
+        {"a": 1},
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), value=VALUES)
+def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
+    service: Service, document: dict[str, Any], data: st.DataObject, value: Any
+) -> None:
+    found = refusable(changed(document, "/rollbacks", [[1, 0]]), data, value)
+    response = importing(service, found)
+    if response.status_code != 201:
+        problem(response, response.status_code, response.json()["code"])
+        assert response.status_code == 422
+        return
+    where = f"/conversations/{response.json()['id']}"
+    for path in ("", "/turns", "/steps", "/messages", "/export"):
+        assert service.client.get(where + path).status_code == 200, path
+    agent = response.json()["agent"]
+    last = service.play(DONE, agent=agent, conversation_id=response.json()["id"])
+    assert last["turn"] == len(found["turns"]) + 1
+    assert service.client.delete(where).status_code == 204
+
+
+def refusable(document: dict[str, Any], data: st.DataObject, value: Any) -> dict[str, Any]:
+    """Give a copy with a value in the place of any other, or of none where it has become a member more."""
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    places: list[tuple[Any, Any]] = []
+
+    def look(part: Any) -> None:
+        for key, below in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            places.append((part, key))
+            if isinstance(below, dict | list):
+                look(below)
+
+    look(copy)
+    part, key = data.draw(st.sampled_from(places))
+    part[key] = value
+    return copy
+
+
+@pytest.mark.parametrize("body", ["[]", "1", "null", '"text"', "{}", '{"format": ["smolsessions/conversation"]}'])
+def test_what_is_no_document_is_refused(service: Service, body: str) -> None:
+    found = problem(send(service, "POST", "/conversations/import", body), 422, "invalid_request")
+    assert found["errors"][0]["pointer"] == "/format"
+
+
+def test_bodies_that_are_no_json_or_none_or_too_large(service: Service, tmp_path: Path) -> None:
+    problem(send(service, "POST", "/conversations/import", "{"), 400, "malformed")
+    problem(send(service, "POST", "/conversations/import", ""), 400, "malformed")
+    problem(send(service, "POST", "/conversations/import", "{}", "text/plain"), 415, "unsupported_media_type")
+    twice = problem(
+        send(service, "POST", "/conversations/import", '{"format": 1, "format": 2}'), 422, "invalid_request"
+    )
+    assert "twice" in twice["detail"]
+    problem(send(service, "POST", "/conversations/import", '{"version": NaN}'), 422, "invalid_request")
+    with Service(tmp_path, SETTINGS | {"MAX_BODY_BYTES": "2000"}) as small:
+        problem(send(small, "POST", "/conversations/import", json.dumps({"x": "y" * 2000})), 413, "too_large")
+
+
+def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service, document: dict[str, Any]) -> None:
+    first = bring_in(service, document, id="mine")
+    with nothing_stored(service):
+        problem(service.client.post("/conversations/import?id=mine", json=document), 409, "conversation_exists")
+        problem(service.client.post("/conversations/import?id=a%2Fb", json=document), 422, "invalid_request")
+        for name in ("nobody", "ü"):
+            problem(
+                service.client.post("/conversations/import", json=document, params={"agent": name}),
+                422,
+                "unknown_agent",
+            )
+        problem(service.client.post("/conversations/import", json=document | {"agent": "nobody"}), 422, "unknown_agent")
+    again = bring_in(service, document)
+    assert again["id"] not in {first["id"], document["id"]}
+    other = bring_in(service, document, agent="planner")
+    assert other["agent"] == "planner"
+    assert service.play(DONE, agent="planner", conversation_id=other["id"])["turn"] == 3
+    with_code = take_out(service, service.play({"code": "x = 1"}, DONE, agent="code")["conversation_id"])
+    refused(service, with_code, "/variables/", agent="scripted")
+
+
+def test_rollbacks_of_a_document_are_those_of_the_conversation(service: Service, document: dict[str, Any]) -> None:
+    made = bring_in(service, changed(document, "/rollbacks", [[1, 0]]))
+    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
+    assert [each["rolled_back"] for each in turns] == [True, False]
+
+
+def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, document: dict[str, Any]) -> None:
+    for hidden in ([0, 1], [1], [0, 2, 4]):
+        copy = json.loads(json.dumps(document))
+        for place in hidden:
+            copy["steps"][place]["hidden"] = True
+        name = bring_in(service, copy)["id"]
+        steps = service.get(f"/conversations/{name}/steps", archived="true")["items"]
+        assert [place for place, step in enumerate(steps) if step["hidden"] or step["archived"]] == hidden
+        again = bring_in(service, take_out(service, name))["id"]
+        messages = [service.get(f"/conversations/{each}/messages") for each in (name, again)]
+        assert messages[0] == messages[1]
+        assert service.play(PROMPT, conversation_id=name)["status"] == "finished"
+
+
+def test_half_a_character_in_what_smolagents_remembers_is_replaced_or_refused(service: Service) -> None:
+    steps = [{"task": f"one {HALF}", "task_images": None}]
+    response = importing(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
+    assert response.status_code in {201, 422}, response.text
+    if response.status_code == 201:
+        consistent(service, response.json()["id"])
+
+
+def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: Path) -> None:
+    running_service = Service(tmp_path, SETTINGS)
+    with running_service:
+        turn = running_service.play(
+            *[{"code": f"x{n} = [{n}] * 1000"} for n in range(5)], DONE, agent="code", images=[png("red")]
+        )
+        document = take_out(running_service, turn["conversation_id"])
+
+        def imports(_: int) -> None:
+            with suppress(httpx2.TransportError):
+                while running_service.client.post("/conversations/import", json=document).status_code == 201:
+                    pass
+
+        with ThreadPoolExecutor(4) as pool:
+            doing = [pool.submit(imports, number) for number in range(4)]
+            until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
+            running_service.kill()
+            for each in doing:
+                each.result()
+        running_service.start()
+        with Redis(unix_socket_path=str(tmp_path / "data" / "store.sock"), decode_responses=True) as client:
+            of = {key.split(":")[2] for key in client.keys(f"{P}:*:local/*")}
+            assert of == {key.split(":")[2] for key in client.keys(f"{P}:conversation:*")}
+        names = [each["id"] for each in running_service.get("/conversations", limit=100)["items"]]
+        assert len(names) > 20
+        for name in names:
+            assert take_out(running_service, name) == document | {"id": name}
+
+
+def test_an_export_is_of_a_moment_while_turns_come(service: Service) -> None:
+    turn = service.play(ECHO, {"say": "0"})
+    name = turn["conversation_id"]
+    with ThreadPoolExecutor(4) as pool:
+        playing = [
+            pool.submit(
+                service.post, "/turn", conversation_id=name, message=json.dumps([ECHO, DONE]), on_busy="enqueue"
+            )
+            for _ in range(20)
+        ]
+        taken = []
+        while not all(each.done() for each in playing):
+            response = service.client.get(f"/conversations/{name}/export")
+            if response.status_code == 200:
+                taken.append(response.json())
+            else:
+                problem(response, 409, "busy")
+    taken.append(take_out(service, name))
+    for document in taken:
+        assert [step["turn"] for step in document["steps"]] == [
+            turn["turn"] for turn in document["turns"] for _ in range(3)
+        ]
+        bring_in(service, document)
+    assert record_of(service, bring_in(service, taken[-1])["id"])[0] == {
+        **service.get(f"/conversations/{name}")["step_counts"]
+    }

@@ -1,0 +1,625 @@
+"""Steps and images ⇄ JSON: what the model is shown and what the record says come back; what is wrong is named."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smolagents.agent_types import AgentImage
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+
+from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.memory.step_description import describe
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.document_images import RAW_TYPE, TIMES_IN_ALL
+from smolsessions.agents.transfer.documents import MOST_PLACES, MOST_STEPS
+from smolsessions.agents.values.images import image_from_bytes
+from smolsessions.core.document_format import MEMORY_FORMAT, read_json
+from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
+from smolsessions.core.records import AgentName
+from tests.support import agents
+from tests.support.documents import (
+    CODE,
+    MAX_PIXELS,
+    again,
+    document,
+    document_of,
+    exported,
+    steps_of,
+    stored,
+    taken_in,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolsessions.agents.memory.steps import Step
+
+SCRIPT = [
+    {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},
+    {"call": [["fail", {"reason": "no"}]]},
+    {"call": [["picture", {}]]},
+    {"call": [["make", {"what": "nested"}]]},
+    {"text": "no call in it"},
+    {"call": [["nothing", {}]]},
+]
+BLOCKS = [
+    {"code": "x = [1, {'a': None}]\nprint('seen')\nx"},
+    {"code": "1 / 0"},
+    {"code": "this is no code"},
+    {"text": "no code at all"},
+    {"code": "def f():\n    return 1\nf"},
+    {"say": "done"},
+]
+
+
+def planner() -> Any:
+    agent = agents.make_planner()
+    photo = PIL.Image.effect_noise((40, 30), 60).convert("RGB")
+    agent.run(json.dumps([*SCRIPT, {"say": "done"}]), images=[photo])
+    agent.run(json.dumps(SCRIPT), reset=False, max_steps=2)
+    return agent
+
+
+def coder() -> Any:
+    agent = agents.make_code()
+    agent.run(json.dumps(BLOCKS))
+    return agent
+
+
+def shown(step: MemoryStep) -> list[Any]:
+    """Give what the model is shown of a step, in both modes; images by their pixels."""
+    return [
+        [(message.role, _parts(message.content)) for message in step.to_messages(summary_mode=mode)]
+        for mode in (False, True)
+    ]
+
+
+def _parts(content: Any) -> list[Any]:
+    images = [part.get("image") for part in content]
+    return [
+        part["text"] if image is None else (image.mode, image.size, image.tobytes())
+        for part, image in zip(content, images, strict=True)
+    ]
+
+
+def same(steps: list[Any]) -> list[Step]:
+    """Take steps out and in; they are shown and described as before, and their JSON is the same the next time."""
+    data, attachments = stored(steps)
+    before = [unpack(one, attachments) for one in data]
+    portable = documents.export(data, attachments, {}, ())
+    back = steps_of(taken_in(document_of(portable)))
+    assert [shown(step) for step in back] == [shown(step) for step in before]
+    assert [describe(step) for step in back] == [describe(step) for step in before]
+    assert again(portable) == portable
+    return back
+
+
+@pytest.mark.parametrize("make", [planner, coder])
+def test_the_steps_of_real_runs_come_back(make: Callable[[], Any]) -> None:
+    steps = make().memory.steps
+    back = same(steps)
+    assert [type(step) for step in back] == [type(step) for step in steps]
+    errors = [step.error for step in steps if isinstance(step, ActionStep)]
+    assert any(errors)
+    assert [type(step.error) for step in back if isinstance(step, ActionStep)] == [type(error) for error in errors]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=8,
+)
+TIMINGS = st.builds(Timing, st.floats(0, 2e9), st.none() | st.floats(0, 2e9))
+USAGES = st.none() | st.builds(TokenUsage, st.integers(0, 10**9), st.integers(0, 10**9))
+PARTS = st.lists(st.dictionaries(TEXTS, JSON, max_size=2), max_size=2)
+MESSAGE_CALLS = st.builds(
+    ChatMessageToolCall,
+    st.builds(ChatMessageToolCallFunction, JSON, TEXTS, st.none() | TEXTS),
+    TEXTS,
+    st.just("function") | TEXTS,
+)
+MESSAGES = st.builds(
+    ChatMessage,
+    st.sampled_from(MessageRole),
+    st.none() | TEXTS | PARTS,
+    st.none() | st.lists(MESSAGE_CALLS, max_size=2),
+    token_usage=USAGES,
+)
+IMAGES = st.sampled_from(["1", "L", "RGB", "CMYK", "F"]).flatmap(
+    lambda mode: st.integers(1, 9).map(lambda width: PIL.Image.new(mode, (width, 3), 1))
+)
+ACTIONS = st.builds(
+    ActionStep,
+    st.integers(0, 100),
+    TIMINGS,
+    tool_calls=st.none() | st.lists(st.builds(ToolCall, TEXTS, JSON, TEXTS), max_size=3),
+    error=st.none() | st.builds(agent_error, st.sampled_from(sorted(ERROR_NAMES)), TEXTS),
+    model_output_message=st.none() | MESSAGES,
+    model_output=st.none() | TEXTS,
+    code_action=st.none() | TEXTS,
+    observations=st.none() | TEXTS,
+    observations_images=st.none() | st.lists(IMAGES, max_size=2),
+    action_output=JSON | IMAGES,
+    token_usage=USAGES,
+    is_final_answer=st.booleans(),
+)
+STEPS: st.SearchStrategy[Any] = st.one_of(
+    ACTIONS,
+    st.builds(PlanningStep, st.just([]), MESSAGES, TEXTS, TIMINGS, USAGES),
+    st.builds(TaskStep, TEXTS, st.none() | st.lists(IMAGES, max_size=2)),
+    st.builds(NoteStep, st.integers(1, 10**9), TEXTS, st.none() | st.integers(1, 10**9)),
+    st.builds(SummaryStep, TEXTS, st.integers(0, 99), st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
+)
+
+
+@given(st.lists(STEPS, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_any_step_comes_back(steps: list[Any]) -> None:
+    same(steps)
+
+
+def action(**fields: Any) -> ActionStep:
+    return ActionStep(1, Timing(1.0, 2.0), **({"observations": "seen"} | fields))
+
+
+def test_all_fields_of_a_step_come_back() -> None:
+    function = ChatMessageToolCallFunction({"x": [1]}, "make", "makes")
+    call = ChatMessageToolCall(function, "id", "function")
+    message = ChatMessage(MessageRole.ASSISTANT, [{"type": "text", "text": "t"}], [call], None, TokenUsage(1, 2))
+    step = action(
+        tool_calls=[ToolCall("make", {"x": [1]}, "id")],
+        error=agent_error("AgentParsingError", "what?"),
+        model_output_message=message,
+        model_output=[{"type": "text", "text": "t"}],
+        code_action="make(x=[1])",
+        action_output={"deep": [1, 2.5, None]},
+        token_usage=TokenUsage(3, 4),
+        is_final_answer=True,
+    )
+    (back,) = steps_of(taken_in(document([step])))
+    assert str(vars(back).pop("error")) == "what?"
+    vars(step).pop("error")
+    assert vars(back) == vars(step)
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_no_calls_and_an_empty_list_of_them_are_told_apart(calls: list[ToolCall] | None) -> None:
+    (back,) = steps_of(taken_in(document([action(tool_calls=calls)])))
+    assert isinstance(back, ActionStep)
+    assert back.tool_calls == calls
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (agents.Money(7, "EUR"), {"amount": 7, "currency": "EUR"}),
+        ({1, 2}, [1, 2]),
+        ([math.nan], ["nan"]),
+        ({1: 2}, {"1": 2}),
+        (complex(1, 2), "[builtins.complex] (1+2j)"),
+        (1 << 9000, None),
+    ],
+)
+def test_what_is_no_json_is_labelled_and_says_so_also_when_it_is_taken_out_again(value: Any, text: Any) -> None:
+    portable = exported([action(action_output=[value])], carries=(agents.Money,))
+    (step,) = portable.steps
+    assert step["labels"] == ["/action_output"]
+    assert text is None or step["action_output"] == [text]
+    assert again(portable) == portable
+
+
+def test_json_is_no_label() -> None:
+    assert document([action(action_output={"a": [1, "x"]})])["steps"][0]["labels"] == []
+
+
+def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
+    function = ChatMessageToolCallFunction({"n": math.inf}, "make")
+    message = ChatMessage(
+        MessageRole.ASSISTANT,
+        [{"image": PIL.Image.new("L", (1, 2))}],
+        [ChatMessageToolCall(function, "id", "function")],
+    )
+    calls = [ToolCall("make", {"n": 1}, "id"), ToolCall("make", {"n": (1, 2)}, "id")]
+    portable = exported([action(tool_calls=calls, model_output_message=message)])
+    assert portable.steps[0]["labels"] == [
+        "/model_output_message/content",
+        "/model_output_message/tool_calls/0/arguments",
+        "/tool_calls/1/arguments",
+    ]
+    assert portable.steps[0]["model_output_message"]["content"] == [{"image": "[image 1x2]"}]
+    assert again(portable) == portable
+
+
+def test_what_is_of_a_wrong_type_becomes_a_text_with_a_label() -> None:
+    odd: Any = "narrator"
+    message = ChatMessage(odd, [1, 2])  # type: ignore[list-item]
+    step = action(observations=[1, None], model_output_message=message, model_output=7)
+    portable = exported([step])
+    said = portable.steps[0]["model_output_message"]
+    assert (said["role"], said["content"]) == ("assistant", "[1, 2]")
+    assert (portable.steps[0]["observations"], portable.steps[0]["model_output"]) == ("[1, None]", "7")
+    # `observations` and `model_output` are texts since the step was packed.
+    assert portable.steps[0]["labels"] == ["/model_output_message/content", "/model_output_message/role"]
+    assert again(portable) == portable
+
+
+def test_a_count_or_a_time_that_is_none_is_nothing() -> None:
+    usage = TokenUsage(1, 2)
+    usage.input_tokens, usage.output_tokens = -1, math.nan  # type: ignore[assignment]
+    portable = exported([ActionStep(1, Timing(math.nan, math.inf), observations="o", token_usage=usage)])
+    assert portable.steps[0]["token_usage"] is None
+    assert portable.steps[0]["timing"] == {"start_time": 0.0, "end_time": None}
+    assert again(portable) == portable
+
+
+def test_half_a_character_is_replaced_on_its_way_out() -> None:
+    half = "a\ud800b"
+    step = action(observations=half, model_output=half, action_output=half, tool_calls=[ToolCall(half, half, half)])
+    portable = exported([step, TaskStep(half), NoteStep(1, half)])
+    json.dumps(portable.steps, ensure_ascii=False).encode()
+    assert portable.steps[1]["task"] == "a\ufffdb"
+    assert again(portable) == portable
+
+
+def photo() -> tuple[bytes, PIL.Image.Image]:
+    buffer = io.BytesIO()
+    PIL.Image.effect_noise((60, 40), 90).convert("RGB").save(buffer, "JPEG")
+    return buffer.getvalue(), image_from_bytes(buffer.getvalue())
+
+
+def test_images_go_once_each_with_the_very_bytes_that_came() -> None:
+    data, image = photo()
+    portable = exported(
+        [TaskStep("Look.", [image]), action(observations_images=[image, PIL.Image.new("CMYK", (2, 2))])]
+    )
+    name = hashlib.sha256(data).hexdigest()[:32]
+    assert base64.b64decode(portable.images[name]["data"]) == data
+    assert sorted(image["type"] for image in portable.images.values()) == ["image/jpeg", "image/x-smolsessions-raw"]
+    imported = taken_in(document_of(portable))
+    assert imported.steps[0].attachments == {name: data}
+    assert again(portable) == portable
+
+
+def test_an_image_that_is_an_output_comes_back_as_one() -> None:
+    portable = exported([action(action_output=AgentImage(PIL.Image.new("RGB", (3, 2), "red")))])
+    (back,) = steps_of(taken_in(document_of(portable)))
+    assert isinstance(back, ActionStep)
+    assert back.action_output.getpixel((2, 1)) == (255, 0, 0)
+
+
+def test_turns_and_marks_are_those_of_the_document() -> None:
+    data = document([TaskStep("a"), action(), TaskStep("b"), NoteStep(1, "n")])
+    marks: list[dict[str, Any]] = [{"turn": 1, "hidden": True}, {"turn": 1, "archived": True}, {"turn": 4}, {"turn": 4}]
+    data["steps"] = [step | more for step, more in zip(data["steps"], marks, strict=True)]
+    imported = taken_in(data)
+    assert [(step.type, step.turn) for step in imported.steps] == [("task", 1), ("action", 1), ("task", 4), ("note", 4)]
+    assert (imported.archived, imported.hidden) == (frozenset({1}), frozenset({0}))
+
+
+@pytest.mark.parametrize("through_json", [True, False])
+@pytest.mark.parametrize("make", [planner, coder])
+def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json: bool) -> None:
+    agent = make()
+    for step in agent.memory.steps:
+        if getattr(step, "observations_images", None):
+            step.observations_images = None
+        if isinstance(step, TaskStep):
+            step.task_images = None
+        if isinstance(step, ActionStep) and callable(step.action_output):
+            step.action_output = None
+    steps = agent.memory.get_full_steps()
+    if through_json:
+        steps = json.loads(json.dumps(steps, default=str))
+    data = {"format": MEMORY_FORMAT, "steps": [SystemPromptStep("You are.").dict(), *steps]}
+    back = documents.take_in(data, {}, MAX_PIXELS)
+    assert [shown(step) for step in steps_of(back)] == [shown(step) for step in agent.memory.steps]
+    tasks = [isinstance(step, TaskStep) for step in agent.memory.steps]
+    assert [step.turn for step in back.steps] == [sum(tasks[: index + 1]) for index in range(len(tasks))]
+    data_before, attachments = stored(agent.memory.steps)
+    descriptions = [describe(unpack(one, attachments)) for one in data_before]
+    for index, step in enumerate(steps_of(back)):
+        assert describe(step) | {"output": 0} == descriptions[index] | {"output": 0}  # an object's is smolagents' own
+
+
+def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:
+    steps = [action().dict(), TaskStep("a").dict(), action().dict(), TaskStep("b").dict()]
+    back = documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
+    assert [step.turn for step in back.steps] == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("role", ["assistant", "MessageRole.ASSISTANT", MessageRole.ASSISTANT])
+def test_a_role_is_taken_in_any_of_its_forms(role: object) -> None:
+    message = {"role": role, "content": {"a": 1}, "tool_calls": None, "raw": object(), "token_usage": None}
+    step = action().dict() | {"model_output_message": message}
+    (back,) = steps_of(documents.take_in({"format": MEMORY_FORMAT, "steps": [step]}, {}, MAX_PIXELS))
+    assert isinstance(back, ActionStep)
+    assert back.model_output_message
+    assert back.model_output_message.role is MessageRole.ASSISTANT
+    assert back.model_output_message.content == '{"a": 1}'  # smolagents reads texts that look like JSON
+
+
+@pytest.mark.parametrize("member", ["observations_images", "task_images"])
+def test_smolagents_images_are_refused_with_the_step_that_has_them(member: str) -> None:
+    of_task: dict[str, Any] = {"task": "Look.", "task_images": ["…"]}
+    of_action = action(observations_images=[PIL.Image.new("L", (2, 2))]).dict()
+    steps = [TaskStep("a").dict(), of_task if member == "task_images" else of_action]
+    assert (
+        pointer_of(lambda: documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, 1)) == f"/steps/1/{member}"
+    )
+
+
+def pointer_of(call: Callable[[], object]) -> str:
+    """Give where the call says that something is wrong; what it says can be sent to anybody."""
+    with pytest.raises(InvalidRequestError) as raised:
+        call()
+    error = raised.value
+    json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
+    problems: Any = error.extensions["errors"]
+    assert len(error.message) < 2000
+    return str(problems[0]["pointer"])
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}
+EDIT: dict[str, Any] = {"type": "edit", "turn": 1}
+ACTION: dict[str, Any] = {"type": "action", "turn": 1, "step_number": 1, "timing": {"start_time": 1.0}}
+NAME = "0" * 32
+WRONG_STEPS: list[tuple[Any, str]] = [
+    (None, "/type"),
+    ("task", "/type"),
+    ({**TASK, "type": "unknown"}, "/type"),
+    ({**TASK, "type": ["task"]}, "/type"),
+    ({"type": "task", "turn": 1}, "/task"),
+    ({**TASK, "task": 1}, "/task"),
+    ({**TASK, "task": "\ud800"}, "/task"),
+    ({**TASK, "turn": 0}, "/turn"),
+    ({**TASK, "turn": True}, "/turn"),
+    ({**TASK, "turn": 10**400}, "/turn"),
+    ({**TASK, "turn": 1.0}, "/turn"),
+    ({**TASK, "more": 1}, "/more"),
+    ({**TASK, "a/b~": 1}, "/a~1b~0"),
+    ({**TASK, "\ud800": 1}, ""),
+    ({**TASK, **{f"m{n}": 1 for n in range(100_000)}}, ""),
+    ({**TASK, "hidden": 1}, "/hidden"),
+    ({**TASK, "labels": ["no pointer"]}, "/labels/0"),
+    ({**TASK, "labels": [1] * 100_000}, "/labels/0"),
+    ({**TASK, "task_images": ["nothing"]}, "/task_images/0"),
+    ({**TASK, "task_images": [NAME]}, "/task_images/0"),
+    ({**ACTION, "observations_images": [NAME]}, "/observations_images/0"),
+    ({**ACTION, "action_output_image": NAME}, "/action_output_image"),
+    ({**ACTION, "action_output_image": NAME, "action_output": 1}, "/action_output"),
+    ({**ACTION, "action_output": nested(100_000)}, "/action_output"),
+    ({**ACTION, "action_output": nested(101)}, "/action_output"),
+    ({**ACTION, "action_output": 1 << 9000}, "/action_output"),
+    ({**ACTION, "action_output": math.nan}, "/action_output"),
+    ({**ACTION, "action_output": {"a": "\udfff"}}, "/action_output"),
+    ({**ACTION, "action_output": {"\udfff": "a"}}, "/action_output"),
+    ({**ACTION, "timing": {"start_time": math.inf}}, "/timing/start_time"),
+    ({**ACTION, "timing": {"start_time": 10**400}}, "/timing/start_time"),
+    ({**ACTION, "timing": None}, "/timing"),
+    ({**ACTION, "step_number": -1}, "/step_number"),
+    ({**ACTION, "step_number": "1"}, "/step_number"),
+    ({**ACTION, "is_final_answer": "yes"}, "/is_final_answer"),
+    ({**ACTION, "error": {"type": "ValueError", "message": "m"}}, "/error/type"),
+    ({**ACTION, "error": {"type": "AgentError"}}, "/error/message"),
+    ({**ACTION, "model_output": [1]}, "/model_output"),
+    ({**ACTION, "model_output": {"a": 1}}, "/model_output"),
+    ({**ACTION, "model_output_message": {"role": "nobody"}}, "/model_output_message/role"),
+    ({**ACTION, "tool_calls": [{"id": "a", "name": "b"}]}, "/tool_calls/0/arguments"),
+    ({**ACTION, "tool_calls": [{"id": "a", "name": "b", "arguments": nested(5000)}]}, "/tool_calls/0/arguments"),
+    ({**ACTION, "tool_calls": {"id": "a"}}, "/tool_calls"),
+    ({**ACTION, "token_usage": {"input_tokens": -1, "output_tokens": 1}}, "/token_usage/input_tokens"),
+    ({"type": "note", "turn": 1, "number": 0, "text": "t"}, "/number"),
+    ({"type": "summary", "turn": 1, "text": "t", "recent": -1}, "/recent"),
+    ({"type": "planning", "turn": 1, "plan": "p", "timing": {"start_time": 1}}, "/model_output_message"),
+    ({**ACTION, "observations": "x" * 17_000_000}, ""),
+]
+
+
+@pytest.mark.parametrize(("step", "where"), WRONG_STEPS)
+def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
+    data = document([TaskStep("before")])
+    data["steps"].append(step)
+    assert pointer_of(lambda: documents.take_in(data, CODE, MAX_PIXELS)) == f"/steps/1{where}"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"version": 2}, "/version"),
+        ({"version": True}, "/version"),
+        ({"version": "1"}, "/version"),
+        ({"format": "other"}, "/format"),
+        ({"format": ["smolsessions/conversation"]}, "/format"),
+        ({"steps": {}}, "/steps"),
+        ({"steps": [TASK] * (MOST_STEPS + 1)}, "/steps"),
+        ({"steps": [TASK, EDIT | {"order": [[1, 1], [1, 1]]}]}, "/steps/1/order"),
+        ({"steps": [TASK] * 3000 + [EDIT | {"order": [[3000, 1]]}] * 2000}, f"/steps/{3000 + MOST_PLACES // 3000}"),
+        ({"images": []}, "/images"),
+        ({"variables": []}, "/variables"),
+        ({"more": 1}, "/more"),
+        ({"\ud800": 1}, "/\ufffd"),
+        ({"steps": [TASK | {"turn": 2}, TASK]}, "/steps/1/turn"),
+        ({"images": {"name": {"type": "image/png", "data": ""}}}, "/images/name"),
+        ({"images": {NAME: {"type": "image/png", "data": "?"}}}, f"/images/{NAME}"),
+        ({"images": {NAME: {"type": "image/png", "data": "AAAA"}}}, f"/images/{NAME}"),
+        ({"images": {NAME: "AAAA"}}, f"/images/{NAME}"),
+    ],
+)
+def test_a_document_that_is_wrong_is_refused_with_the_place(change: dict[str, Any], where: str) -> None:
+    assert pointer_of(lambda: documents.take_in(document([]) | change, CODE, MAX_PIXELS)) == where
+
+
+@pytest.mark.parametrize("data", [None, [], "steps", 1, nested(100_000)])
+def test_what_is_no_document_is_refused(data: Any) -> None:
+    assert pointer_of(lambda: documents.take_in(data, CODE, MAX_PIXELS)) == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "where"),
+    [
+        ({}, ""),
+        ([], ""),
+        ({"task": 1}, "/task"),
+        ({"task": "t", "plan": "p"}, "/plan"),
+        (action().dict() | {"error": {"type": "OSError", "message": "m"}}, "/error/type"),
+        (action().dict() | {"action_output": nested(5000)}, "/action_output"),
+        (action().dict() | {"tool_calls": [{"id": "a", "function": {"name": 1}}]}, "/tool_calls/0/function/name"),
+    ],
+)
+def test_a_step_of_smolagents_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
+    steps = [TaskStep("t").dict(), step]
+    assert pointer_of(lambda: documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, 1)) == f"/steps/1{where}"
+
+
+def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
+    """Give a document whose steps show images, each as often as wanted."""
+    kind = RAW_TYPE if images[0].startswith(b"raw") else "image/png"
+    named = {hashlib.sha256(data).hexdigest()[:32]: base64.b64encode(data).decode() for data in images}
+    return document([]) | {
+        "images": {name: {"type": kind, "data": data} for name, data in named.items()},
+        "steps": [TASK | {"task_images": [name] * shows} for name in named] if shows else [],
+    }
+
+
+def png(width: int, height: int, colour: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    PIL.Image.new("1", (width, height), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
+    data = with_images(png(1000, 1000), shows=500)
+    data["steps"] *= 2000  # each on its own, their pixels would take 125 GB as they are shown, 250 MB as they are read
+    catalog = Catalog([("scripted", agents.make_scripted)])
+    imported = catalog.take_in(AgentName("scripted"), data, MAX_PIXELS)
+    steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments
+    assert catalog.export(AgentName("scripted"), steps, attachments, {}).images == data["images"]
+    session = catalog.build(AgentName("scripted"), steps, attachments, {})
+    memory = vars(session)["_agent"].memory.steps
+    assert len({id(image) for step in memory for image in step.task_images}) == 1
+    session.close()
+
+
+def test_an_agent_that_is_not_there_exports_nothing() -> None:
+    with pytest.raises(AgentUnavailableError):
+        Catalog([("scripted", agents.make_scripted)]).export(AgentName("other"), [], {}, {})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(1001, 1000),
+        b"raw image\n[" + b"[" * 10_000,
+        b'raw image\n["CMYK", 100000, 100000, null]\n',
+        b'raw image\n["CMYK", 2, 2, null]\nshort',
+        b'raw image\n["RGB", 1, 1, null]\nabc',
+        b'raw image\n["nothing", 1, 1, null]\na',
+        b'raw image\n["CMYK", -1, -1, null]\nabcd',
+        png(20, 20)[:-30],
+        b"",
+    ],
+)
+def test_an_image_that_is_too_large_or_broken_is_refused(data: bytes) -> None:
+    assert pointer_of(lambda: taken_in(with_images(data))).startswith("/images/")
+
+
+def test_all_images_together_are_bounded_and_so_are_those_of_a_step() -> None:
+    many = [png(1000, 1000 - number) for number in range(TIMES_IN_ALL + 1)]
+    assert pointer_of(lambda: taken_in(with_images(*many))).startswith("/images/")
+    two = with_images(*many[:2])
+    two["steps"] = [TASK | {"task_images": list(two["images"])}]
+    assert pointer_of(lambda: taken_in(two)) == "/steps/0"
+
+
+def test_an_image_is_of_the_name_that_its_bytes_give() -> None:
+    data = with_images(png(1, 1))
+    other = NAME[:-1] + "1"
+    data["images"] = {other: next(iter(data["images"].values()))}
+    data["steps"] = [TASK | {"task_images": [other]}]
+    assert pointer_of(lambda: taken_in(data)) == f"/images/{other}"
+
+
+def test_an_image_says_what_it_is() -> None:
+    data = with_images(png(1, 1))
+    (name,) = data["images"]
+    data["images"][name]["type"] = "image/jpeg"
+    assert pointer_of(lambda: taken_in(data)) == f"/images/{name}/type"
+
+
+def test_an_image_that_no_step_shows_is_refused() -> None:
+    assert pointer_of(lambda: taken_in(with_images(png(1, 1), shows=0))).startswith("/images/")
+
+
+@given(st.integers(0, 2**32), JSON | st.sampled_from(["\ud800", 10**400, math.nan, [], {}, NAME]))
+@settings(max_examples=300, deadline=None)
+def test_a_document_with_any_part_replaced_is_taken_in_or_refused(seed: int, value: Any) -> None:
+    steps = [TaskStep("t", [PIL.Image.new("RGB", (2, 2))]), action(tool_calls=[ToolCall("a", {"x": 1}, "i")])]
+    data = json.loads(json.dumps(document(steps)))
+    places = [(data, name) for name in data]
+    for parent, name in places:
+        inner = parent[name]
+        if isinstance(inner, dict | list):
+            places += [(inner, part) for part in (inner if isinstance(inner, dict) else range(len(inner)))]
+    parent, name = random.Random(seed).choice(places)
+    parent[name] = value
+    try:
+        documents.take_in(data, CODE, MAX_PIXELS)
+    except InvalidRequestError as error:
+        json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"a": 1, "b": 2, "a": 3}', b"NaN", b'{"a": -Infinity}', b"1" * 5000, b"[" * 100_000 + b"]" * 100_000],
+    ids=["twice", "NaN", "Infinity", "digits", "levels"],
+)
+def test_json_that_others_would_read_otherwise_is_refused(body: bytes) -> None:
+    assert pointer_of(lambda: read_json(body)) == ""
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a": "\n"}', b"[1,]"])
+def test_what_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        read_json(body)
+
+
+def test_the_example_in_the_documentation_is_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    data: dict[str, Any] = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    (image,) = data["images"].values()
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (2, 2), "red").save(buffer, "PNG")
+    name = hashlib.sha256(buffer.getvalue()).hexdigest()[:32]
+    image["data"] = base64.b64encode(buffer.getvalue()).decode()
+    data = json.loads(json.dumps(data).replace(next(iter(data["images"])), name))
+    mine = {member: data[member] for member in ("format", "version", "steps", "images", "variables")}
+    imported = taken_in(mine)
+    attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
+    back = documents.export([step.data for step in imported.steps], attachments, imported.variables, ())
+    flags = {"turn": 1, "archived": False, "hidden": False}
+    assert [step | flags for step in back.steps] == mine["steps"]
+    assert (back.images, back.variables) == (mine["images"], mine["variables"])

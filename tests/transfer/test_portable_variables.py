@@ -1,0 +1,410 @@
+"""Variables ⇄ JSON: what JSON says exactly comes back, all else is named, and nothing that code made is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smolagents import CodeAgent, Tool, ToolCallingAgent
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+from smolsessions.agents.sandbox.fork_client import Nursery
+from smolsessions.agents.sandbox.interpreter import ChildInterpreter
+from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.sandbox.variable_chunks import piece_id
+from smolsessions.agents.sandbox.variables import Variables
+from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
+from smolsessions.agents.transfer.variables import Place, export_variables, places_of
+from smolsessions.agents.values import dumps, loads
+from tests.support import agents
+from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, taken_in
+from tests.transfer.test_portable import JSON, TEXTS, nested, pointer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MB = 1024 * 1024
+BUDGET = 64 * MB
+
+
+def pieces_of(code: str) -> dict[str, bytes]:
+    """Give the pieces of what a block defines."""
+    executor = LocalPythonExecutor(["math", "functools", "collections", "datetime"], timeout_seconds=None)
+    executor.send_tools({})
+    variables = Variables(executor, 4_000_000)
+    executor(code)
+    return in_piece(variables.save().changed)
+
+
+def in_piece(changed: dict[str, bytes]) -> dict[str, bytes]:
+    return {f":v:{name}": data for name, data in changed.items()}
+
+
+def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
+    """Give the pieces of values as a block had made them."""
+    executor = LocalPythonExecutor([], timeout_seconds=None)
+    executor.send_tools({})
+    executor.state.update(values)
+    return in_piece(Variables(executor, 4_000_000).save().changed)
+
+
+def values_in(pieces: dict[str, bytes]) -> dict[str, Any]:
+    """Give what the first agent's code finds under its names."""
+    executor = LocalPythonExecutor([], timeout_seconds=None)
+    executor.send_tools({})
+    variables = Variables(executor, 4_000_000)
+    given = {name.removeprefix(":v:"): data for name, data in pieces.items() if name.startswith(":v:")}
+    assert variables.load(given) == []
+    return {name: value for name, value in executor.state.items() if not name.startswith("_")}
+
+
+def missing(portable: Any) -> dict[str, str]:
+    return {one["name"]: one["reason"] for one in portable.not_exported}
+
+
+NAMES = st.from_regex(r"[a-z]{1,9}", fullmatch=True)
+
+
+@given(st.dictionaries(NAMES, JSON | TEXTS | st.lists(st.integers()), max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_values_that_json_can_say_come_back_from_it(values: dict[str, Any]) -> None:
+    values = json.loads(json.dumps(values))  # nothing in them is there twice
+    portable = exported(variables=pieces_with(values))
+    code = portable.variables.get("", {"code": {}})["code"]
+    assert code == values
+    assert json.dumps(code) == json.dumps({name: values[name] for name in code})  # 1 is not 1.0, and order counts
+    assert portable.not_exported == ()
+    assert values_in(taken_in(document_of(portable)).variables) == values
+    assert again(portable) == portable
+
+
+NOT_JSON = {
+    "(1, 2)": "a tuple",
+    "[(), 1]": "a tuple",
+    "{1, 2}": "a set",
+    "{1: 2}": "a key",
+    "{None: 2}": "a key",
+    "{'a': {True: 1}}": "a key",
+    "float('nan')": "no number of JSON",
+    "[float('inf')]": "no number of JSON",
+    "b'x'": "bytes",
+    "1 << 9000": "too many digits",
+    "'\\ud800'": "half a character",
+    "{'\\ud800': 1}": "half a character",
+    "complex(1, 2)": "an object",
+    "range(3)": "an object",
+    "math": "an object",
+    "datetime.date(2026, 1, 1)": "an object",
+    "collections.OrderedDict(a=1)": "an object",
+    "lambda: 1": "an object",
+    "functools.partial(max, 1)": "an object",
+}
+
+
+@pytest.mark.parametrize("expression", NOT_JSON)
+def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expression: str) -> None:
+    block = f"import math, functools, collections, datetime\nbad = {expression}\ngood = 1"
+    portable = exported(variables=pieces_of(block))
+    reasons = missing(portable)
+    assert NOT_JSON[expression] in reasons["bad"]
+    assert portable.variables[""]["code"] == {"good": 1}
+    assert set(portable.variables[""]["gone"]) == reasons.keys()
+    imported = taken_in(document_of(portable)).variables
+    assert values_in(imported) == {"good": 1}
+    assert set(json.loads(imported[":gone"])) == reasons.keys()
+
+
+def test_functions_classes_and_their_instances_are_named() -> None:
+    portable = exported(variables=pieces_of("class A:\n    pass\na = A()\ndef f():\n    return 1\nx = [A()]"))
+    assert missing(portable).keys() == {"A", "a", "f", "x"}
+    assert portable.variables[""]["code"] == {}
+
+
+def test_what_shares_an_object_is_named_and_what_only_has_the_same_text_is_not() -> None:
+    portable = exported(variables=pieces_of("one = [1]\nother = {'in': one}\ntext = 'x' * 50\nsame = [text, text]"))
+    assert missing(portable).keys() == {"one", "other"}
+    assert all("shares an object" in reason for reason in missing(portable).values())
+    assert portable.variables[""]["code"] == {"text": "x" * 50, "same": ["x" * 50] * 2}
+
+
+def test_what_holds_an_object_twice_or_itself_is_named() -> None:
+    portable = exported(
+        variables=pieces_of("inner = []\ntwice = [inner, inner]\ndel inner\nloop = []\nloop.append(loop)")
+    )
+    assert missing(portable) == dict.fromkeys(["twice", "loop"], "holds the same list or dict twice")
+
+
+def test_a_function_and_a_variable_of_one_name_leave_the_variable_there() -> None:
+    portable = exported(variables=pieces_of("f = 1") | pieces_of("def f():\n    return 1"))
+    assert portable.variables[""] == {
+        "code": {"f": 1},
+        "state": {},
+        "tools": {},
+        "gone": [],
+        "told": [],
+        "reset": [],
+    }
+    assert missing(portable).keys() == {"f"}
+
+
+def test_what_is_too_deep_is_named() -> None:
+    portable = exported(variables=pieces_with({"deep": nested(150), "well": nested(100)}))
+    assert missing(portable).keys() == {"deep"}
+
+
+def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named() -> None:
+    state: dict[Any, bytes] = {
+        "count": dumps({"a": [1, 2.5]}),
+        "when": dumps((1, 2)),
+        "half \ud800": dumps(1),
+        7: dumps(1),
+        "money": dumps(agents.Money(1, "EUR"), [agents.Money]),
+    }
+    pieces = {
+        ":state": dumps(state),
+        ":tool:notes": dumps(["a", {"b": None}]),
+        ":tool:bag": dumps({1, 2}),
+        ":reset:other": b"1",
+        ":gone": b'["old"]',
+        ":told": b'["old"]',
+        "helper:state": dumps({"x": dumps(1)}),
+    }
+    portable = exported(variables=pieces)
+    assert portable.variables == {
+        "": {
+            "code": {},
+            "state": {"count": {"a": [1, 2.5]}},
+            "tools": {"notes": ["a", {"b": None}]},
+            "gone": ["old"],
+            "told": ["old"],
+            "reset": ["bag", "other"],
+        },
+        "helper": {"code": {}, "state": {"x": 1}, "tools": {}, "gone": [], "told": [], "reset": []},
+    }
+    assert [(one["kind"], one["name"]) for one in portable.not_exported] == [
+        ("state", "7"),
+        ("state", "half \ufffd"),
+        ("state", "money"),
+        ("state", "when"),
+        ("tool", "bag"),
+    ]
+    imported = taken_in(document_of(portable), {**CODE, "helper": Place(None, frozenset())}).variables
+    assert loads(loads(imported[":state"])["count"]) == {"a": [1, 2.5]}
+    assert loads(imported[":tool:notes"]) == ["a", {"b": None}]
+    assert {name: imported[name] for name in (":reset:bag", ":gone", ":told")} == {
+        ":reset:bag": b"1",
+        ":gone": b'["old"]',
+        ":told": b'["old"]',
+    }
+    assert export_variables(imported)[0] == portable.variables
+
+
+class _Writes:
+    """Stand for what a model's class does where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def piece(name: str, pickled: bytes, keys: list[str] | None = None) -> dict[str, bytes]:
+    header = json.dumps([[name] if keys is None else keys, []]).encode()
+    return {f":v:{piece_id((name,))}": header + b"\n" + pickled}
+
+
+def test_nothing_that_code_has_made_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    pickled = pickle.dumps({"x": _Writes(path)}, 5)
+    portable = exported(variables=piece("x", pickled))
+    assert missing(portable).keys() == {"x"}
+    assert not path.exists()
+    pickle.loads(pickled)
+    assert path.exists()
+
+
+def raw(*opcodes: bytes) -> bytes:
+    return b"\x80\x05" + b"".join(opcodes) + b"."
+
+
+X = b"\x8c\x01x\x94"
+HOSTILE = {
+    "nothing": b"",
+    "no end": b"\x80\x05}",
+    "rest": pickle.dumps({"x": 1}, 5) + b"more",
+    "old protocol": pickle.dumps({"x": 1}, 2),
+    "no dict": pickle.dumps([1], 5),
+    "other name": pickle.dumps({"y": 1}, 5),
+    "two names": pickle.dumps({"x": 1, "y": 1}, 5),
+    "length": raw(b"}", X, b"X\xff\xff\xff\xff", b"s"),
+    "long length": raw(b"}", X, b"\x8d" + struct.pack("<Q", 2**63), b"s"),
+    "number's length": raw(b"}", X, b"\x8b\xff\xff\xff\x7f", b"s"),
+    "memo": raw(b"}", X, b"j\xff\xff\xff\xff", b"s"),
+    "put": raw(b"}", b"r\xff\xff\xff\x7f", X, b"K\x01s"),
+    "pop": raw(b"}", b"0"),
+    "empty": raw(b"s"),
+    "no mark": raw(b"}", b"u"),
+    "odd": raw(b"}", b"(", X, b"u"),
+    "below the mark": raw(b"}", X, b"(", b"K\x01", b"s"),
+    "into itself": raw(b"}\x94", X, b"h\x00", b"s"),
+    "append to a number": raw(b"}", X, b"K\x01K\x01a", b"s"),
+    "key that is a list": raw(b"}", b"(]K\x01u"),
+    "persistent": raw(b"}", X, b"Pid\n", b"s"),
+    "extension": raw(b"}", X, b"\x82\x01", b"s"),
+    "global": raw(b"}", X, b"cos\nsystem\n", b"s"),
+    "call": raw(b"}", X, b"\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R", b"s"),
+    "build": raw(b"}", X, b"}}b", b"s"),
+    "buffer": raw(b"}", X, b"\x97", b"s"),
+    "many times": raw(b"}", X, b"(\x8d" + struct.pack("<Q", MB) + b"a" * MB + b"\x94" + b"h\x01" * 100 + b"l", b"s"),
+    "text again and again": raw(
+        b"}", X, b"](\x8d" + struct.pack("<Q", MB) + b"a" * MB + b"\x94" + b"h\x01" * 100 + b"e", b"s"
+    ),
+}
+
+
+@pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE)
+def test_bytes_that_are_no_plain_value_are_named(pickled: bytes) -> None:
+    portable = exported(variables=piece("x", pickled) | pieces_with({"good": [1]}))
+    assert missing(portable).keys() == {"x"}
+    assert portable.variables[""]["code"] == {"good": [1]}
+
+
+@pytest.mark.parametrize(
+    "header", [b"[", b"[" * 100_000, b"1", b"[[1], []]", b'[["a b"], []]', b'[["\\ud800"], []]', b""]
+)
+def test_a_piece_that_says_nothing_sensible_is_named_by_its_own_name(header: bytes) -> None:
+    portable = exported(variables={":v:0123456789abcdef": header + b"\n" + pickle.dumps({"x": 1}, 5)})
+    assert missing(portable).keys() == {"0123456789abcdef"}
+    json.dumps(portable.not_exported, ensure_ascii=False).encode()
+
+
+def test_a_piece_under_another_ones_name_is_named() -> None:
+    data = next(iter(piece("x", pickle.dumps({"x": 1}, 5)).values()))
+    portable = exported(variables={":v:0123456789abcdef": data})
+    assert missing(portable).keys() == {"x"}
+    assert portable.variables[""]["code"] == {}
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_are_a_plain_value_or_refused(data: bytes) -> None:
+    for tried in (data, b"\x80\x05" + data, b"\x80\x05}" + X + data + b"s."):
+        with contextlib.suppress(NotPlainError):
+            json.dumps(read_plain(tried, Budget(BUDGET)))
+
+
+@given(JSON, st.data())
+@settings(max_examples=300, deadline=None)
+def test_bytes_of_a_value_that_were_changed_are_a_plain_value_or_refused(value: Any, data: st.DataObject) -> None:
+    pickled = bytearray(pickle.dumps({"x": value}, 5))
+    assert read_plain(bytes(pickled), Budget(BUDGET)) == {"x": value}
+    pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = read_plain(bytes(pickled), Budget(BUDGET))
+    except NotPlainError:
+        return
+    json.dumps(found)
+
+
+EMPTY: dict[str, Any] = {}
+WRONG: list[tuple[Any, str]] = [
+    ({"": []}, "/variables/"),
+    ({"nobody": EMPTY}, "/variables/nobody"),
+    ({"": {"more": 1}}, "/variables//more"),
+    ({"": {"code": []}}, "/variables//code"),
+    ({"": {"code": {"not a name": 1}}}, "/variables//code/not a name"),
+    ({"": {"code": {"_print_outputs": 1}}}, "/variables//code/_print_outputs"),
+    ({"": {"code": {"a": nested(200)}}}, "/variables//code/a"),
+    ({"": {"code": {"a": 1 << 9000}}}, "/variables//code/a"),
+    ({"": {"code": {"a": "\ud800"}}}, "/variables//code/a"),
+    ({"": {"code": {"a": "x" * 5_000_000}}}, "/variables//code"),
+    ({"": {"code": {f"a{number}": 1 for number in range(10_001)}}}, "/variables//code"),
+    ({"": {"state": {"a": float("nan")}}}, "/variables//state/a"),
+    ({"": {"state": {"a": {str(number): 1 for number in range(600_000)}}}}, "/variables//state/a"),
+    ({"": {"tools": {"nothing": 1}}}, "/variables//tools/nothing"),
+    ({"": {"gone": ["a b"]}}, "/variables//gone/0"),
+    ({"": {"gone": "a"}}, "/variables//gone"),
+    ({"": {"reset": [1]}}, "/variables//reset/0"),
+    ({"helper": {"told": ["a"]}}, "/variables/helper/told"),
+    ({"helper": {"code": {"a": 1}}}, "/variables/helper"),
+]
+
+
+@pytest.mark.parametrize(("variables", "where"), WRONG)
+def test_variables_that_are_wrong_are_refused_with_the_place(variables: Any, where: str) -> None:
+    data = document_of(exported()) | {"variables": variables}
+    places = {**CODE, "helper": Place(None, frozenset())}
+    assert pointer_of(lambda: documents.take_in(data, places, MAX_PIXELS)).startswith(where)
+
+
+class Notes(Tool):  # type: ignore[misc, unused-ignore]
+    """A tool with a state that it gives."""
+
+    name = "notes"
+    description = "Keeps notes."
+    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' form
+    output_type = "string"
+
+    def forward(self) -> str:
+        return "noted"
+
+    def get_state(self) -> list[str]:
+        return []
+
+    def set_state(self, state: list[str]) -> None:
+        """Take it."""
+
+
+def test_an_agents_places_are_those_of_its_family() -> None:
+    make_notes: Any = Notes
+
+    def quiet(kind: Any, **options: Any) -> Any:
+        return kind(model=agents.ScriptedModel(), **options)
+
+    coder = quiet(CodeAgent, tools=[make_notes()], name="coder", description="Codes.")
+    coder.code_limits = {"variables_mb": 2}
+    threaded = quiet(CodeAgent, tools=[], name="threaded", description="Codes.")
+    threaded.executor = "thread"
+    head = quiet(ToolCallingAgent, tools=[agents.echo], managed_agents=[coder, threaded])
+    assert places_of(head) == {
+        "": Place(None, frozenset()),
+        "coder": Place(2 * MB, frozenset({"notes"})),
+        "threaded": Place(None, frozenset()),
+    }
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery([])
+    yield nursery
+    nursery.close()
+
+
+def interpreter(nursery: Nursery) -> ChildInterpreter:
+    child = ChildInterpreter(LocalPythonExecutor([]), nursery, CodeLimits(), (), lambda: None)
+    child.send_tools({})
+    return child
+
+
+def test_code_in_a_process_goes_on_with_what_was_taken_in_and_is_told_what_is_gone(nursery: Nursery) -> None:
+    before = interpreter(nursery)
+    before("count = {'a': [1, 2.0, None]}\nname = 'é'\nimport math\npair = (1, 2)\ndef f():\n    return 1")
+    before.rest()
+    portable = exported(variables=in_piece(before.variables))
+    imported = taken_in(document_of(portable)).variables
+    after = interpreter(nursery)
+    after.variables = {name.removeprefix(":v:"): data for name, data in imported.items() if name.startswith(":v:")}
+    after.gone = frozenset(json.loads(imported[":gone"]))
+    assert after("count['a'].append(name)\nprint(count)").logs.strip() == "{'a': [1, 2.0, None, 'é']}"
+    with pytest.raises(InterpreterError, match="`pair` is gone"):
+        after("print(pair)")
+    after.rest()

@@ -1,0 +1,583 @@
+"""Values ⇄ bytes: data comes back as it was, nothing of a hostile class runs, and hostile bytes are errors."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import enum
+import functools
+import io
+import math
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import uuid
+import zoneinfo
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import PIL.Image
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smolagents.agent_types import AgentAudio, AgentImage, AgentText
+
+from smolsessions.agents.values import CannotCrossError, canonical, dumps, loads
+from tests.support import hostile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+PRIME = sys.hash_info.modulus
+MODES = "1 L LA La P PA RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16L I;16B I;16N".split()
+
+
+@dataclass(frozen=True)
+class Point:
+    x: Any
+    y: Any = 0
+
+
+@dataclass(slots=True)
+class Slim:
+    x: Any
+    y: Any = field(default_factory=list)
+
+
+class Old:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def shout(self) -> str:
+        return self.name.upper()
+
+    @functools.cached_property
+    def length(self) -> int:
+        return len(self.name)
+
+
+class City(pydantic.BaseModel):
+    name: str
+    founded: dt.date | None = None
+    _secret: int = pydantic.PrivateAttr(default=1)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Wary:
+    """Leaves a mark at all that could be done to it."""
+
+    __slots__ = ("__dict__", "slot")
+    __init__ = __setattr__ = __setstate__ = __getstate__ = hostile.marking("wary")
+    __reduce__ = __reduce_ex__ = __eq__ = __hash__ = hostile.marking("wary")
+    __getattribute__ = __getattr__ = __repr__ = __str__ = hostile.marking("wary")
+    __class__ = property(hostile.marking("wary"))
+    computed = property(hostile.marking("wary"), hostile.marking("wary"))
+
+    def __new__(cls) -> Self:
+        hostile.MARKS.append("new")
+        raise RuntimeError
+
+
+CARRIED = (Point, Slim, Old, City, Colour, Rights, Wary)
+
+
+@pytest.fixture(autouse=True)
+def _armed() -> Iterator[None]:
+    hostile.MARKS.clear()
+    hostile.ArmedKey.armed = True
+    yield
+    hostile.ArmedKey.armed = False
+
+
+def crossed(value: Any) -> Any:
+    return loads(dumps(value, CARRIED), CARRIED)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare kind by kind: 1 is not True, and NaN is NaN."""
+    if type(one) is not type(other):
+        return False
+    spread = _spread(one)
+    if spread is None:
+        return bool(one == other)
+    other_spread = _spread(other) or []
+    return len(spread) == len(other_spread) and all(map(same, spread, other_spread))
+
+
+def _spread(value: Any) -> list[Any] | None:
+    """Give what has to be equal, where == says too little."""
+    if isinstance(value, float):
+        return ["nan" if math.isnan(value) else struct.pack("d", value)]
+    if isinstance(value, complex):
+        return [value.real, value.imag]
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (Point, Slim)):
+        return [value.x, value.y]
+    if isinstance(value, (dt.datetime, dt.time)):
+        return [value.isoformat(), value.fold, str(value.tzinfo)]
+    return [str(value)] if isinstance(value, Decimal) else [*value] if isinstance(value, (list, tuple, deque)) else None
+
+
+ZONES = st.sampled_from([None, dt.UTC, BERLIN, dt.timezone(dt.timedelta(hours=-3, minutes=7), "there")])
+FOLDS = st.integers(0, 1)
+KEYS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(60, 14_000).map(lambda bits: -1 << bits),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.text(st.characters(codec=None)),
+    st.binary(),
+    st.dates(),
+    st.times(),
+    st.builds(lambda moment, zone, fold: moment.replace(tzinfo=zone, fold=fold), st.datetimes(), ZONES, FOLDS),
+    st.builds(lambda clock, fold: clock.replace(tzinfo=dt.UTC, fold=fold), st.times(), FOLDS),
+    st.timedeltas(),
+    ZONES,
+    st.decimals(allow_nan=False),
+    st.fractions(),
+    st.uuids(),
+    st.builds(range, st.integers(), st.integers(), st.integers(1, 9)),
+    st.sampled_from([Path("a/b"), PurePosixPath("/a"), PureWindowsPath("c:\\a"), *Colour, Rights.READ, sys.maxsize]),
+)
+HASHABLE = KEYS | st.tuples(KEYS, KEYS) | st.frozensets(KEYS, max_size=3) | st.builds(Point, KEYS)
+LEAVES = HASHABLE | st.floats() | st.complex_numbers() | st.just(Decimal("NaN")) | st.binary().map(bytearray)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.lists(st.floats(), min_size=9, max_size=12),
+        st.lists(st.integers(), min_size=9, max_size=12),
+        st.lists(inner, max_size=5).map(tuple),
+        st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 9)),
+        st.dictionaries(HASHABLE, inner, max_size=4),
+        st.sets(HASHABLE, max_size=4),
+        st.builds(Point, inner, inner),
+        st.builds(Slim, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+@settings(max_examples=200, deadline=None)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    data = dumps(value, CARRIED)
+    assert same(loads(data, CARRIED), value)
+    assert dumps(loads(data, CARRIED), CARRIED) == data
+    assert same(crossed({"labels": value}), loads(dumps({"labels": value}, CARRIED, labels=True), CARRIED))
+
+
+@given(st.dictionaries(HASHABLE, LEAVES, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_the_order_of_keys_is_kept_and_makes_no_difference_to_the_canonical_bytes(value: dict[Any, Any]) -> None:
+    turned = dict(reversed(value.items()))
+    assert canonical(value, CARRIED) == canonical(turned, CARRIED)
+    assert same(loads(canonical(value, CARRIED), CARRIED), value) or len(value) > 1
+    assert list(crossed(turned)) == list(turned)
+
+
+def test_different_values_have_different_canonical_bytes() -> None:
+    values = [0, False, 0.0, -0.0, "", b"", [], (), {}, set(), frozenset(), None, "0", [[]], [0], {0}, {"a": 1, "b": 2}]
+    values += [{"a": 2, "b": 1}, [1] * 9, [1.0] * 9, (1,) * 9, {1: (2, 3)}, {1: 2, 3: None}, 1 << 64, 1 << 65]
+    assert len({canonical(value) for value in values}) == len(values)
+
+
+def test_a_set_has_the_same_bytes_whatever_its_order() -> None:
+    numbers = [n << 40 for n in range(50)]
+    assert dumps(set(numbers)) == dumps({*numbers[::-1]})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_image_comes_back_pixel_by_pixel(mode: str) -> None:
+    image = PIL.Image.new(mode, (13, 5))
+    band = bytes(range(65)) * (len(image.tobytes()) // 65 + 1)
+    image = PIL.Image.frombytes(mode, (13, 5), band[: len(image.tobytes())])
+    copy = crossed([image])[0]
+    assert type(copy) is PIL.Image.Image
+    assert (copy.mode, copy.size, copy.tobytes()) == (image.mode, image.size, image.tobytes())
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP", "BMP", "TIFF"])
+def test_an_opened_picture_file_comes_back_as_its_pixels_with_palette_and_transparency(kind: str) -> None:
+    file = io.BytesIO()
+    image = PIL.Image.new("P", (3, 2), 1)
+    image.putpalette([9, 8, 7, 6, 5, 4])
+    (image if kind in {"PNG", "GIF"} else image.convert("RGB")).save(file, kind, transparency=0)
+    opened = PIL.Image.open(file)
+    copy = crossed(opened)
+    assert copy.convert("RGBA").tobytes() == opened.convert("RGBA").tobytes()
+    assert copy.size == (3, 2)
+    assert not crossed(PIL.Image.new("L", (0, 7))).width
+
+
+def test_what_smolagents_wraps_crosses_as_what_is_inside() -> None:
+    image = PIL.Image.new("RGB", (2, 2), "red")
+    assert same(crossed([AgentText("x"), Pair(1, [2])]), ["x", (1, [2])])
+    assert crossed(AgentImage(image)).tobytes() == image.tobytes()
+    assert type(crossed(str.__new__(AgentAudio, "sound.wav"))) is str
+
+
+def test_dicts_of_other_kinds_become_dicts_in_their_own_order() -> None:
+    ordered = OrderedDict(a=1, b=2)
+    ordered.move_to_end("a")
+    assert same(crossed(ordered), {"b": 2, "a": 1})
+    assert same(crossed(collections.Counter("aab")), {"a": 2, "b": 1})
+
+
+def test_instances_of_carried_classes_come_back_without_their_methods() -> None:
+    old = Old("me")
+    assert old.length == 2
+    old.extra = [1]  # type: ignore[attr-defined]
+    copy = crossed(old)
+    assert (copy.name, copy.extra, copy.shout(), "length" in vars(copy)) == ("me", [1], "ME", False)
+    city = City(name="Rome", founded=dt.date(753, 4, 21))
+    city._secret = 5  # noqa: SLF001
+    assert crossed(city) == city
+    assert crossed({Point(1): Colour.RED}) == {Point(1): Colour.RED}
+    assert crossed(Slim(1)) == Slim(1)
+
+
+def test_of_a_carried_class_not_one_method_runs() -> None:
+    wary = object.__new__(Wary)
+    Wary.__dict__["slot"].__set__(wary, 1)
+    Wary.__dict__["__dict__"].__get__(wary).update(inner=[2])
+    copy = crossed({"wary": wary})["wary"]
+    assert type(copy) is Wary
+    assert Wary.__dict__["slot"].__get__(copy) == 1
+    assert Wary.__dict__["__dict__"].__get__(copy) == {"inner": [2]}
+    assert hostile.MARKS == []
+
+
+def test_a_carried_class_that_is_a_kind_of_builtin_is_refused_by_name() -> None:
+    with pytest.raises(
+        CannotCrossError, match=r"test_crossing\.Pair cannot be handed over; a carried class must not be"
+    ):
+        dumps(Pair(1, 2), (Pair,))
+    with pytest.raises(CannotCrossError, match="no single member"):
+        dumps(Rights.READ | Rights.WRITE, (Rights,))
+
+
+@pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
+def test_what_cannot_cross_is_refused_and_runs_nothing(name: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(CannotCrossError, match="cannot be handed over") as caught:
+        dumps({"x": [1, 2, 3, hostile.REFUSED_VALUES[name]]})
+    assert hostile.MARKS == []
+    assert len(str(caught.value)) < 10_000
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
+def test_what_cannot_cross_becomes_a_label_where_labels_are_wanted(name: str) -> None:
+    value = [hostile.REFUSED_VALUES[name], "kept"]
+    whole = loads(dumps(value, labels=True))
+    assert whole[1] == "kept"
+    assert "[" in str(whole[0])
+    assert "test_crossing" not in str(whole[0])
+
+
+@pytest.mark.parametrize("name", hostile.ACCEPTED_VALUES)
+def test_what_its_base_can_read_crosses_as_the_base_and_runs_nothing(name: str) -> None:
+    value, wanted = hostile.ACCEPTED_VALUES[name]
+    data = dumps([value])
+    assert hostile.MARKS == []
+    assert same(loads(data), [wanted])
+    assert dumps([value], labels=True) == data
+    assert hostile.MARKS == []
+
+
+def test_an_error_names_the_path_and_the_kind() -> None:
+    with pytest.raises(
+        CannotCrossError, match=r"^a list_iterator at \['x'\]\[3\] cannot be handed over; only data can"
+    ):
+        dumps({"x": [1, 2, 3, iter([])]})
+    with pytest.raises(CannotCrossError, match=r"^a _io\.StringIO at \[1\] in a set or as a key cannot"):
+        dumps((1, {io.StringIO(): 1}))
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(CannotCrossError, match=r"^a list at \['a'\]\[0\] cannot be handed over; it holds itself"):
+        dumps({"a": circle})
+    with pytest.raises(CannotCrossError, match=r"^a function cannot be handed over"):
+        dumps(lambda: 1)
+
+
+def test_a_size_may_be_asked_for() -> None:
+    assert loads(dumps("x" * 900, max_bytes=1000), max_bytes=1000) == "x" * 900
+    with pytest.raises(CannotCrossError, match="1,000 bytes"):
+        dumps(["x" * 600] * 2, max_bytes=1000)
+    with pytest.raises(CannotCrossError, match="1,000 bytes"):
+        loads(dumps("x" * 1000), max_bytes=1000)
+    assert loads(dumps(["x" * 600] * 2, max_bytes=1000, labels=True)) == "[builtins.list] of 2"
+
+
+def test_a_label_that_fails_itself_names_the_class() -> None:
+    assert loads(dumps([hostile.REFUSED_VALUES["an instance of a lying metaclass"]], labels=True)) == [
+        "[tests.support.hostile.Odd]"
+    ]
+
+
+def count(number: int) -> bytes:
+    return struct.pack("<I", number)
+
+
+def text(value: str) -> bytes:
+    return b"s" + count(len(value.encode())) + value.encode()
+
+
+def number(value: int) -> bytes:
+    return b"i" + struct.pack("<q", value)
+
+
+def long(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"I" + count(len(data)) + data
+
+
+def blob(data: bytes) -> bytes:
+    return b"b" + count(len(data)) + data
+
+
+def many(tag: bytes, *items: bytes, claimed: int | None = None) -> bytes:
+    return tag + count(len(items) if claimed is None else claimed) + b"".join(items)
+
+
+def parts(kind: str, *items: bytes) -> bytes:
+    return b"P" + bytes([len(kind.encode()), len(items)]) + kind.encode() + b"".join(items)
+
+
+def pairs(**items: bytes) -> bytes:
+    return b"d" + count(len(items)) + b"".join(text(key) + item for key, item in items.items())
+
+
+def carried(kind: type, **items: bytes) -> bytes:
+    return parts("instance", text(f"{kind.__module__}.{kind.__qualname__}"), pairs(**items))
+
+
+def picture(mode: str, width: int, height: int, pixels: bytes, *more: bytes) -> bytes:
+    return parts("image", text(mode), number(width), number(height), blob(pixels), *(more or [b"N"] * 3))
+
+
+ONE = number(1)
+NINE = [ONE] * 9
+HOSTILE_BYTES: dict[str, bytes] = {
+    "nothing": b"",
+    "an unknown tag": b"?",
+    "a tag of pickle": b"\x80\x04N.",
+    "two values": b"NN",
+    "a number cut short": b"i\0",
+    "a text longer than the message": b"s" + count(4_000_000_000) + b"x",
+    "a text that is no UTF-8": b"s" + count(1) + b"\xff",
+    "a text of an overlong form": b"s" + count(2) + b"\xc0\x80",
+    "bytes longer than the message": b"b" + count(2) + b"x",
+    "a number of too many digits": b"I" + count(1_000_000) + b"\1" * 1_000_000,
+    "a list longer than the message": many(b"l", ONE, claimed=2),
+    "a list of a billion": many(b"l", claimed=4_000_000_000),
+    "a tuple of a billion": many(b"t", claimed=4_000_000_000),
+    "a set of a billion": many(b"Z", claimed=4_000_000_000),
+    "a dict of a billion": many(b"d", claimed=4_000_000_000),
+    "a list of two million": many(b"l", *[b"N"] * 2_000_000),
+    "many lists of numbers": many(b"l", *[b"y" + count(800_000) + bytes(800_000)] * 11),
+    "many deques": many(b"l", *[parts("deque", many(b"l"), b"N")] * 44_000),
+    "numbers of half a number": b"x" + count(7) + b"1234567",
+    "integers of half a number": b"y" + count(12) + b"123456781234",
+    "numbers, two million": b"x" + count(16_000_000) + bytes(16_000_000),
+    "101 levels of lists": many(b"l", claimed=1) * 101 + b"N",
+    "a million levels of lists": many(b"l", claimed=1) * 1_000_000 + b"N",
+    "a million levels of tuples": many(b"t", claimed=1) * 1_000_000 + b"N",
+    "a million levels of frozen sets": many(b"z", claimed=1) * 1_000_000 + b"N",
+    "a million levels of dicts": many(b"d", claimed=1) * 1_000_000 + b"N",
+    "a million levels of parts": (b"P\4\1zone") * 1_000_000 + b"N",
+    "a list in a set": many(b"Z", many(b"l")),
+    "a list in a tuple in a set": many(b"z", many(b"t", many(b"l"))),
+    "a dict as a key": many(b"d", many(b"d"), claimed=1) + b"N",
+    "a set as a key": many(b"d", many(b"Z"), claimed=1) + b"N",
+    "an image as a key": many(b"d", picture("L", 1, 1, b"x"), claimed=1) + b"N",
+    "a deque as a key": many(b"d", parts("deque", many(b"l"), b"N"), claimed=1) + b"N",
+    "a key that is there twice": many(b"d", text("a"), b"N", text("a"), b"N", claimed=2),
+    "two keys that are equal": many(b"d", number(1), b"N", b"T", b"N", claimed=2),
+    "an item that is there twice": many(b"Z", ONE, ONE),
+    "a thousand keys of one hash": many(b"Z", *[long(n * PRIME) for n in range(1000)]),
+    "ten thousand keys of one hash": many(b"d", *[long(n * PRIME) + b"N" for n in range(10_000)]),
+    "fractions of one hash": many(b"Z", *[parts("fraction", long(n * PRIME), ONE) for n in range(1, 1000)]),
+    "tuples of one hash": many(b"Z", *[many(b"t", long(n * PRIME)) for n in range(1000)]),
+    "an unknown kind": parts("os.system", text("true")),
+    "a kind without a name": parts(""),
+    "a kind whose name is no text": b"P\1\0\xff",
+    "a kind of too many parts": parts("date", ONE, ONE, ONE, ONE),
+    "a kind without parts": parts("date"),
+    "a date of texts": parts("date", text("2020"), ONE, ONE),
+    "a date of bytes": parts("date", blob(b"\x07\xe4\1\1"), ONE, ONE),
+    "a month 13": parts("date", number(2020), number(13), ONE),
+    "a year 0": parts("date", number(0), ONE, ONE),
+    "a year of 4,000 digits": parts("date", long(1 << 14_000), ONE, ONE),
+    "an hour 25": parts("time", number(25), *[number(0)] * 4, b"N"),
+    "a fold 2": parts("time", ONE, ONE, ONE, ONE, number(2), b"N"),
+    "a moment of bytes": parts("datetime", blob(bytes(10)), *[ONE] * 7, b"N"),
+    "a moment in a zone that is a text": parts("datetime", number(2020), *[ONE] * 7, text("UTC")),
+    "a time span past all": parts("timedelta", long(1 << 100), ONE, ONE),
+    "an offset of two days": parts("timezone", parts("timedelta", number(2), number(0), number(0)), b"N"),
+    "a zone that is no name": parts("zone", text("../../etc/passwd")),
+    "a zone of an absolute path": parts("zone", text("/etc/passwd")),
+    "a zone that is none": parts("zone", text("No/Where")),
+    "a zone that is a folder": parts("zone", text("Europe")),
+    "a zone with a NUL": parts("zone", text("Europe/Berlin\0")),
+    "a decimal that is none": parts("decimal", text("x")),
+    "a decimal past all": parts("decimal", text("1e999999999")),
+    "a decimal of a million digits": parts("decimal", text("1" * 1_000_000)),
+    "a signalling decimal as a key": many(b"Z", parts("decimal", text("sNaN"))),
+    "a fraction by zero": parts("fraction", ONE, number(0)),
+    "a fraction of floats": parts("fraction", b"f" + bytes(8), ONE),
+    "an id of 129 bits": parts("uuid", long(1 << 128)),
+    "an id below zero": parts("uuid", number(-1)),
+    "a range of no steps": parts("range", ONE, ONE, number(0)),
+    "a deque shorter than nothing": parts("deque", many(b"l"), number(-1)),
+    "a deque of a text": parts("deque", text("abc"), b"N"),
+    "a path that is bytes": parts("path", blob(b"x"), b"T", b"T"),
+    "an image of an unknown mode": picture("XYZ", 1, 1, b"x"),
+    "an image with no pixels": picture("RGB", 100_000, 100_000, b""),
+    "an image with too few pixels": picture("RGB", 2, 2, bytes(11)),
+    "an image with too many pixels": picture("RGB", 2, 2, bytes(13)),
+    "an image of bits that is a bomb": picture("1", 8_000, 8_000, bytes(8_000_000)),
+    "an image below zero": picture("L", -1, -1, b"x"),
+    "an image wider than all": picture("L", 1 << 40, 0, b""),
+    "an image of a picture file": picture("L", 1, 1, b"\x89PNG\r\n\x1a\n"),
+    "an image whose palette is too long": picture("P", 1, 1, b"x", text("RGB"), blob(bytes(10_000)), b"N"),
+    "an image whose palette is no palette": picture("P", 1, 1, b"x", text("XYZ"), blob(b"abc"), b"N"),
+    "a class that is not carried": parts("instance", text("builtins.object"), pairs()),
+    "a class of another module": parts("instance", text("subprocess.Popen"), pairs(args=text("true"))),
+    "a class whose name is no text": parts("instance", ONE, pairs()),
+    "fields that are no dict": parts("instance", text("tests.values.test_crossing.Point"), many(b"l")),
+    "fields that have no name": parts("instance", text("tests.values.test_crossing.Old"), many(b"d", ONE + ONE)),
+    "a field that is missing": carried(Point, y=ONE),
+    "a slot that is not there": carried(Slim, x=ONE, y=ONE, z=ONE),
+    "a field in place of a method": carried(Old, name=text("x"), shout=text("y")),
+    "a field in place of a property": carried(Wary, computed=ONE),
+    "a field in place of what is computed": carried(Old, name=text("x"), length=ONE),
+    "a field in place of the class": carried(Old, __class__=text("x")),
+    "a field in place of the dict": carried(Old, __dict__=pairs()),
+    "a field with two underscores": carried(Old, __reduce__=text("x")),
+    "an enum as an instance": carried(Colour, _name_=text("RED"), _value_=text("x")),
+    "an unknown member": parts("member", text("tests.values.test_crossing.Colour"), text("GREEN")),
+    "a member that is an attribute": parts("member", text("tests.values.test_crossing.Colour"), text("__class__")),
+    "a member of no enum": parts("member", text("tests.values.test_crossing.Old"), text("name")),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_BYTES)
+def test_hostile_bytes_are_an_error_soon_and_in_little_memory(name: str) -> None:
+    data = HOSTILE_BYTES[name]
+    began = time.monotonic()
+    with pytest.raises(CannotCrossError):
+        loads(data, CARRIED)
+    assert time.monotonic() - began < 20
+    assert hostile.MARKS == []
+
+
+GREEDY = {
+    "sets": (many(b"Z", b"N"), 4),
+    "dicts": (many(b"d", text("") + b"N", claimed=1), 3),
+    "deques": (parts("deque", many(b"l"), b"N"), 23),
+    "lists": (many(b"l"), 1),
+    "byte arrays": (b"B" + count(0), 2),
+    "instances": (carried(Old), 13),
+    "images": (picture("L", 0, 0, b""), 38),
+    "dates": (parts("timedelta", ONE, ONE, ONE), 14),
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_the_most_that_is_read_needs_a_bounded_memory(name: str) -> None:
+    node, nodes = GREEDY[name]
+    part = 50  # of all that may be in a message; memory is traced slowly
+    data = many(b"l", *[node] * (1_000_000 // nodes // part))
+    tracemalloc.start()
+    assert loads(data, CARRIED)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak * part < 300 << 20
+
+
+def _read(data: bytes) -> Any:
+    try:
+        return loads(data, CARRIED)
+    except CannotCrossError as error:
+        return error
+
+
+RICH = {
+    "all": [
+        None,
+        True,
+        -1,
+        1 << 99,
+        1.5,
+        2j,
+        "x\ud800\0é",
+        b"b",
+        bytearray(b"a"),
+        (1, [2]),
+        {3},
+        frozenset("a"),
+        range(3),
+    ],
+    "times": [dt.datetime(2020, 1, 1, tzinfo=BERLIN), dt.date(2020, 1, 1), dt.time(1, tzinfo=dt.UTC), dt.timedelta(1)],
+    "numbers": [Decimal("1.5"), Fraction(1, 3), uuid.UUID(int=3), [1.5] * 10, [7] * 10],
+    ("a", 1): [Path("x"), deque([1], 3), PIL.Image.new("P", (2, 2)), Point(1, 2), Slim(1), Old("x"), Colour.RED],
+}
+
+
+def test_a_message_cut_short_anywhere_is_an_error() -> None:
+    data = dumps(RICH, CARRIED)
+    for end in range(len(data)):
+        with pytest.raises(CannotCrossError):
+            loads(data[:end], CARRIED)
+
+
+@given(st.data())
+@settings(max_examples=1000, deadline=None)
+def test_a_message_with_other_bytes_in_it_is_read_or_an_error_and_nothing_else(source: st.DataObject) -> None:
+    data = bytearray(dumps(RICH, CARRIED))
+    for _ in range(source.draw(st.integers(1, 4))):
+        data[source.draw(st.integers(0, len(data) - 1))] = source.draw(st.integers(0, 255))
+    value = _read(bytes(data))
+    if not isinstance(value, CannotCrossError):
+        dumps(value, CARRIED)
+    assert hostile.MARKS == []
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_are_read_or_an_error_and_nothing_else(data: bytes) -> None:
+    _read(data)
+
+
+def test_neither_numpy_nor_pandas_is_imported_for_other_values() -> None:
+    use = "from smolsessions.agents.values import *; loads(dumps([1]))"
+    code = f"import sys; {use}; print({{'numpy', 'pandas'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,100 @@
+"""Large bodies: one that takes long to parse is refused, and blocks no other request."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx2
+import PIL.Image
+import pytest
+
+from tests.support.problems import problem
+
+if TYPE_CHECKING:
+    from tests.support.service import Service
+
+SENDERS = 6
+LONGEST_PROBE_S = 1.0
+LONGEST_START_S = 10.0
+MESSAGE = json.dumps([{"say": "hi"}])
+LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}"
+KEYS = b"{" + b",".join(b'"k%d":1' % number for number in range(200_000)) + b"}"
+BODIES = {
+    "lists in additional_args": ("POST", "/turn", LISTS),
+    "lists in a conversation's turn": ("POST", "/conversations/c/turns", LISTS),
+    "keys": ("POST", "/turn", KEYS),
+    "keys of a conversation": ("POST", "/conversations", KEYS),
+    "keys in metadata": ("PATCH", "/conversations/c", b'{"metadata":' + KEYS + b"}"),
+    "rules": ("POST", "/conversations", b'{"policy":[' + b",".join([b'{"a":1}'] * 300_000) + b"]}"),
+    "long numbers": ("POST", "/turn", b'{"additional_args":{"a":[' + b",".join([b"7" * 4300] * 4000) + b"]}}"),
+    "one long number": ("POST", "/turn", b"7" * 19_000_000),
+    "escapes": ("POST", "/turn", b'{"message":"' + rb"\\" * 9_000_000 + b'"}'),
+    "quotation marks": ("POST", "/turn", b'{"message":"' + rb"\"" * 9_000_000 + b'"}'),
+    "wide characters": ("POST", "/turn", b'{"message":"' + "😀".encode() * 4_500_000 + b'"}'),
+    "blanks": ("POST", "/conversations", b'{"id":' + b" " * 19_000_000 + b'"a"}'),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_body_that_takes_long_to_parse_is_refused_and_blocks_no_probe(service: Service, case: str) -> None:
+    method, path, body = BODIES[case]
+    headers = {"Content-Type": "application/json"}
+    service.post("/conversations", id="c")
+    took: list[float] = []
+    started, done = threading.Event(), threading.Event()
+
+    def probe() -> None:
+        with httpx2.Client(base_url=service.client.base_url, timeout=30) as client:
+            while not done.is_set():
+                start = time.monotonic()
+                assert client.get("/livez").status_code == 200
+                took.append(time.monotonic() - start)
+                started.set()
+                done.wait(0.005)
+
+    with ThreadPoolExecutor(SENDERS + 1) as pool:
+        probing = pool.submit(probe)
+        try:
+            assert started.wait(LONGEST_START_S)
+            sent = [
+                pool.submit(service.client.request, method, path, content=body, headers=headers) for _ in range(SENDERS)
+            ]
+            answers = [each.result() for each in sent]
+        finally:
+            done.set()
+        probing.result()
+    for answer in answers:
+        problem(answer, 413, "too_large")
+    took.sort()
+    assert took[int(len(took) * 0.99)] < LONGEST_PROBE_S, took[-5:]
+
+
+def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
+    file = io.BytesIO()
+    PIL.Image.frombytes("RGB", (2200, 2000), os.urandom(2200 * 2000 * 3)).save(file, "PNG")
+    image = base64.b64encode(file.getvalue()).decode()
+    assert len(image) > 15_000_000
+    message = json.dumps([{"say": "hi", "note": ',[{\\"' * 9_000}])
+    for text in (image, f"data:image/png;base64,{image}"):
+        turn = service.post("/turn", message=message, agent="scripted", images=[text])
+        assert turn.status_code == 200, turn.text[:500]
+    escaped = json.dumps({"message": MESSAGE, "agent": "scripted", "images": [image]}).replace("/", "\\/")
+    turn = service.client.post("/turn", content=escaped, headers={"Content-Type": "application/json"})
+    assert turn.status_code == 200, turn.text[:500]
+
+
+def test_additional_args_have_a_bound_of_values_and_one_of_bytes(service: Service) -> None:
+    def send(args: object) -> httpx2.Response:
+        return service.post("/turn", message=MESSAGE, agent="scripted", additional_args={"a": args})
+
+    assert send([123_456_789] * 9_900).status_code == 200
+    problem(send([123_456_789] * 10_100), 413, "too_large")
+    assert send("word, " * 170_000).status_code == 200
+    problem(send("word, " * 180_000), 413, "too_large")

@@ -1,0 +1,488 @@
+"""Conversations over their whole life, what lists of them say, and the service's figures and pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx2
+import pytest
+
+from tests.support.problems import problem, strict_json
+from tests.support.service import AGENTS, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+PATIENCE_S = 15
+BAD_PAGES = [
+    {"limit": "0"},
+    {"limit": "101"},
+    {"limit": "-1"},
+    {"limit": "ten"},
+    {"limit": "1e1"},
+    {"limit": "9" * 5000},
+    {"cursor": "abc"},
+    {"cursor": ""},
+    {"cursor": "-1"},
+    {"cursor": "1.5"},
+    {"cursor": "+inf"},
+    {"cursor": "(1"},
+    {"cursor": "٣"},
+    {"cursor": "1\n"},
+    {"cursor": "9" * 21},
+    {"cursor": "9" * 5000},
+]
+MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    # RFC 7396, appendix A: before, patch, after
+    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+    ({"a": "b"}, {"a": None}, {}),
+    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ({"a": "b"}, {"a": {"c": {"d": 1}}}, {"a": {"c": {"d": 1}}}),
+    ({"a": [{"b": None}]}, {}, {"a": [{"b": None}]}),
+    ({"a": 1, "": {"/": "~"}}, {"": {"/": None, "ключ": "ц"}}, {"a": 1, "": {"ключ": "ц"}}),
+]
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Give a service that nobody else uses, and that forgets what was deleted after a second."""
+    with Service(tmp_path_factory.mktemp("brief"), {"ID_REUSE_S": "1"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def planned(service: Service) -> dict[str, Any]:
+    """Give the last of three turns, with steps of all types."""
+    turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"}, agent="planner")
+    turn = service.follow_up(turn, {"call": [["fail", {"reason": "b"}]]}, {"say": "two"})
+    return service.follow_up(turn, {"say": "three"})
+
+
+class Held:
+    """A turn that runs until it is let go."""
+
+    def __init__(self, service: Service, gate: Path, **body: Any) -> None:
+        script = [{"call": [["wait_for", {"path": str(gate)}]]}, {"say": gate.name}]
+        self._gate = gate
+        self._answers: list[httpx2.Response] = []
+        posting = {"agent": "scripted", "message": json.dumps(script)} | body
+        self._thread = threading.Thread(target=lambda: self._answers.append(service.post("/turn", **posting)))
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        until(self._gate.with_name(f"{self._gate.name}.started").exists)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
+        self._thread.join(PATIENCE_S)
+
+    def let_go(self) -> None:
+        self._gate.touch()
+
+    def answer(self) -> dict[str, Any]:
+        self._thread.join(PATIENCE_S)
+        assert self._answers, "the POST still waits"
+        assert self._answers[0].status_code == 200, self._answers[0].text
+        turn: dict[str, Any] = self._answers[0].json()
+        return turn
+
+
+def until(true: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+
+
+def figures(service: Service) -> dict[str, float]:
+    text = service.client.get("/metrics").text
+    return {name: float(value) for name, value in re.findall(r"^(smolsessions_\S+) (\S+)$", text, re.MULTILINE)}
+
+
+def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    """Read all pages of a list."""
+    found = []
+    while True:
+        page = service.get(path, **query)
+        assert page.keys() == {"items", "next_cursor"}
+        found.append(page["items"])
+        if page["next_cursor"] is None:
+            return found
+        query["cursor"] = page["next_cursor"]
+
+
+def test_a_conversation_is_made_empty_and_says_where_it_is(service: Service) -> None:
+    response = service.client.post("/conversations", json={"agent": "demo", "metadata": {"user": {"name": "Ada"}}})
+    made = response.json()
+    assert (response.status_code, response.headers["location"]) == (201, f"/conversations/{made['id']}")
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", made["id"])
+    assert made == {
+        "id": made["id"],
+        "agent": "demo",
+        "metadata": {"user": {"name": "Ada"}},
+        "created_at": made["created_at"],
+        "updated_at": made["created_at"],
+        "turns": 0,
+        "step_counts": {"task": 0, "planning": 0, "action": 0, "note": 0, "summary": 0},
+        "running_turn": None,
+        "queued_turns": 0,
+        "archived_steps": 0,
+        "policy": None,
+        "ttl_s": None,
+        "expires_at": None,
+        "forked_from": None,
+    }
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", made["created_at"])
+    assert service.get(response.headers["location"]) == made
+    assert service.get(f"/conversations/{made['id']}/turns") == {"items": [], "next_cursor": None}
+    assert service.get(f"/conversations/{made['id']}/steps") == {"items": [], "next_cursor": None}
+
+
+def test_a_conversation_may_be_given_its_id(service: Service) -> None:
+    for conversation_id in ("my_Own-1", "x" * 64, "-", "0"):
+        made = service.post("/conversations", id=conversation_id, agent="scripted").json()
+        assert (made["id"], made["metadata"]) == (conversation_id, {})
+        turn = service.play({"say": "hi"}, conversation_id=conversation_id)
+        assert (turn["conversation_id"], turn["turn"]) == (conversation_id, 1)
+
+
+def test_a_conversation_without_an_agent_gets_the_default_one(service: Service) -> None:
+    default = next(agent["name"] for agent in service.get("/agents")["items"] if agent["default"])
+    assert service.post("/conversations", metadata={}).json()["agent"] == default
+
+
+def test_an_id_is_taken_once(service: Service) -> None:
+    made = service.post("/conversations", id="taken", metadata={"n": 1}).json()
+    problem(service.post("/conversations", id="taken", metadata={"n": 2}), 409, "conversation_exists")
+    assert service.get("/conversations/taken") == made
+    with ThreadPoolExecutor(16) as clients:
+        statuses = list(
+            clients.map(lambda _: service.post("/conversations", id="wanted", metadata={"n": 1}).status_code, range(48))
+        )
+    assert sorted(statuses) == [201] + [409] * 47
+
+
+def test_a_list_shows_the_newest_first_without_gaps_or_doubles(service: Service) -> None:
+    def new() -> str:
+        return str(service.post("/conversations", metadata={}).json()["id"])
+
+    ids = [new() for _ in range(105)][::-1]
+    assert [item["id"] for item in service.get("/conversations")["items"]] == ids[:20]
+    for limit in (7, 40, 100):
+        shown: list[str] = []
+        late: list[str] = []
+        query: dict[str, Any] = {"limit": limit}
+        while len(shown) < len(ids):
+            page = service.get("/conversations", **query)
+            assert len(page["items"]) == limit or page["next_cursor"] is None
+            shown += [item["id"] for item in page["items"]]
+            query["cursor"] = page["next_cursor"]
+            late.insert(0, new())  # what comes while a client reads is on no later page and moves nothing
+        assert shown[: len(ids)] == ids
+        ids = late + ids
+
+
+def test_the_last_page_has_no_cursor(brief: Service) -> None:
+    for _ in range(6 - len(brief.get("/conversations")["items"])):
+        brief.post("/conversations", metadata={})
+    everything = brief.get("/conversations", limit=100)
+    count = len(everything["items"])
+    assert everything["next_cursor"] is None
+    for limit in (1, 2, count - 1, count):
+        found = pages(brief, "/conversations", limit=limit)
+        assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+        assert [item for page in found for item in page] == everything["items"]
+
+
+@pytest.mark.parametrize(
+    "query", BAD_PAGES, ids=lambda query: next(f"{name} {value[:9]}" for name, value in query.items())
+)
+def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, Any], query: dict[str, str]) -> None:
+    where = f"/conversations/{planned['conversation_id']}"
+    for path in ("/conversations", f"{where}/steps", f"{where}/turns"):
+        found = problem(service.client.get(path, params=query), 422, "invalid_request")
+        assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("query", next(iter(query)))
+
+
+@pytest.mark.parametrize("cursor", [str(2**31), str(2**53 + 1), str(2**63 - 1), str(2**63), "9" * 20])
+def test_a_cursor_beyond_the_end_is_refused_or_gives_an_empty_page(
+    service: Service, planned: dict[str, Any], cursor: str
+) -> None:
+    where = f"/conversations/{planned['conversation_id']}"
+    for path in (f"{where}/steps", f"{where}/turns"):
+        response = service.client.get(path, params={"cursor": cursor, "limit": 100})
+        if response.status_code == 200:
+            assert response.json() == {"items": [], "next_cursor": None}
+        else:
+            problem(response, 422, "invalid_request")
+
+
+def test_a_conversation_shows_what_it_holds(service: Service, planned: dict[str, Any]) -> None:
+    shown = service.get(f"/conversations/{planned['conversation_id']}")
+    steps = service.steps(planned)
+    assert (shown["turns"], shown["agent"]) == (3, "planner")
+    assert shown["updated_at"] > shown["created_at"]
+    types = [step["type"] for step in steps]
+    assert shown["step_counts"] == {kind: types.count(kind) for kind in shown["step_counts"]}
+    assert min(types.count(kind) for kind in ("task", "planning", "action")) >= 3
+    listed = service.get("/conversations", limit=100)["items"]
+    assert next((item for item in listed if item["id"] == shown["id"]), shown) == shown
+
+
+def test_steps_are_paged_oldest_first(service: Service, planned: dict[str, Any]) -> None:
+    path = f"/conversations/{planned['conversation_id']}/steps"
+    whole = service.steps(planned)
+    assert [step["index"] for step in whole] == list(range(len(whole)))
+    assert sorted(step["turn"] for step in whole) == [step["turn"] for step in whole]
+    for limit in (1, 2, len(whole) - 1, len(whole), 100):
+        assert [step for page in pages(service, path, limit=limit) for step in page] == whole
+    assert len(pages(service, path, limit=len(whole))) == 1
+
+
+def test_turns_are_paged_in_ascending_order(service: Service, planned: dict[str, Any]) -> None:
+    path = f"/conversations/{planned['conversation_id']}/turns"
+    whole = service.get(path)["items"]
+    assert [turn["turn"] for turn in whole] == [1, 2, 3]
+    assert whole[-1] == planned
+    assert [turn["reply"] for turn in whole] == ["one", "two", "three"]
+    for limit in (1, 2, 3, 100):
+        assert [turn for page in pages(service, path, limit=limit) for turn in page] == whole
+    assert service.get(f"{path}/2") == whole[1]
+    assert len(pages(service, path, limit=3)) == 1
+
+
+def test_a_turn_beyond_the_last_is_not_found(service: Service, planned: dict[str, Any]) -> None:
+    path = f"/conversations/{planned['conversation_id']}/turns"
+    for number in (4, 5, 100, 2**31):
+        problem(service.client.get(f"{path}/{number}"), 404, "turn_not_found")
+    for word in ("0", "-1", "x", "1.5", str(2**31 + 1), "9" * 30):
+        problem(service.client.get(f"{path}/{word}"), 422, "invalid_request")
+
+
+@pytest.mark.parametrize(("before", "patch", "after"), MERGES)
+def test_metadata_is_changed_by_a_merge_patch(
+    service: Service, before: dict[str, Any], patch: dict[str, Any], after: dict[str, Any]
+) -> None:
+    made = service.post("/conversations", metadata=before).json()
+    where = f"/conversations/{made['id']}"
+    patched = service.client.patch(where, json={"metadata": patch})
+    assert (patched.status_code, patched.json()["metadata"]) == (200, after)
+    assert service.get(where) == patched.json()
+    assert patched.json() | {"metadata": before, "updated_at": made["updated_at"]} == made
+
+
+def test_a_patch_may_say_that_it_is_one(service: Service) -> None:
+    where = f"/conversations/{service.post('/conversations', metadata={}).json()['id']}"
+    headers = {"Content-Type": "application/merge-patch+json"}
+    response = service.client.patch(where, content='{"metadata": {"a": 1}}', headers=headers)
+    assert (response.status_code, response.json()["metadata"]) == (200, {"a": 1})
+
+
+def test_a_patch_leaves_a_running_turn_and_the_steps_alone(service: Service, tmp_path: Path) -> None:
+    made = service.post("/conversations", agent="scripted", metadata={}).json()
+    where = f"/conversations/{made['id']}"
+    with Held(service, tmp_path / "gate", conversation_id=made["id"]) as held:
+        patched = service.client.patch(where, json={"metadata": {"while": "running"}}).json()
+        assert (patched["metadata"], patched["running_turn"], patched["turns"]) == ({"while": "running"}, 1, 1)
+    assert held.answer()["reply"] == "gate"
+    assert service.get(where)["metadata"] == {"while": "running"}
+
+
+async def test_patches_at_once_lose_nothing(service: Service) -> None:
+    made = service.post("/conversations", metadata={"old": {"kept": True}}).json()
+    where, count = f"/conversations/{made['id']}", 40
+    async with httpx2.AsyncClient(base_url=service.client.base_url, timeout=30) as client:
+        await asyncio.gather(
+            *(client.get("/livez") for _ in range(count))
+        )  # connections first, so that all come at once
+        answers = await asyncio.gather(
+            *(client.patch(where, json={"metadata": {"old": {str(number): number}}}) for number in range(count))
+        )
+    assert [answer.status_code for answer in answers] == [200] * count
+    wanted = {"old": {"kept": True} | {str(number): number for number in range(count)}}
+    assert service.get(where)["metadata"] == wanted
+
+
+def test_what_was_deleted_is_nowhere(service: Service) -> None:
+    turn = service.play({"say": "private"})
+    where = f"/conversations/{turn['conversation_id']}"
+    response = service.client.delete(where)
+    assert (response.status_code, response.content) == (204, b"")
+    _assert_gone(service, turn["conversation_id"])
+    problem(service.client.delete(where), 404, "conversation_not_found")
+
+
+def test_the_id_of_what_was_deleted_is_free_after_a_while_and_not_before(brief: Service) -> None:
+    _made(brief, "phoenix")
+    brief.play({"say": "of the old one"}, conversation_id="phoenix")
+    assert brief.client.delete("/conversations/phoenix").status_code == 204
+    problem(brief.post("/conversations", id="phoenix"), 409, "conversation_exists")
+    problem(brief.post("/turn", message="hi", conversation_id="phoenix"), 404, "conversation_not_found")
+    until(lambda: _is_free(brief, "phoenix", agent="demo"))
+    shown = brief.get("/conversations/phoenix")
+    assert (shown["turns"], shown["agent"], shown["step_counts"]["task"]) == (0, "demo", 0)
+    response = brief.post("/turn", message="What did I ask first?", conversation_id="phoenix", agent="demo")
+    assert response.status_code == 200, response.text
+    assert (response.json()["turn"], response.json()["agent"]["name"]) == (1, "demo")
+    assert "old" not in response.json()["reply"]
+
+
+def test_deleting_ends_a_running_turn_for_who_waits_for_it(brief: Service, tmp_path: Path) -> None:
+    with Held(brief, tmp_path / "gate", conversation_id=_made(brief, "doomed")) as held:
+        assert brief.get("/conversations/doomed")["running_turn"] == 1
+        assert brief.client.delete("/conversations/doomed").status_code == 204
+        turn = held.answer()  # while its tool still waits
+        assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "conversation_deleted")
+        assert turn["timing"]["finished_at"]
+        _assert_gone(brief, "doomed")
+    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
+    _assert_gone(brief, "doomed")
+    assert brief.play({"say": "another"})["reply"] == "another"
+
+
+def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same_name(
+    brief: Service, tmp_path: Path
+) -> None:
+    with Held(brief, tmp_path / "old", conversation_id=_made(brief, "twin")) as old:
+        assert brief.client.delete("/conversations/twin").status_code == 204
+        until(lambda: _is_free(brief, "twin"))
+        with Held(brief, tmp_path / "new", conversation_id="twin") as new:
+            old.let_go()
+            until(lambda: figures(brief)["smolsessions_threads_busy"] == 1)
+            assert brief.get("/conversations/twin")["running_turn"] == 1
+            steps = brief.get("/conversations/twin/steps")["items"]
+            assert [str(tmp_path / "new") in step["task"] for step in steps] == [True]
+        assert (new.answer()["status"], new.answer()["reply"]) == ("finished", "new")
+    steps = brief.get("/conversations/twin/steps")["items"]
+    assert [step["type"] for step in steps] == ["task", "action", "action"]
+    assert str(tmp_path / "new") in steps[0]["task"]
+
+
+def test_agents_are_listed_with_what_they_are(service: Service) -> None:
+    agents = {agent["name"]: agent for agent in service.get("/agents")["items"]}
+    named = {agent.partition("=")[0] for agent in AGENTS.split(",")}
+    assert set(agents) == {*named, "demo", "demo-code"}
+    assert next(iter(agents)) == "scripted"
+    assert [name for name, agent in agents.items() if agent["default"]] == ["scripted"]
+    assert (agents["code"]["kind"], agents["scripted"]["kind"]) == ("CodeAgent", "ToolCallingAgent")
+    assert {agent["smolagents"] for agent in agents.values()} == {"1.26.0"}
+    assert "echo" in agents["scripted"]["tools"]
+    assert "final_answer" not in agents["scripted"]["tools"]
+    assert "helper" in agents["manager"]["tools"]
+    assert agents["scripted"]["max_steps"] == 6
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_a_living_service_says_so(service: Service, path: str) -> None:
+    assert service.get(path) == {"status": "ok"}
+
+
+def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
+    before = figures(brief)
+    brief.play({"say": "fine"})
+    turn = brief.play({"raise": "not fine"}, agent="code")
+    brief.follow_up(turn, {"say": "fine again"})
+    grown = {
+        'smolsessions_turns_total{agent="scripted",code="",status="finished"}': 1,
+        'smolsessions_turns_total{agent="code",code="",status="finished"}': 1,
+        'smolsessions_turns_total{agent="code",code="model_error",status="failed"}': 1,
+        'smolsessions_turn_seconds_count{agent="code"}': 2,
+        "smolsessions_turn_queued_seconds_count": 3,
+    }
+    until(lambda: {name: figures(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
+    assert figures(brief)["smolsessions_store_errors_total"] == 0
+
+
+def test_figures_count_a_turn_that_a_delete_ended(brief: Service, tmp_path: Path) -> None:
+    name = 'smolsessions_turns_total{agent="scripted",code="conversation_deleted",status="cancelled"}'
+    before = figures(brief).get(name, 0)
+    with Held(brief, tmp_path / "gate", conversation_id=_made(brief, "counted")) as held:
+        brief.client.delete("/conversations/counted")
+        assert held.answer()["status"] == "cancelled"
+    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
+    assert figures(brief).get(name, 0) == before + 1
+
+
+def test_figures_show_threads_and_warm_sessions(brief: Service, tmp_path: Path) -> None:
+    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
+    before = figures(brief)
+    with Held(brief, tmp_path / "one") as one, Held(brief, tmp_path / "two") as two:
+        during = figures(brief)
+        assert during["smolsessions_threads_busy"] == 2
+        assert during["smolsessions_threads_free"] == before["smolsessions_threads_free"] - 2
+        assert during["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"]
+    assert [held.answer()["status"] for held in (one, two)] == ["finished", "finished"]
+    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
+    after = figures(brief)
+    assert after["smolsessions_threads_free"] == before["smolsessions_threads_free"]
+    assert after["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"] + 2
+
+
+def test_figures_are_told_in_prometheus_format(service: Service) -> None:
+    response = service.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert (
+        "# TYPE smolsessions_turns_total counter" in response.text
+        or "# TYPE smolsessions_turns counter" in response.text
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(service: Service, path: str) -> None:
+    response = service.client.get(path)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert re.findall(r"(?:https?:)?//[^\s\"'<>]+", response.text) == []
+    for part in re.findall(r"(?:src|href)=\"([^\"]+)\"", response.text):
+        assert service.client.get(part).status_code == 200, part
+
+
+def test_the_description_is_served_and_names_no_other_host(service: Service) -> None:
+    response = service.client.get("/openapi.json")
+    description = strict_json(response.text)
+    assert {"/turn", "/conversations", "/conversations/{conversation_id}", "/agents"} <= description["paths"].keys()
+    assert re.findall(r"https?://[^\s\"'<>]+", response.text) == []
+    assert "/openapi.json" in service.client.get("/docs").text
+
+
+def _made(service: Service, conversation_id: str) -> str:
+    assert _is_free(service, conversation_id)
+    return conversation_id
+
+
+def _is_free(service: Service, conversation_id: str, agent: str = "scripted") -> bool:
+    """Make the conversation if its id may be used (again)."""
+    return service.post("/conversations", id=conversation_id, agent=agent).status_code == 201
+
+
+def _assert_gone(service: Service, conversation_id: str) -> None:
+    where = f"/conversations/{conversation_id}"
+    for method, path, body in (
+        ("GET", where, None),
+        ("PATCH", where, {"metadata": {"a": 1}}),
+        ("GET", f"{where}/steps", None),
+        ("GET", f"{where}/turns", None),
+        ("GET", f"{where}/turns/1", None),
+        ("POST", f"{where}/turns", {"message": "hi"}),
+        ("POST", "/turn", {"message": "hi", "conversation_id": conversation_id}),
+        ("POST", "/turn", {"message": "hi", "conversation_id": conversation_id, "agent": "scripted"}),
+    ):
+        problem(service.client.request(method, path, json=body), 404, "conversation_not_found")
+    listed = service.get("/conversations", limit=100)["items"]
+    assert conversation_id not in [item["id"] for item in listed]

@@ -1,0 +1,126 @@
+"""Answers and events match openapi.yaml, as a generic JSON Schema validator reads it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from tests.store.test_store import begin, over
+from tests.support.service import ROOT
+from tests.support.streaming import log_of, posting
+
+if TYPE_CHECKING:
+    from tests.support.service import Service
+
+pytest_plugins = ["tests.support.streaming"]
+
+ECHO = {"call": [["echo", {"text": "hello"}]]}
+DONE = {"say": "done"}
+TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "a tool call": ("streamed", [ECHO, DONE]),
+    "parallel calls": ("streamed", [{"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]}, DONE]),
+    "a failed call": ("streamed", [{"call": [["fail", {"text": "no"}]]}, DONE]),
+    "a failed turn": ("streamed", [ECHO, {"raise": "model_error"}]),
+    "code": ("streamed-code", [{"code": "print(echo(text='hello'))"}, DONE]),
+    "a plan": ("streamed-planner", [ECHO, DONE]),
+    "managed agents": ("family", [{"call": [["lead", {"task": "[]"}]]}, DONE]),
+    "an image": ("scripted", [{"call": [["picture", {}]]}, DONE]),
+    "a forced answer": ("streamed", [ECHO] * 6),
+    "an error in code": ("streamed-code", [{"code": "1 / 0"}, DONE]),
+    "structured code": ("structured", [{"code": "print(1)"}, DONE]),
+    "text alone": ("streamed", [{"text": "I only talk."}, DONE]),
+    "managed code": ("code-family", [{"code": "print(1)"}, DONE]),
+    "data": ("code", [{"code": "final_answer({'a': [1, 2.5, None, True]})"}]),
+}
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """Return the validator of one schema of the description."""
+    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+    schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def assert_described(name: str, value: Any) -> None:
+    problems = [f"{problem.json_path}: {problem.message}" for problem in validator(name).iter_errors(value)]
+    assert problems == [], value
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_events_match_their_schema(service: Service, name: str) -> None:
+    agent, script = TURNS[name]
+    with posting(service, *script, agent=agent) as stream:
+        frames = stream.rest()
+    turn = frames[-1].data["result"]
+
+    for frame in [*frames, *log_of(service, turn, include_internal_tools="true")]:
+        assert frame.event == frame.data["type"]
+        assert_described("Event", frame.data)
+
+
+def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
+    endless = {"endless": "on and on ", "pace_s": 0.002}
+    with posting(service, ECHO, endless, agent="streamed") as stream:
+        first = next(iter(stream)).data
+        waiting = begin(service, DONE, agent="streamed", conversation_id=first["conversation_id"], on_busy="enqueue")
+        place = f"/conversations/{first['conversation_id']}"
+        service.post(f"{place}/turns/{waiting['turn']}/cancel")
+        service.follow_up(over(service, waiting), DONE, on_busy="rollback")
+        frames = [*stream.rest(), *log_of(service, waiting)]
+    with posting(service, endless, agent="streamed") as stream:
+        deleted = next(iter(stream)).data
+        service.client.delete(f"/conversations/{deleted['conversation_id']}")
+        frames += stream.rest()
+    with posting(service, endless, agent="streamed", deadline_s=0.5) as stream:
+        frames += stream.rest()
+
+    kinds = [frame.event for frame in frames if frame.event.startswith("turn.")]
+    assert [kind for kind in kinds if kind in {"turn.cancelled", "turn.failed"}] == ["turn.cancelled"] * 3 + [
+        "turn.failed"
+    ]
+    for frame in frames:
+        assert_described("Event", frame.data)
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_answers_match_their_schema(service: Service, name: str) -> None:
+    agent, script = TURNS[name]
+    turn = service.play(*script, agent=agent, include_internal_tools=True)
+    place = f"/conversations/{turn['conversation_id']}"
+
+    assert_described("TurnView", turn)
+    assert_described("TurnPage", service.get(f"{place}/turns"))
+    assert_described("ConversationView", service.get(place))
+    assert_described("ConversationPage", service.get("/conversations"))
+    assert_described("StepPage", service.get(f"{place}/steps"))
+    assert_described("MessagesView", service.get(f"{place}/messages"))
+    assert_described(
+        "PruneView",
+        service.client.post(
+            f"{place}/prune", params={"dry_run": "true"}, json={"policy": {"name": "keep_last_n_steps", "n": 1}}
+        ).json(),
+    )
+    assert_described("AgentList", service.get("/agents"))
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/conversations/x", "/conversations?limit=0", "/turn"])
+def test_problems_match_their_schema(service: Service, path: str) -> None:
+    assert_described("Problem", service.client.get(path).json())
+
+
+def test_the_schema_of_events_refuses_others(service: Service) -> None:
+    turn = service.play(DONE)
+    final = log_of(service, turn)[-1].data
+    wrong: list[dict[str, Any]] = [
+        {**final, "type": "turn.over"},
+        {name: value for name, value in final.items() if name != "result"},
+        {**final, "seq": "last"},
+    ]
+
+    assert [validator("Event").is_valid(event) for event in wrong] == [False] * 3

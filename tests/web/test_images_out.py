@@ -1,0 +1,164 @@
+"""Links to the images of a turn: those of the message, and those of the answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import pytest
+
+from tests.sandbox.test_code import code
+from tests.store.test_store import begin, over, png, until
+from tests.support.service import Service
+from tests.support.streaming import log_of
+from tests.transfer.test_export import bring_in, take_out
+from tests.web.test_described import assert_described
+from tests.worker.test_busy import follow, held
+from tests.worker.test_stop import stop, wait
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
+TWO = "red, blue = make(what='image'), picture()\n"
+ANSWERS: dict[str, tuple[str, list[Event], list[tuple[int, int]]]] = {
+    "a tool's image": ("scripted", DRAWN, [(4, 4)]),
+    "an image of code": ("coder", code("final_answer(picture())"), [(4, 4)]),
+    "an image of code in a thread": ("threaded", code("final_answer(picture())"), [(4, 4)]),
+    "a list": ("coder", code(f"{TWO}final_answer([red, 'and', blue, red])"), [(3, 2), (4, 4)]),
+    "a dict": ("coder", code(f"{TWO}final_answer({{'of': {{'two': (red, blue)}}}})"), [(3, 2), (4, 4)]),
+    "a text": ("scripted", [{"call": [["picture", {}]]}, {"say": "drawn"}], []),
+    "too many": (
+        "coder",
+        code("final_answer([picture().resize((n, 1)) for n in range(1, 40)])"),
+        [(n, 1) for n in range(1, 17)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_images_of_an_answer_are_linked_in_turn_step_and_events(service: Service, kind: str) -> None:
+    agent, script, sizes = ANSWERS[kind]
+    turn = service.play(*script, agent=agent)
+    assert turn["status"] == "finished", turn
+    assert sizes_of(service, turn["output_images"]) == sizes
+    assert turn["images"] == []
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
+    assert service.steps(turn)[-1]["images"] == turn["output_images"]
+    events = [frame.data for frame in log_of(service, turn)]
+    for event in events:
+        assert_described("Event", event)
+    last, final = events[-2:]
+    assert (last["type"], last["images"]) == ("step.finished", turn["output_images"])
+    assert final["result"] == turn
+
+
+def test_an_answer_that_the_caller_sent_is_stored_once(service: Service) -> None:
+    turn = service.play(*DRAWN, images=[encoded(PIL.Image.new("RGB", (4, 4), (0, 128, 255)))])
+    assert turn["output_images"] == turn["images"] != []
+    assert {image["url"] for step in service.steps(turn) for image in step["images"]} == {turn["images"][0]["url"]}
+
+
+def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Service, tmp_path: Path) -> None:
+    photo = encoded(PIL.Image.new("RGB", (300, 200), (9, 9, 9)), "JPEG")
+    with held(service, tmp_path / "gate", images=[photo, png("red")]) as first:
+        queued = follow(service, first, {"say": "later"}, images=[png("blue")])
+        unbegun = follow(service, first, {"say": "never"}, images=[png("green")])
+        assert [queued["images"], unbegun["images"]] == [[], []]
+        running = service.get(at(first))
+        assert running["status"] == "running"
+        assert sizes_of(service, running["images"]) == [(300, 200), (6, 5)]
+        assert service.client.get(running["images"][0]["url"]).content == base64.b64decode(photo)
+        assert stop(service, unbegun).json()["images"] == []
+    assert over(service, first)["images"] == running["images"]
+    later = over(service, queued)
+    assert sizes_of(service, later["images"]) == [(6, 5)]
+    assert over(service, unbegun)["images"] == []
+    failed = service.play({"raise": "kaputt"}, images=[png("red")])
+    assert (failed["status"], sizes_of(service, failed["images"])) == ("failed", [(6, 5)])
+
+
+def test_no_link_is_left_to_what_was_dropped_or_destroyed(service: Service, tmp_path: Path) -> None:
+    with held(service, tmp_path / "gate", images=[png("red")]) as first:
+        second = follow(service, first, *DRAWN, on_busy="rollback", images=[png("blue")])
+        assert over(service, first)["images"] == []
+    turn = over(service, second)
+    assert len(sizes_of(service, turn["images"] + turn["output_images"])) == 2
+    third = service.follow_up(turn, {"say": "third"}, images=[png("blue")])
+    body = {"policy": {"name": "keep_last_n_steps", "n": 1}, "destroy": True}
+    pruned = service.client.post(f"/conversations/{turn['conversation_id']}/prune", json=body)
+    assert pruned.status_code == 200, pruned.text
+    assert pruned.json()["destroyed"] > 0
+    left = service.get(at(turn))
+    assert left["output_images"] == []
+    assert left["images"] == third["images"] != []
+    assert log_of(service, turn)[-1].data["result"] == left
+
+
+def test_forks_and_imports_link_their_own_images(service: Service) -> None:
+    turn = service.play(*DRAWN, images=[png("red")])
+    name = turn["conversation_id"]
+    forked = service.post(f"/conversations/{name}/fork").json()["id"]
+    document = take_out(service, name)
+    imported = bring_in(service, document)["id"]
+    for other in (forked, imported):
+        found = service.get(f"/conversations/{other}/turns/1")
+        images = found["images"] + found["output_images"]
+        assert all(image["url"].startswith(f"/conversations/{other}/images/") for image in images)
+        assert sizes_of(service, images) == [(6, 5), (4, 4)]
+    assert take_out(service, imported)["turns"] == document["turns"]
+
+
+def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import(service: Service) -> None:
+    turn = service.play(*ANSWERS["a list"][1], agent="coder")
+    imported = bring_in(service, take_out(service, turn["conversation_id"]))["id"]
+    found = service.get(f"/conversations/{imported}/turns/1")
+    assert (found["output"], found["output_images"]) == (turn["output"], [])
+
+
+def test_a_replayed_turn_has_the_same_images(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = [DRAWN[0], wait(gate), DRAWN[1]]
+    service = Service(tmp_path / "service", {"AGENTS": "scripted=tests.support.agents:make_scripted"})
+    with service:
+        turn = begin(service, *script, images=[png("red")])
+        until(gate.with_name("gate.started").exists)
+        service.kill()
+        gate.touch()
+        service.start()
+        played = over(service, turn, 60)
+        assert (played["status"], played["attempts"]) == ("finished", 2)
+        unbroken = service.play(*script, images=[png("red")])
+        for field in ("images", "output_images"):
+            assert len(sizes_of(service, played[field])) == 1
+            assert names_of(played[field]) == names_of(unbroken[field])
+
+
+def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
+    """Fetch images by their links, and return the sizes that the files have."""
+    found = []
+    for image in images:
+        response = service.client.get(image["url"])
+        assert response.status_code == 200, response.text
+        with PIL.Image.open(io.BytesIO(response.content)) as opened:
+            assert opened.size == (image["width"], image["height"])
+            found.append(opened.size)
+    return found
+
+
+def names_of(images: list[Event]) -> list[str]:
+    return [image["url"].rpartition("/")[2] for image in images]
+
+
+def at(turn: Event) -> str:
+    return f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
+
+
+def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,282 @@
+"""POST /turn and what it carries."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import pytest
+from redis import Redis
+
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
+    response = service.post("/turn", message="What is 12 * 7?", agent="demo")
+    turn = response.json()
+    assert response.status_code == 200
+    assert "84" in turn["reply"]
+    assert turn["tool_call_names"] == ["calculator"]
+    call = turn["tool_calls"][0]
+    assert (call["name"], call["arguments"], call["ok"]) == ("calculator", {"expression": "12 * 7"}, True)
+    assert (turn["turn"], turn["status"], turn["state"], turn["attempts"]) == (1, "finished", "success", 1)
+    assert turn["agent"] == {"name": "demo", "kind": "ToolCallingAgent", "smolagents": "1.26.0"}
+    assert turn["error"] is None
+    assert response.headers["location"] == f"/conversations/{turn['conversation_id']}/turns/1"
+    assert service.get(response.headers["location"]) == turn
+
+
+def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
+    first = service.play({"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]}, {"say": "done"})
+    second = service.follow_up(first, {"call": [["echo", {"text": "c"}]]}, {"say": "done"})
+    assert first["tool_call_names"] == ["echo", "echo"]
+    assert [call["arguments"] for call in second["tool_calls"]] == [{"text": "c"}]
+
+
+def test_tool_calls_are_in_the_order_in_which_they_were_made_whichever_ends_first(service: Service) -> None:
+    made: list[tuple[str, dict[str, Any]]] = [
+        ("compute", {"seconds": 0.3}),
+        ("echo", {"text": "at once"}),
+        ("compute", {"seconds": 0.1}),
+        ("fail", {"reason": "no"}),
+    ]
+    turn = service.play({"call": made[:3]}, {"call": made[3:]}, {"say": "done"})
+    assert turn["tool_call_names"] == ["compute", "echo", "compute", "fail"]
+    calls = turn["tool_calls"]
+    assert [(call["name"], call["arguments"]) for call in calls] == made
+    assert [call["ok"] for call in calls] == [True, True, True, False]
+    assert [number for number, call in enumerate(calls) if call["duration_ms"] >= 300] == [0]
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["tool_calls"] == calls
+
+
+def test_internal_tools_are_named_only_on_request(service: Service) -> None:
+    turn = service.play({"say": "hi"}, include_internal_tools=True)
+    where = f"/conversations/{turn['conversation_id']}/turns/1"
+    assert turn["tool_call_names"] == ["final_answer"]
+    assert service.get(where)["tool_call_names"] == []
+    assert service.get(where, include_internal_tools=True)["tool_call_names"] == ["final_answer"]
+
+
+def test_a_code_agent_plays_its_code(service: Service) -> None:
+    turn = service.play(
+        {"code": "x = echo(text='deep')\nfinal_answer(x * 2)"}, agent="code", include_internal_tools=True
+    )
+    assert turn["reply"] == "deepdeep"
+    assert turn["agent"]["kind"] == "CodeAgent"
+    assert turn["tool_call_names"] == ["python_interpreter", "echo", "final_answer"]
+
+
+def test_the_next_turn_goes_on_with_the_conversation(service: Service) -> None:
+    first = service.post("/turn", message="What is 12 * 7?", agent="demo").json()
+    second = service.post("/turn", message="What did I ask first?", conversation_id=first["conversation_id"]).json()
+    assert second["turn"] == 2
+    assert "12 * 7" in second["reply"]
+
+
+def test_users_write_in_any_language(service: Service) -> None:
+    for text in ("你好,世界", "مرحبا بالعالم", "здравствуйте", "नमस्ते", "👩‍👩‍👧‍👦 emoji \u202e rtl \x00 nul"):
+        turn = service.play({"say": text})
+        assert turn["reply"] == text
+        assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["reply"] == text
+
+
+def test_a_tool_error_is_told_to_the_model_and_the_turn_goes_on(service: Service) -> None:
+    turn = service.play({"call": [["fail", {"reason": "broken pipe"}]]}, {"say": "recovered"})
+    assert (turn["status"], turn["reply"]) == ("finished", "recovered")
+    assert [(call["name"], call["ok"]) for call in turn["tool_calls"]] == [("fail", False)]
+    assert "broken pipe" in service.steps(turn)[1]["error"]["message"]
+
+
+def test_running_out_of_steps_is_a_state_with_an_answer(service: Service) -> None:
+    turn = service.play({"call": [["echo", {"text": "again"}]]}, max_steps=2)
+    assert (turn["status"], turn["state"], turn["reply"]) == ("finished", "max_steps_error", "forced answer")
+    assert turn["tool_call_names"] == ["echo", "echo"]
+    assert turn["steps"] == 3
+
+
+def test_reset_hides_earlier_steps_from_the_model_and_keeps_the_record(service: Service) -> None:
+    first = service.play({"say": "one"})
+    fresh = service.play({"prompt": True})
+    turn = service.follow_up(first, {"prompt": True}, reset=True)
+    assert turn["reply"] == fresh["reply"]
+    hidden = [step["hidden"] for step in service.steps(turn)]
+    assert hidden == [True, True, False, False]
+    assert service.post("/turn", message="what did I ask first?", agent="demo", reset=True).json()["reply"]
+
+
+def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
+    turn = service.play(
+        {"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=[_png((5, 4)), _data_url((2, 2))]
+    )
+    steps = service.steps(turn)
+    assert [_sizes(step) for step in steps] == [[(5, 4), (2, 2)]] * 3
+    assert len({image["url"] for step in steps for image in step["images"]}) == 2
+
+
+@pytest.mark.parametrize(("form", "size"), [("JPEG", (3000, 2000)), ("WEBP", (300, 200)), ("GIF", (300, 200))])
+def test_a_photo_is_stored_as_it_came_and_shown_to_the_model_pixel_by_pixel(
+    tmp_path: Path, form: str, size: tuple[int, int]
+) -> None:
+    from tests.support import agents  # noqa: PLC0415 - smolagents, only here
+
+    buffer = io.BytesIO()
+    PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]).save(buffer, form)
+    photo = buffer.getvalue()
+    scripts: list[list[dict[str, Any]]] = [
+        [{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}],
+        [{"prompt": True}],
+    ]
+    bare = agents.make_scripted()
+    bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(photo))])
+    shown = bare.run(json.dumps(scripts[1]), reset=False)
+    service = Service(tmp_path)
+    with service:
+        turn = service.play(*scripts[0], images=[base64.b64encode(photo).decode()])
+        assert turn["status"] == "finished"
+        with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+            stored = raw.hvals(f"{{p000}}:images:local/{turn['conversation_id']}")
+        assert len(photo) * 0.9 < sum(map(len, stored)) < len(photo) * 1.1 + 1000
+        step = service.steps(turn)[0]
+        assert _sizes(step) == [size]
+        fetched = service.client.get(step["images"][0]["url"])
+        assert (fetched.content, fetched.headers["content-type"]) == (photo, f"image/{form.lower()}")
+    with service:
+        assert service.follow_up(turn, *scripts[1])["reply"] == shown
+
+
+def test_additional_args_become_part_of_the_task(service: Service) -> None:
+    turn = service.play({"say": "ok"}, additional_args={"city": "Kyōto"})
+    assert "Kyōto" in service.steps(turn)[0]["task"]
+    assert turn["message"] == '[{"say": "ok"}]'
+
+
+def test_metadata_is_the_conversations(service: Service) -> None:
+    turn = service.play({"say": "ok"}, metadata={"user": {"name": "Ada"}})
+    assert service.get(f"/conversations/{turn['conversation_id']}")["metadata"] == {"user": {"name": "Ada"}}
+
+
+def test_an_answer_that_is_data_is_data(service: Service) -> None:
+    turn = service.play({"code": "final_answer({'n': 1, 'list': [1, 2]})"}, agent="code")
+    assert turn["output"] == {"n": 1, "list": [1, 2]}
+    assert turn["reply"] == '{"n": 1, "list": [1, 2]}'
+
+
+def test_usage_is_summed_over_the_turns_steps(service: Service) -> None:
+    turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "b"})
+    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 10}
+
+
+def test_a_client_need_not_wait(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    response = service.client.post(
+        "/turn",
+        json={"agent": "scripted", "message": f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'},
+        headers={"Prefer": "respond-async"},
+    )
+    turn = response.json()
+    assert (response.status_code, turn["status"] in {"queued", "running"}) == (202, True)
+    assert response.headers["preference-applied"] == "respond-async"
+    busy = service.post("/turn", message="x", conversation_id=turn["conversation_id"])
+    assert (busy.status_code, busy.json()["code"], busy.json()["running_turn"]) == (409, "busy", 1)
+    gate.touch()
+    assert until_over(service, turn)["reply"] == "end"
+
+
+def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    message = f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'
+    response = service.client.post(
+        "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=1"}
+    )
+    assert (response.status_code, response.json()["status"]) == (202, "running")
+    shown = service.get(f"/conversations/{response.json()['conversation_id']}")
+    assert (shown["running_turn"], shown["queued_turns"]) == (1, 0)
+    gate.touch()
+    assert until_over(service, response.json())["status"] == "finished"
+
+
+def test_nobody_waits_longer_than_is_set_and_the_answer_says_how_long(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    message = json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "end"}])
+    with Service(tmp_path / "service", {"WAIT_S": "1"}) as service:
+        response = service.client.post(
+            "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=30"}
+        )
+        assert (response.status_code, response.headers["preference-applied"]) == (202, "wait=1")
+        gate.touch()
+        assert until_over(service, response.json())["reply"] == "end"
+
+
+def test_why_a_turn_failed_is_in_the_log_for_who_asks(tmp_path: Path) -> None:
+    with Service(tmp_path, {"LOG_LEVEL": "debug"}) as service:
+        assert "kaputt" not in json.dumps(service.play({"raise": "the model is kaputt"})["error"])
+        assert "RuntimeError: the model is kaputt" in service.log()
+
+
+@pytest.mark.alone
+def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> None:
+    turns: list[dict[str, Any]] = []
+    player = threading.Thread(
+        target=lambda: turns.append(service.play({"call": [["compute", {"seconds": 2}]]}, {"say": "x"}))
+    )
+    player.start()
+    delays = []
+    while player.is_alive():
+        start = time.perf_counter()
+        assert service.client.get("/livez").status_code == 200
+        delays.append(time.perf_counter() - start)
+    player.join()
+    assert turns[0]["status"] == "finished"
+    assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
+
+
+def test_a_conversation_with_errors_is_shown_to_the_model_as_an_uninterrupted_agent_would(service: Service) -> None:
+    from tests.support import agents  # noqa: PLC0415 - smolagents, only here
+
+    scripts: list[tuple[list[dict[str, Any]], int | None]] = [
+        ([{"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}], None),
+        ([{"text": "no tool call at all"}, {"call": [["nonexistent", {}]]}, {"say": "two"}], None),
+        ([{"call": [["echo", {"text": "x"}], ["make", {"what": "money"}]]}], 2),
+        ([{"prompt": True}], None),
+    ]
+    bare = agents.make_scripted()
+    expected: Any = None
+    for script, limit in scripts:
+        expected = bare.run(json.dumps(script), reset=False, max_steps=limit)
+        agents.show_forced(bare)
+    turn: dict[str, Any] = {}
+    for script, limit in scripts:
+        body = {"max_steps": limit} if limit else {}
+        turn = service.follow_up(turn, *script, **body) if turn else service.play(*script, **body)
+    assert turn["reply"] == expected
+
+
+def until_over(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
+    end = time.monotonic() + 20
+    while True:
+        found = service.get(f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}")
+        if found["status"] not in {"queued", "running"}:
+            return found
+        assert time.monotonic() < end
+
+
+def _sizes(step: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(image["width"], image["height"]) for image in step["images"]]
+
+
+def _png(size: tuple[int, int]) -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", size, (1, 2, 3)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _data_url(size: tuple[int, int]) -> str:
+    return f"data:image/png;base64,{_png(size)}"

@@ -1,0 +1,283 @@
+"""What a model is shown after a turn that went badly: what happened, nothing half done, and what the user saw."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.store.test_store import until
+from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting, plain, spoken
+from tests.support.ledgers import Ledger
+from tests.support.llm import LLM
+from tests.support.service import Service
+from tests.support.streaming import place, posting
+from tests.support.streaming import spoken as pieces
+from tests.worker.test_stop import ECHO, ENDLESS, stop, to
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.doomed import Script
+    from tests.support.streaming import Event
+
+pytest_plugins = ["tests.support.streaming"]
+
+SHOWN: Event = {"shown": True}
+ENDS: Event = {"say": "вот"}
+CODE: Event = {"code": "print(echo(text='ü'))"}
+ANSWER = "É o que sei: 你好."
+HALF = '{"answer": "It is 4'
+GARBLED: Event = {"stream": ["I answer. ", [0, '{"answer": "It', "final_answer"], [0, " is 4"]]}
+WORDS = ("Reached max", "retry", "Error", "kaputt")
+
+
+def shown_next(service: Service, turn: Event) -> list[tuple[str, str]]:
+    """Play a turn that answers with its prompt; give role and text of what is between the system's and its task."""
+    prompt = json.loads(service.follow_up(turn, SHOWN)["reply"])
+    assert prompt[-1] == ["user", f"New task:\n{json.dumps([SHOWN])}"]
+    return [(role, text) for role, text in prompt[:-1]]
+
+
+def roles(prompt: list[tuple[str, str]]) -> list[str]:
+    return [role for role, _ in prompt]
+
+
+def task(*script: Event) -> tuple[str, str]:
+    return ("user", f"New task:\n{json.dumps(script)}")
+
+
+@pytest.mark.parametrize(
+    ("agent", "entry"), [("scripted", ECHO), ("streamed", ECHO), ("code", CODE), ("streamed-code", CODE)]
+)
+def test_the_answer_that_was_forced_is_what_the_next_turn_is_shown(service: Service, agent: str, entry: Event) -> None:
+    script = [entry, entry | {"forced": ANSWER}]
+    turn = service.play(*script, agent=agent, max_steps=2)
+    assert (turn["status"], turn["state"], turn["reply"]) == ("finished", "max_steps_error", ANSWER)
+    prompt = shown_next(service, turn)
+    step = ["assistant", "tool-call", "tool-response"]
+    assert (prompt[0], roles(prompt)) == (task(*script), ["user", *step, *step, "assistant"])
+    assert prompt[-1] == ("assistant", ANSWER)
+    assert service.steps(turn)[3]["error"]["message"] == "Reached max steps."  # the record is whole
+
+
+def test_a_forced_answer_in_parts_is_shown_as_the_user_saw_it(service: Service) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "två"}]
+    turn = service.play(ECHO | {"forced": parts}, max_steps=1)
+    assert turn["reply"] == "one\ntvå"
+    assert shown_next(service, turn)[-1] == ("assistant", "one\ntvå")
+
+
+def test_a_plan_is_made_of_the_forced_answer_too(service: Service) -> None:
+    turn = service.play(ECHO | {"forced": ANSWER}, agent="planner", max_steps=1)
+    where = f"/conversations/{turn['conversation_id']}/messages"
+    for mode in ("true", "false"):
+        messages = service.get(where, summary_mode=mode)["messages"]
+        assert (messages[-1]["role"], texts_of(messages[-1])) == ("assistant", [ANSWER])
+        assert not any(word in text for message in messages for text in texts_of(message) for word in WORDS[:1])
+
+
+def texts_of(message: Event) -> list[str]:
+    return [part["text"] for part in message["content"] if part["type"] == "text"]
+
+
+def test_a_session_that_is_built_again_shows_the_forced_answer_too(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service:
+        one, other = (service.play(ECHO | {"forced": ANSWER}, max_steps=1) for _ in range(2))
+        expected = shown_next(service, one)
+    with service:
+        assert shown_next(service, other) == expected
+
+
+@pytest.mark.parametrize(("agent", "entry"), [("scripted", ECHO), ("code", CODE)])
+@pytest.mark.parametrize("forced", [{"raise": "kaputt"}, "", " \n"])
+def test_where_no_answer_came_the_step_says_nothing(service: Service, agent: str, entry: Event, forced: Any) -> None:
+    script = [entry | {"forced": forced}]
+    turn = service.play(*script, agent=agent, max_steps=1)
+    assert turn["status"] == ("failed" if isinstance(forced, dict) else "finished")
+    prompt = shown_next(service, turn)
+    assert (prompt[0], roles(prompt)) == (task(*script), ["user", "assistant", "tool-call", "tool-response"])
+    assert not any(word in text for _, text in prompt[1:] for word in WORDS)
+
+
+def test_a_step_that_is_too_large_to_be_kept_leaves_its_task(service: Service) -> None:
+    turn = service.play({"call": [["make", {"what": "long"}]]}, {"say": "never"})
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "agent_error")
+    assert [(step["type"], step["unanswered"]) for step in service.steps(turn)] == [("task", True)]
+    assert roles(shown_next(service, turn)) == ["user"]
+
+
+@pytest.mark.parametrize(("agent", "entry"), [("scripted", ECHO), ("streamed", ECHO), ("code", CODE)])
+def test_a_turn_that_failed_later_leaves_its_finished_steps(service: Service, agent: str, entry: Event) -> None:
+    script = [entry, {"raise": "kaputt"}]
+    turn = service.play(*script, agent=agent)
+    assert (turn["status"], turn["steps"]) == ("failed", 1)
+    prompt = shown_next(service, turn)
+    assert (prompt[0], roles(prompt)) == (task(*script), ["user", "assistant", "tool-call", "tool-response"])
+    assert not any(word in text for _, text in prompt[1:] for word in WORDS)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+@pytest.mark.parametrize(("agent", "entry"), [("streamed", ECHO), ("streamed-code", CODE)])
+def test_a_turn_that_was_stopped_amid_a_step_leaves_the_steps_before_it(
+    service: Service, agent: str, entry: Event, how: str
+) -> None:
+    script = [entry, ENDLESS]
+    body: Event = {"deadline_s": 1.5} if how == "deadline" else {}
+    with posting(service, *script, agent=agent, **body) as stream:
+        stream.until("message.delta", step=2)
+        if how == "cancel":
+            stop(service, stream.seen[0].data)
+        turn = stream.rest()[-1].data["result"]
+    assert turn["status"] == {"cancel": "cancelled", "deadline": "failed"}[how]
+    prompt = shown_next(service, turn)
+    assert (prompt[0], roles(prompt)) == (task(*script), ["user", "assistant", "tool-call", "tool-response"])
+    assert not any(word in text for _, text in prompt[1:] for word in (*WORDS, "on and on"))
+
+
+def test_a_turn_that_was_stopped_while_an_answer_was_forced_leaves_its_steps(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = [ECHO | {"forced": {"gate": str(gate)}}]
+    with posting(service, *script, agent="streamed", max_steps=1) as stream:
+        stream.until("step.finished", step=1)
+        until(gate.with_name("gate.started").exists)
+        stop(service, stream.seen[0].data)
+        gate.touch()
+        turn = stream.rest()[-1].data["result"]
+    assert (turn["status"], turn["steps"]) == ("cancelled", 1)
+    assert roles(shown_next(service, turn)) == ["user", "assistant", "tool-call", "tool-response"]
+
+
+def test_a_managed_agent_that_ran_out_of_steps_reports_what_it_knew(service: Service) -> None:
+    script = [{"call": [to("lead", ECHO | {"forced": ANSWER})]}, ENDS]
+    turn = service.play(*script, agent="family")
+    assert (turn["status"], turn["state"]) == ("finished", "success")
+    prompt = shown_next(service, turn)
+    assert ("tool-response", f"Observation:\n{ANSWER}") in prompt
+    assert not any("Reached max" in text or "retry" in text for _, text in prompt)
+
+
+def test_a_manager_that_ran_out_of_steps_has_its_answer_shown(service: Service) -> None:
+    turn = service.play({"call": [to("lead", ENDS)], "forced": ANSWER}, agent="family", max_steps=1)
+    assert shown_next(service, turn)[-1] == ("assistant", ANSWER)
+
+
+def test_an_answer_whose_arguments_are_no_json_is_no_answer(service: Service) -> None:
+    """What was shown of it stays shown; the step that follows says that it was none."""
+    script = [GARBLED, {"say": "It is 42."}]
+    with posting(service, *script, agent="streamed") as stream:
+        events = [frame.data for frame in stream]
+    turn = events[-1]["result"]
+    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "It is 42.", 2)
+    calls = service.get(place(turn), include_internal_tools=True)["tool_calls"]
+    assert [(call["name"], call["step_id"], call["ok"]) for call in calls] == [("final_answer", "2", True)]
+    first, second = (event for event in events if event["type"] == "step.finished")
+    assert (first["error"]["type"], first["is_final_answer"]) == ("AgentParsingError", False)
+    assert (second["error"], second["is_final_answer"]) == (None, True)
+    assert pieces(events, "answer", step=1) == "It is 4"
+    assert pieces(events, "answer", step=2) == "It is 42."
+    assert not [event for event in events if event["type"] == "message.restarted"]
+    told = service.steps(turn)[1]["error"]["message"]
+    assert "arguments of final_answer are no JSON" in told
+    assert HALF in told
+    prompt = shown_next(service, turn)
+    assert roles(prompt) == ["user", "assistant", "tool-response", "assistant", "tool-call", "tool-response"]
+    assert told in prompt[2][1]
+
+
+@pytest.mark.parametrize("agent", ["scripted", "streamed", "careful", "family", "planner"])
+@pytest.mark.parametrize("arguments", [HALF, "It is 4", '{"answer": "a line\nbreak"}', '{"answer": 1}}'])
+def test_the_model_can_answer_again(service: Service, agent: str, arguments: str) -> None:
+    entry = {"call": [["final_answer", arguments]]} if agent in {"scripted", "planner"} else None
+    again = {"call": [["final_answer", {"sources": [], "answer": "агат"}]]} if agent == "careful" else {"say": "агат"}
+    turn = service.play(entry or {"stream": [[0, arguments, "final_answer"]]}, again, agent=agent)
+    assert (turn["status"], turn["reply"]) == ("finished", "агат")
+    failed = [step for step in service.steps(turn) if step.get("error")]
+    assert ["are no JSON" in step["error"]["message"] for step in failed] == [True]
+
+
+def test_no_tool_is_called_beside_an_answer_that_cannot_be_read(service: Service) -> None:
+    turn = service.play({"call": [["echo", {"text": "x"}], ["final_answer", HALF]]}, {"say": "fim"})
+    assert (turn["reply"], turn["tool_call_names"]) == ("fim", [])
+
+
+def test_a_long_answer_that_is_cut_is_not_repeated_whole(service: Service) -> None:
+    turn = service.play({"call": [["final_answer", '{"answer": "' + "x" * 80_000]]}, {"say": "fim"})
+    assert turn["reply"] == "fim"
+    assert len(service.steps(turn)[1]["error"]["message"]) < 30_000
+
+
+def test_a_managed_agent_can_answer_again_too(service: Service) -> None:
+    turn = service.play({"call": [to("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
+    assert turn["reply"] == "вот"
+    assert service.steps(turn)[1]["observations"] == "вот 42"
+
+
+def test_who_never_gets_it_right_is_asked_for_an_answer_in_the_end(service: Service) -> None:
+    turn = service.play({"call": [["final_answer", HALF]], "forced": ANSWER}, max_steps=2)
+    assert (turn["state"], turn["reply"]) == ("max_steps_error", ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reply"),
+    [
+        ({"call": [["final_answer", {"answer": HALF}]]}, HALF),
+        ({"call": [["final_answer", json.dumps({"answer": HALF})]]}, HALF),
+        ({"call": [["final_answer", json.dumps("{just} a text")]]}, "{just} a text"),
+        ({"call": [["final_answer", "42"]]}, "42"),
+        ({"call": [["final_answer", '{"answer": NaN}']]}, "nan"),
+        ({"text": '{"name": "final_answer", "arguments": {"answer": "from a text"}}'}, "from a text"),
+        ({"text": '{"name": "final_answer", "arguments": "words alone"}'}, "words alone"),
+    ],
+)
+def test_what_can_be_read_is_an_answer(service: Service, entry: Event, reply: str) -> None:
+    turn = service.play(entry)
+    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", reply, 1)
+
+
+def test_a_code_agent_answers_in_code_and_whatever_its_model_calls_beside_it_is_nothing(service: Service) -> None:
+    stream = ["<code>\nfinal_answer('aus Code')\n</code>", [0, HALF, "final_answer"]]
+    turn = service.play({"stream": stream}, agent="streamed-code")
+    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "aus Code", 1)
+
+
+def test_a_provider_that_garbles_an_answer_is_asked_again(tmp_path: Path) -> None:
+    with LLM() as llm:
+        settings = {"AGENTS": "", "MODEL_ID": "gpt-4o", "MODEL_API_BASE": llm.base_url, "MODEL_API_KEY_ENV": "A_KEY"}
+        llm.garble("final_answer", {"answer": "It is 42."})
+        llm.answer("It is 42.")
+        with Service(tmp_path, settings, {"A_KEY": "key-of-the-tests"}) as service:
+            turn = service.post("/turn", message="What is 6 * 7?").json()
+        assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "It is 42.", 2)
+        assert "arguments of final_answer are no JSON" in llm.requests[1].text
+
+
+@pytest.mark.timeout(120)
+def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:
+    """The answer that cannot be read is not asked for again where it was journaled, nor is the one that is forced."""
+
+    def script(ledger: str) -> Script:
+        note = noting(ledger, "b")
+        return [noting(ledger, "a"), GARBLED, note | {"forced": ANSWER}]
+
+    with Service(tmp_path / "service", SETTINGS) as service:
+        path = tmp_path / "0.ledger"
+        spared = Doomed(Ledger.at(path), "teller", script(str(path)), {"max_steps": 3})
+        spared.watch(service)
+        calls, doomed = len(spared.ledger.calls), []
+        for number in range(1, calls + 1):
+            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+            doomed.append(Doomed(ledger, "teller", script(str(ledger.path)), {"max_steps": 3}))
+        killed_amid(service, doomed, watched=True)
+        steps = plain(service.steps(spared.turn), spared.ledger)
+        expected = plain(shown_next(service, service.get(place(spared.turn))), spared.ledger)
+        assert expected[-1] == ["assistant", ANSWER]
+        for it in doomed:
+            assert (it.turn["attempts"], it.turn["reply"]) == (2, ANSWER)
+            assert len(it.ledger.calls) == calls + 1  # the one that was in flight
+            assert plain(service.steps(it.turn), it.ledger) == steps
+            texts = {where: plain(text, it.ledger) for where, text in spoken(it.frames).items()}
+            assert texts == {where: plain(text, spared.ledger) for where, text in spoken(spared.frames).items()}
+            assert plain(shown_next(service, it.turn), it.ledger) == expected

@@ -1,0 +1,258 @@
+"""A process that is told to end finishes the steps that run, as far as it is given time, and hands their turns back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.store.test_store import begin, over, running, until
+from tests.support import ledgers
+from tests.support.doomed import DONE, SETTINGS, Doomed, check_log, noting
+from tests.support.ledgers import Ledger
+from tests.support.service import Service
+from tests.support.streaming import FINAL, log_of, place, posting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.doomed import Script
+    from tests.support.streaming import Event, Frame
+
+LEASE = {"LEASE_S": "30"}  # so that what goes on at once was handed back, and did not expire
+UNKNOWN = "it is not known whether this call of charge had its effect"
+
+
+def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None) -> Doomed:
+    ledger = Ledger.at(folder / "turn.ledger", *at)
+    path = str(ledger.path)
+    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE])
+
+
+def called(it: Doomed) -> list[str]:
+    """Give what a turn called, without the models' prompts."""
+    return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
+
+
+def told(service: Service, turn: Event) -> list[Frame]:
+    """Check the log of a turn that is over, and give it."""
+    frames = log_of(service, turn)
+    check_log(frames, frames)
+    assert [count for count in Counter(frame.raw for frame in frames).values() if count > 1] == []
+    return frames
+
+
+def goes_on(service: Service, it: Doomed, turn: Event) -> bool:
+    """Tell whether the next turn's model is shown what a bare agent's is that was never handed over."""
+    bare = getattr(ledgers, f"make_{it.agent}")()
+    bare.run(json.dumps(it.script), reset=False)
+    shown = service.follow_up(turn, {"prompt": True})["reply"]
+    return bool(shown == bare.run(json.dumps([{"prompt": True}]), reset=False))
+
+
+@pytest.mark.parametrize(("at", "where"), [(1, "model"), (2, "tool")])
+def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
+    tmp_path: Path, at: int, where: str
+) -> None:
+    it = doom(tmp_path, at)
+    service = Service(tmp_path / "service", SETTINGS | LEASE)
+    with service:
+        with posting(service, *it.script, agent=it.agent) as stream:
+            it.turn = stream.until("turn.queued")
+            until(lambda: it.ledger.stands)
+            service.process.send_signal(signal.SIGTERM)
+            until(lambda: "stopping" in service.log())
+            it.ledger.go()
+            stream.rest()
+        assert service.stop() == 0
+    assert called(it) == ["model", "note a"], where
+    assert stream.seen[-1].event == "step.finished"
+    assert FINAL.isdisjoint(frame.event for frame in stream.seen)
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        assert [call["repeated"] for call in ended["tool_calls"]] == [False, False]
+        assert called(it) == ["model", "note a", "model", "note b", "model"]
+        frames = told(service, ended)
+        assert [frame.raw for frame in frames[: len(stream.seen)]] == [frame.raw for frame in stream.seen]
+        assert not [frame for frame in frames if frame.event == "message.restarted"]
+        assert goes_on(service, it, ended)
+
+
+def told_to_end_amid(service: Service, it: Doomed) -> None:
+    """Play a turn until it stands still at its call, ask its process to end, and let the call go."""
+    it.turn = begin(service, *it.script, agent=it.agent)
+    until(lambda: it.ledger.stands)
+    service.process.send_signal(signal.SIGTERM)
+    until(lambda: "stopping" in service.log())
+    it.ledger.go()
+    assert service.process.wait(15) == 0
+
+
+def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path) -> None:
+    ledger = Ledger.at(tmp_path / "turn.ledger", 3)
+    path = str(ledger.path)
+    task = json.dumps([noting(path, "a"), noting(path, "b"), {"say": "helped"}])
+    it = Doomed(ledger, "boss", [{"call": [["helper", {"task": task}]]}, noting(path, "c"), DONE])
+    service = Service(tmp_path / "service", SETTINGS | LEASE)
+    with service:
+        told_to_end_amid(service, it)
+    assert called(it) == ["model", "model", "note a", "model", "note b", "model"]
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["reply"], ended["attempts"]) == ("done", 2)
+        assert called(it)[6:] == ["model", "note c", "model"]
+        told(service, ended)
+        assert goes_on(service, it, ended)
+
+
+def test_a_plan_that_is_made_is_kept(tmp_path: Path) -> None:
+    it = doom(tmp_path, 1, agent="planner")
+    service = Service(tmp_path / "service", SETTINGS | LEASE)
+    with service:
+        told_to_end_amid(service, it)
+    assert called(it) == ["model"]
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["reply"], ended["attempts"]) == ("done", 2)
+        assert max(Counter(it.ledger.calls).values()) == 1
+        told(service, ended)
+        assert goes_on(service, it, ended)
+
+
+def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none_is_made_twice(tmp_path: Path) -> None:
+    ledger = Ledger.at(tmp_path / "turn.ledger", 2)
+    path = str(ledger.path)
+    block = f"import time\nfor n in range(100):\n    note(str(n), {path!r})\n    time.sleep(0.02)"
+    it = Doomed(ledger, "writer", [{"code": block}, DONE])
+    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.5"})
+    with service:
+        it.turn = begin(service, *it.script, agent=it.agent)
+        until(lambda: it.ledger.stands)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        it.ledger.go()
+        assert service.process.wait(15) == 0
+        assert 0.5 <= time.monotonic() - began < 8
+    before = called(it)
+    assert before[:2] == ["model", "note 0"]
+    assert 1 < len(before) < 101
+    assert "does not heed" not in service.log()
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["reply"], ended["attempts"], ended["steps"]) == ("done", 2, 2)
+        assert called(it) == ["model", *(f"note {n}" for n in range(100)), "model"]
+        repeated = [number for number, call in enumerate(ended["tool_calls"]) if call["repeated"]]
+        next_one = len(before) - 1
+        assert repeated in ([], [next_one]), "broken off where it was said to begin, and had not begun"
+        told(service, ended)
+
+
+@pytest.mark.parametrize("tool", ["note", "charge"])
+def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the_next_process(
+    tmp_path: Path, tool: str
+) -> None:
+    ledger = Ledger.at(tmp_path / "turn.ledger", 2)
+    path = str(ledger.path)
+    it = Doomed(ledger, "teller", [{"call": [[tool, {"what": "a", "ledger": path}]]}, DONE])
+    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.3"})
+    with service:
+        with posting(service, *it.script, agent=it.agent) as stream:
+            it.turn = stream.until("tool.call")
+            until(lambda: it.ledger.stands)
+            began = time.monotonic()
+            service.process.send_signal(signal.SIGTERM)
+            stream.rest()
+        assert service.process.wait(15) == 0
+        assert 2 <= time.monotonic() - began < 10
+    assert FINAL.isdisjoint(frame.event for frame in stream.seen)
+    assert "does not heed" in service.log()
+    ledger.go()
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        (call,) = ended["tool_calls"]
+        first = service.steps(ended)[1]
+        if tool == "note":
+            assert called(it) == ["model", "note a", "note a", "model"]
+            assert (call["ok"], call["repeated"]) == (True, True)
+            assert goes_on(service, it, ended)
+        else:
+            assert called(it) == ["model", "charge a", "model"]
+            assert (call["ok"], call["repeated"]) == (False, False)
+            assert UNKNOWN in first["error"]["message"]
+        frames = told(service, ended)
+        assert [frame.raw for frame in frames[: len(stream.seen)]] == [frame.raw for frame in stream.seen]
+
+
+def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_path: Path) -> None:
+    it = doom(tmp_path, 2)
+    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "600"})
+    with service:
+        it.turn = begin(service, *it.script, agent=it.agent)
+        until(lambda: it.ledger.stands)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: "stopping" in service.log())
+        assert service.client.get("/livez").status_code == 200
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(15) == 0
+        assert time.monotonic() - began < 10
+    assert "is handed back" in service.log()
+    it.ledger.go()
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["reply"], ended["attempts"]) == ("done", 2)
+        assert called(it) == ["model", "note a", "note a", "model", "note b", "model"]
+
+
+def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) -> None:
+    it = doom(tmp_path, 2, 3, 4, 5, 6)
+    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.1"})
+    for number in (2, 3, 4, 5):
+        with service:
+            it.turn = it.turn or begin(service, *it.script, agent=it.agent)
+            until(lambda number=number: it.ledger.reached == number)  # type: ignore[misc]
+            assert service.stop() == 0
+    with service:
+        until(lambda: it.ledger.reached == 6)
+        it.ledger.go()
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 5)
+        assert called(it) == ["model", *["note a"] * 5, "model", "note b", "model"]
+        assert goes_on(service, it, ended)
+
+
+@pytest.mark.timeout(180)
+def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path) -> None:
+    doomed = []
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+        it = doom(tmp_path / str(number))
+        slowly = {"pace_s": 0.03}
+        it.script = [*(noting(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]
+        doomed.append(it)
+    with running(tmp_path / "store") as server, ExitStack() as stack:
+        settings = SETTINGS | LEASE | server.settings
+        services = [stack.enter_context(Service(tmp_path / name, settings)) for name in "abc"]
+        for it, service in zip(doomed, services * 2, strict=True):
+            it.turn = begin(service, *it.script, agent=it.agent)
+        until(lambda: all(it.ledger.calls for it in doomed))
+        for service in services:
+            assert service.stop() == 0
+            service.start()
+        ended = [over(services[0], it.turn, 60) for it in doomed]
+        assert [(turn["status"], turn["reply"]) for turn in ended] == [("finished", "done")] * 6
+        assert sum(turn["attempts"] for turn in ended) > len(ended)
+        for it, turn in zip(doomed, ended, strict=True):
+            assert called(it) == [*(part for n in range(9) for part in ("model", f"note {n}")), "model"]
+            assert [call["repeated"] for call in turn["tool_calls"]] == [False] * 9
+            frames = log_of(services[1], turn)
+            check_log(frames, frames, turn["attempts"])
+            assert services[2].get(place(turn)) == turn
+        assert goes_on(services[0], doomed[0], ended[0])

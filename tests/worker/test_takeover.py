@@ -1,0 +1,296 @@
+"""A turn whose process dies is played on by another: no call that was journaled is made again, and nobody sees a seam.
+
+Many turns stand still, each at another of its calls, when their process is killed. The next process finishes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.store.test_store import begin, over, until
+from tests.support import ledgers
+from tests.support.doomed import (
+    DONE,
+    SETTINGS,
+    Doomed,
+    calls_of,
+    check_log,
+    killed,
+    killed_amid,
+    named,
+    noting,
+    plain,
+    spoken,
+)
+from tests.support.ledgers import Ledger
+from tests.support.service import Service
+from tests.support.streaming import log_of, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from smolagents import MultiStepAgent
+
+    from tests.support.doomed import Script
+    from tests.support.streaming import Event
+
+pytest_plugins = ["tests.support.streaming"]
+
+
+def told(ledger: str) -> Script:
+    """Sequential and parallel calls, some of them equal; a tool's error, a parse error, a tool that is none."""
+    declined = {"call": [["decline", {"what": "x", "ledger": ledger}]]}
+    return [
+        noting(ledger, "a"),
+        noting(ledger, "b", "c", "b"),
+        declined,
+        {"text": "no call"},
+        {"call": [["none", {}]]},
+        DONE,
+    ]
+
+
+def bossed(ledger: str) -> Script:
+    """Managed agents: called twice, in parallel, two deep; one of them writes code and keeps its variables."""
+
+    def to(agent: str, *script: Event) -> list[Any]:
+        return [agent, {"task": json.dumps([*script, {"say": f"{agent} is done"}])}]
+
+    first = {"code": f"x = [note('d', {ledger!r})]\nx.append('kept')"}
+    second = {"code": f"note(x[1], {ledger!r})"}
+    return [
+        {"call": [to("helper", noting(ledger, "a"))]},
+        {"call": [to("helper", noting(ledger, "b")), to("writer", first), *noting(ledger, "c")["call"]]},
+        {
+            "call": [
+                to("lead", {"call": [to("deputy", noting(ledger, "e"))]}, noting(ledger, "f")),
+                to("writer", second),
+            ]
+        },
+        DONE,
+    ]
+
+
+def written(ledger: str, loop: str = "kept") -> Script:
+    """Code blocks: tools in them, variables, functions and what they hold, sets of strings, errors of all kinds."""
+    return [
+        {
+            "code": (
+                f"L = {ledger!r}\nkept = {{'p', 'q', 'r'}}\nn = [0]\n"
+                "def count():\n    n[0] += 1\n    return n[0]\n"
+                "def twice(t):\n    return note(t, L) + note(t, L)\n"
+                "x = note('a', L)"
+            )
+        },
+        {
+            "code": (
+                "try:\n    decline('b', L)\nexcept ValueError as error:\n"
+                "    print(type(error).__name__, error)\nprint(twice('c'))"
+            )
+        },
+        {"code": f"for word in {loop}:\n    note(word, L)\ncount()\nmissing"},
+        {"code": "decline('d', ledger=L)"},
+        {"text": "no code"},
+        {"code": "print(count(), x, sorted(kept))"},
+        {"code": "final_answer(x + str(count()))"},
+    ]
+
+
+def authored(ledger: str) -> Script:
+    """Code that calls an agent that plans, twice."""
+    task = json.dumps([noting(ledger, "a"), {"say": "helped"}])
+    return [
+        {"code": f"one = helper({task!r})\nprint(one)\nL = {ledger!r}"},
+        {"code": f"two = helper(task={task!r})\nfinal_answer(note(one + two, L))"},
+    ]
+
+
+def planned(ledger: str) -> Script:
+    return [*(noting(ledger, word) for word in "abc"), DONE]
+
+
+def carried(ledger: str) -> Script:
+    """Results that are not text, one of which reads otherwise once it was carried."""
+    kinds = ["ordered", "decimal", "date", "set", "image"]
+    return [{"call": [["bring", {"what": kind, "ledger": ledger}]]} for kind in kinds] + [DONE]
+
+
+def valued(ledger: str) -> Script:
+    """Code that is given what is no text, and keeps it."""
+    return [
+        {"code": f"L = {ledger!r}\nmade = [bring(what, L) for what in ('decimal', 'date')]\nprint(made)"},
+        {"code": "picture = bring('image', L)\nprint(picture.size, bring('set', L), made[0] * 2)"},
+        {"code": "final_answer(note(str(made), L) + str(picture.size))"},
+    ]
+
+
+def judged(ledger: str) -> Script:
+    """An answer that its check refuses, and one that it takes."""
+    return [noting(ledger, "a"), {"say": "no full stop"}, {"say": "done."}]
+
+
+def failing(ledger: str) -> Script:
+    """A managed agent whose model fails: at once, and after it has done something."""
+
+    def to(*script: Event) -> Event:
+        return {"call": [["helper", {"task": json.dumps([*script, {"raise": f"kaputt {ledger}"}])}]]}
+
+    return [to(noting(ledger, "a")), to(), noting(ledger, "b"), DONE]
+
+
+KINDS: dict[str, tuple[Callable[[], MultiStepAgent], Callable[[str], Script]]] = {
+    "teller": (ledgers.make_teller, told),
+    "boss": (ledgers.make_boss, bossed),
+    "writer": (ledgers.make_writer, written),
+    "threaded": (
+        ledgers.make_threaded,
+        lambda ledger: written(ledger, "sorted(kept)"),
+    ),  # that process's order is its own
+    "author": (ledgers.make_author, authored),
+    "planner": (ledgers.make_planner, planned),
+    "carrying": (ledgers.make_teller, carried),
+    "valued": (ledgers.make_writer, valued),
+    "judged": (ledgers.make_judged, judged),
+    "failing": (ledgers.make_boss, failing),
+}
+AGENT_OF = {"carrying": "teller", "valued": "writer", "failing": "boss"}
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(180)
+def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
+    tmp_path: Path, kind: str, *, watched: bool
+) -> None:
+    factory, script = KINDS[kind]
+    with Service(tmp_path / "service", SETTINGS) as service:
+        agent = AGENT_OF.get(kind, kind)
+        spared = Doomed(Ledger.at(tmp_path / "0.ledger"), agent, script(str(tmp_path / "0.ledger")))
+        spared.watch(service)
+        spared.turn = service.get(place(spared.turn), include_internal_tools=True)
+        assert spared.turn["status"] == "finished", spared.turn
+        everything = spared.ledger.calls
+        doomed = []
+        for number in range(1, len(everything) + 1):
+            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+            doomed.append(Doomed(ledger, agent, script(str(ledger.path))))
+        killed_amid(service, doomed, watched=watched)
+        for number, each in enumerate(doomed, 1):
+            check_taken_over(service, each, spared, factory, number)
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("teller", 1), ("teller", 2), ("writer", 2)])
+@pytest.mark.timeout(180)
+def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
+    """One apart is twice at the same call."""
+    factory, script = KINDS[kind]
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
+    doomed = []
+    for number in range(2, number_of_calls + 2 - apart):  # who is killed at the first one is played when all others are
+        ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+        it = Doomed(ledger, kind, script(str(ledger.path)))
+        it.turn = begin(service, *it.script, agent=kind)
+        doomed.append(it)
+    killed(service, doomed)
+    in_flight = [Counter(it.in_flight) for it in doomed]
+    for it in doomed:
+        (it.ledger.path / "at").write_text(str(len(it.calls) + apart))
+    service.start()
+    killed(service, doomed)
+    with service:
+        for it, first in zip(doomed, in_flight, strict=True):
+            turn = over(service, it.turn, 30)
+            assert (turn["status"], turn["attempts"]) == ("finished", 3)
+            after = it.ledger.calls
+            bare, expected = calls_of(factory, it.script, it.ledger)
+            assert Counter(after) == Counter(expected) + Counter(it.in_flight)  # of both attempts
+            assert len(it.in_flight) == 2
+            assert apart > 1 or Counter(it.in_flight) == first + first
+            frames = log_of(service, turn)
+            check_log(frames, frames, 3)
+            shown = service.follow_up(turn, {"prompt": True})["reply"]
+            assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False))
+
+
+def check_taken_over(
+    service: Service, it: Doomed, spared: Doomed, factory: Callable[[], MultiStepAgent], number: int
+) -> None:
+    ledger = it.ledger
+    after = ledger.calls
+    turn = service.get(place(it.turn), include_internal_tools=True)
+    assert (turn["status"], turn["attempts"]) == ("finished", 2), (number, turn["error"], turn["tool_calls"])
+    assert turn["reply"] == spared.turn["reply"].replace(str(spared.ledger.path), str(ledger.path))
+    bare, expected = calls_of(factory, it.script, ledger)
+    assert len(it.in_flight) == 1
+    assert Counter(after) == Counter(expected) + Counter(it.in_flight), (number, it.in_flight)
+    calls = plain(turn["tool_calls"], ledger)
+    repeated = [call.pop("repeated") for call in calls]
+    others = plain(spared.turn["tool_calls"], spared.ledger)
+    assert [call.pop("repeated") for call in others] == [False] * len(others)
+    assert calls == others
+    names = [call["name"] for call, is_repeated in zip(calls, repeated, strict=True) if is_repeated]
+    kind = it.in_flight[0].split()[0]
+    assert [name for name in names if name != "python_interpreter"] == [kind] * (kind not in {"model", "check"}), number
+    if it.agent == "writer":
+        assert names.count("python_interpreter") == (kind != "model"), number
+    assert it.agent == "threaded" or names.count("python_interpreter") <= 1, number
+    assert plain(service.steps(turn), ledger) == plain(service.steps(spared.turn), spared.ledger)
+    check_log(it.frames, spared.frames)
+    texts = {where: plain(text, ledger) for where, text in spoken(it.frames).items()}
+    assert texts == {where: plain(text, spared.ledger) for where, text in spoken(spared.frames).items()}, number
+    told_repeated = {f.data["call_id"] for f in it.frames if f.event == "tool.result" and f.data.get("repeated")}
+    known_repeated = {call["call_id"] for call, again in zip(calls, repeated, strict=True) if again}
+    # Code in a thread runs again also where its end was told before.
+    assert told_repeated == known_repeated or (it.agent == "threaded" and told_repeated < known_repeated), number
+    shown = service.follow_up(turn, {"prompt": True})["reply"]
+    assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False)), number
+
+
+def got_further(service: Service, it: Doomed, before: int) -> bool:
+    """Tell whether a turn made a call, and another one after it, or is over."""
+    return len(it.ledger.calls) > before + 1 or service.get(place(it.turn))["status"] not in {"queued", "running"}
+
+
+@pytest.mark.timeout(240)
+def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(tmp_path: Path) -> None:
+    """Here nothing stands still: the kills come when they come."""
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    doomed = []
+    for number, kind in enumerate(["teller", "boss", "writer", "planner", "author", "judged"]):
+        ledger = Ledger.at(tmp_path / f"{number}.ledger")
+        slowly = [entry | {"pace_s": 0.02} for entry in KINDS[kind][1](str(ledger.path))]
+        doomed.append(Doomed(ledger, kind, slowly))
+        doomed[-1].turn = begin(service, *slowly, agent=kind)
+    kills = 3
+    for number in range(kills):
+        before = [len(it.ledger.calls) for it in doomed]
+        # Each got further or is over: three kills without an effect would be the turn's own fault.
+        until(lambda before=before: all(map(partial(got_further, service), doomed, before)), 30)  # type: ignore[misc]
+        service.kill()
+        if number < kills - 1:
+            service.start()
+    with service:
+        ended = [over(service, it.turn, 60) for it in doomed]
+        for it, turn in zip(doomed, ended, strict=True):
+            assert turn["status"] == "finished", turn["error"]
+            after = Counter(it.ledger.calls)
+            bare, expected = calls_of(KINDS[it.agent][0], it.script, it.ledger)
+            more = after - Counter(expected)
+            assert after - more == Counter(expected)
+            assert sum(more.values()) <= 5 * kills  # what was in flight: five calls at once, at most
+            marked = [call["name"] for call in turn["tool_calls"] if call["repeated"]]
+            assert set(marked) <= {label.split()[0] for label in it.ledger.calls}
+            frames = log_of(service, turn)
+            check_log(frames, frames, turn["attempts"])
+            assert max(Counter(named(frames)).values()) == 1
+            shown = service.follow_up(turn, {"prompt": True})["reply"]
+            assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False))

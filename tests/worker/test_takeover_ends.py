@@ -1,0 +1,436 @@
+"""How a turn ends that is taken over: by whom, as what if it cannot go on, and what its first process may still do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from tests.store.test_store import P, begin, over, running, until
+from tests.support import ledgers
+from tests.support.doomed import DONE, SETTINGS, Doomed, check_log, killed, noting, spoken
+from tests.support.ledgers import Ledger
+from tests.support.service import Service, spawn
+from tests.support.streaming import log_of, place, posting, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.store.test_store import Raw, Server
+    from tests.support.doomed import Script
+    from tests.support.streaming import Event
+
+ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
+FEW_CRASHES = 8
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("store")) as outside:
+        yield outside
+
+
+def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object) -> Doomed:
+    """Make a turn that notes two things, and stands still at its calls of these numbers."""
+    ledger = Ledger.at(folder / "turn.ledger", *at)
+    path = str(ledger.path)
+    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE], body)
+
+
+def hand_in(service: Service, it: Doomed) -> None:
+    it.turn = begin(service, *it.script, agent=it.agent, **it.body)
+
+
+def kinds_of(service: Service, turn: Event) -> list[str]:
+    return [step["type"] for step in service.steps(turn)]
+
+
+def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> None:
+    it = doom(tmp_path, 3)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(it.watch, service)
+        until(lambda: any(frame.data.get("call_id") == "2.m1" for frame in list(it.frames)))
+        killed(service, [it])
+        reading.result()
+    shown = list(it.frames)
+    assert shown[-1].event == "message.delta"
+    with service:
+        it.read_on(service)
+        restarted = [frame.data for frame in it.frames if frame.event == "message.restarted"]
+        assert [(event["call_id"], event["step_id"], event["attempt"]) for event in restarted] == [("2.m1", "2", 2)]
+        whole = log_of(service, it.turn)
+        assert [frame.raw for frame in whole] == [frame.raw for frame in it.frames]
+        texts = spoken(it.frames)
+        assert texts["2.m1", "thought", None] == "I call."
+        assert json.loads(texts["2.m1", "arguments", 0]) == it.script[1]["call"][0][1]
+        assert texts["1.m1", "thought", None] == "I call."
+        check_log(it.frames, it.frames)
+
+
+def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, agent="changing")
+    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "agent_changed", 2)
+        assert ended["error"]["retryable"]
+        assert it.ledger.calls == it.calls
+        assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
+        following = service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)
+        assert (following["status"], following["turn"]) == ("finished", 2)
+        assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
+
+
+def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: Server) -> None:
+    it = doom(tmp_path, 4, agent="changing")
+    settings = SETTINGS | server.settings
+    first = Service(tmp_path / "first", settings)
+    first.start()
+    hand_in(first, it)
+    killed(first, [it])
+    newer = Service(tmp_path / "newer", settings | {"DRAIN_S": "60"}, {"LEDGER_INSTRUCTIONS": "Be long."})
+    with newer:
+        until(lambda: server.client().zscore(f"{P}:ready:changing", f"local/{it.turn['conversation_id']}"))
+        own = newer.play(noting(str(it.ledger.path), "x"), DONE, agent="changing")
+        assert own["status"] == "finished"
+        assert newer.get(place(it.turn))["status"] == "running"
+        with first:
+            ended = over(newer, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+
+
+def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighbours_are_not(
+    tmp_path: Path, server: Server
+) -> None:
+    settings = SETTINGS | server.settings
+    with ExitStack() as stack:
+        onlooker = stack.enter_context(Service(tmp_path / "onlooker", ONLOOKER | server.settings))
+        neighbours = []
+        for number in range(3):
+            (tmp_path / f"{number}").mkdir()
+            neighbours.append(doom(tmp_path / f"{number}", 4))
+        (tmp_path / "crash").mkdir()
+        it = doom(tmp_path / "crash")
+        path = str(it.ledger.path)
+        it.script = [noting(path, "a"), {"call": [["crash", {"ledger": path}]]}, DONE]
+        service = Service(tmp_path / "service", settings)
+        service.start()
+        for neighbour in neighbours:
+            hand_in(service, neighbour)
+        until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
+        hand_in(service, it)
+        assert service.process.wait(20) == -signal.SIGKILL
+        service.kill()  # what is left of it here
+        for neighbour in neighbours:
+            neighbour.ledger.go()
+        crashes = 1
+        while crashes < FEW_CRASHES:
+            process = stack.enter_context(spawn(service.folder, settings))
+            stack.callback(process.terminate)
+            until(
+                lambda process=process: (  # type: ignore[misc]  # mypy takes no defaults in a lambda
+                    process.poll() is not None or onlooker.get(place(it.turn))["status"] == "failed"
+                ),
+                30,
+            )
+            if process.poll() is None:
+                break
+            crashes += 1
+        ended = over(onlooker, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "crashed_repeatedly", 1)
+        assert crashes == it.ledger.calls.count("crash") == 4  # the first one wrote effects before, so it did not count
+        assert it.ledger.calls.count("note a") == 1
+        with Service(tmp_path / "service", settings) as alive:
+            assert kinds_of(alive, it.turn) == ["task", "action"]
+        for neighbour in neighbours:
+            its = over(onlooker, neighbour.turn)
+            assert (its["status"], its["reply"]) == ("finished", "done")
+            assert neighbour.ledger.calls.count("note a") == 1
+            assert 1 <= neighbour.ledger.calls.count("note b") <= crashes
+
+
+def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: Server) -> None:
+    it = doom(tmp_path, 4)
+    with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
+        service = Service(tmp_path / "service", SETTINGS | server.settings)
+        service.start()
+        hand_in(service, it)
+        killed(service, [it])
+        answer = onlooker.post(place(it.turn, "/cancel"))
+        assert (answer.status_code, answer.json()["status"]) == (202, "running")
+        with service:
+            ended = over(onlooker, it.turn)
+            assert (ended["status"], ended["error"], ended["reply"]) == ("cancelled", None, None)
+            assert it.ledger.calls == it.calls
+            assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
+            assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+
+
+def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, deadline_s=6)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    hand_in(service, it)
+    began = time.monotonic()
+    killed(service, [it])
+    until(lambda: time.monotonic() - began > 6)
+    with service:
+        ended = over(service, it.turn, 5)
+        assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "deadline_exceeded", 2)
+        assert it.ledger.calls == it.calls
+        assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
+        assert ended["timing"]["duration_ms"] >= 6000
+
+
+def flipped(raw: Raw, journal: str) -> None:
+    name = named(raw, journal, b"tool:")[0]
+    blob = bytearray(raw.hget(journal, name))
+    blob[-1] ^= 1
+    raw.hset(journal, name, bytes(blob))
+
+
+def moved(raw: Raw, journal: str) -> None:
+    one, other = named(raw, journal, b"tool:")[0], named(raw, journal, b"model:")[0]
+    raw.hset(journal, one, raw.hget(journal, other))
+
+
+def named(raw: Raw, journal: str, start: bytes) -> list[bytes]:
+    """Give the keys of effects in the journal."""
+    return sorted(name for name, effect in raw.hgetall(journal).items() if effect and name.startswith(start))
+
+
+def renumbered(raw: Raw, journal: str) -> None:
+    one, other = named(raw, journal, b"model:")[:2]
+    first, second = raw.hmget(journal, one, other)
+    raw.hset(journal, mapping={one: second, other: first})
+
+
+TAMPERINGS: dict[str, Callable[[Raw, str], None]] = {
+    "a flipped bit": flipped,
+    "an effect of another kind": moved,
+    "effects that changed places": renumbered,
+}
+
+
+@pytest.mark.parametrize("what", TAMPERINGS)
+def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(tmp_path: Path, server: Server, what: str) -> None:
+    it = doom(tmp_path, 4)
+    service = Service(tmp_path / "service", SETTINGS | server.settings)
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    TAMPERINGS[what](server.client(), f"{P}:journal:local/{it.turn['conversation_id']}:1")
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "seal_broken", 2)
+        assert it.ledger.calls == it.calls
+        assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
+        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+        assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
+
+
+def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(
+    tmp_path: Path, server: Server
+) -> None:
+    it = doom(tmp_path, 4)
+    service = Service(tmp_path / "service", SETTINGS | server.settings)
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    raw, steps = server.client(), f"{P}:steps:local/{it.turn['conversation_id']}:0"
+    raw.lset(steps, -1, b"x" * 60)
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "seal_broken", 0)
+        assert raw.llen(steps) == 0
+        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+
+
+@pytest.mark.parametrize("agent", ["teller", "writer"])
+def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
+    tmp_path: Path, server: Server, agent: str
+) -> None:
+    it = doom(tmp_path, 4, agent=agent)
+    path = str(it.ledger.path)
+    if agent == "writer":
+        it.script = [{"code": f"L = {path!r}\nnote('a', L)"}, {"code": "note('b', L)\nnote('c', L)"}, DONE]
+    settings = SETTINGS | server.settings
+    with Service(tmp_path / "stalled", settings) as stalled:
+        hand_in(stalled, it)
+        until(lambda: it.stands_in(server.client()))
+        stalled.process.send_signal(signal.SIGSTOP)
+        try:
+            with Service(tmp_path / "heir", settings) as heir:
+                ended = over(heir, it.turn, 20)
+                assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+                called = it.ledger.calls
+                assert called.count("note a") == 1
+                assert called.count("note b") == 2
+                events = [frame.raw for frame in log_of(heir, it.turn)]
+                steps = heir.steps(it.turn)
+                stalled.process.send_signal(signal.SIGCONT)
+                it.ledger.go()
+                until(lambda: it.ledger.ends.count("note b") == 2)  # it comes back to an agent that is to do nothing
+                assert stalled.play(noting(path, "other"), DONE, agent="teller")["status"] == "finished"
+                until(lambda: "was taken away" in stalled.log())
+                rest = it.ledger.calls[len(called) :]
+                assert [call for call in rest if call.startswith("note")] == ["note other"]
+                assert len(rest) == 3
+                assert heir.get(place(it.turn)) == ended
+                assert [frame.raw for frame in log_of(heir, it.turn)] == events
+                assert heir.steps(it.turn) == steps
+        finally:
+            stalled.process.send_signal(signal.SIGCONT)
+
+
+def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: Server) -> None:
+    it = doom(tmp_path, 4)
+    with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
+        service = Service(tmp_path / "service", SETTINGS | server.settings)
+        service.start()
+        with posting(service, *it.script, agent=it.agent) as stream:
+            it.turn = stream.until("turn.queued")
+        with watching(onlooker, it.turn) as reader:
+            reader.until("tool.call", call_id="2.1")
+            until(lambda: it.stands_in(server.client()))
+            service.kill()
+            it.ledger.go()
+            with service:
+                frames = reader.rest()
+                assert frames[-1].data["result"]["reply"] == "done"
+            check_log(reader.seen, reader.seen)
+            assert frames[0].event == "turn.started"
+
+
+def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
+    """The block is at nothing but itself until some time has come."""
+    it = doom(tmp_path, agent="writer")
+    path, at = str(it.ledger.path), time.time() + 8
+    waiting = f"drawn.append(note('b', {path!r}))\nwhile time.time() < {at}:\n    time.sleep(0.01)\nprint(drawn)"
+    it.script = [{"code": f"import time\ndrawn = [note('a', {path!r})]"}, {"code": waiting}, DONE]
+    service = Service(tmp_path / "service", SETTINGS)
+    with posting_killed(service, it) as turn:
+        assert time.time() < at, "too late to mean anything"
+        with service:
+            ended = over(service, turn, 30)
+            assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+            whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
+            repeated = [(call["call_id"], call["repeated"]) for call in whole]
+            assert repeated == [
+                ("1.1", False),
+                ("1.2", False),
+                ("2.1", True),
+                ("2.2", False),
+                ("3.1", False),
+                ("3.2", False),
+            ]
+            notes = [call for call in it.ledger.calls if call.startswith("note")]
+            assert notes == ["note a", "note b"]
+            assert "['noted a', 'noted b']" in service.steps(turn)[2]["observations"]
+
+
+@contextmanager
+def posting_killed(service: Service, it: Doomed) -> Iterator[Event]:
+    """Play a turn until its second tool has returned, and kill the process."""
+    service.start()
+    with posting(service, *it.script, agent=it.agent) as stream:
+        stream.until("tool.result", call_id="2.2")
+        service.kill()
+        with suppress(httpx2.TransportError):
+            stream.rest()
+    yield stream.seen[0].data
+
+
+def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_attempts(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4, 6)
+    earlier = noting(str(Ledger.at(tmp_path / "earlier.ledger").path), "x")
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    before = service.play(earlier, DONE, agent=it.agent)
+    it.body = {"conversation_id": before["conversation_id"]}
+    hand_in(service, it)
+    killed(service, [it])
+    with service:
+        until(lambda: it.stands(service))
+        assert kinds_of(service, it.turn).count("action") == 2 + 2
+        asked = json.dumps([{"prompt": True}])
+        body = {"message": asked, "on_busy": "rollback", "conversation_id": before["conversation_id"]}
+        answer = service.client.post("/turn", json=body, headers={"Prefer": "respond-async"})
+        assert answer.status_code == 202, answer.text
+        it.ledger.go()
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["attempts"], ended["steps"]) == ("cancelled", 2, 0)
+        following = over(service, answer.json())
+        bare = ledgers.make_teller()
+        bare.run(json.dumps([earlier, DONE]), reset=False)
+        assert following["reply"] == bare.run(asked, reset=False)
+        assert {step["turn"] for step in service.steps(it.turn)} == {1, 3}
+
+
+def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_path: Path) -> None:
+    it = doom(tmp_path, 4)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    hand_in(service, it)
+    until(lambda: it.stands(service))
+    behind = {"conversation_id": it.turn["conversation_id"], "on_busy": "enqueue"}
+    waiting = [begin(service, {"say": f"{number}"}, agent=it.agent, **behind) for number in range(3)]
+    killed(service, [it])
+    with service:
+        ended = [over(service, turn) for turn in (it.turn, *waiting)]
+        assert [turn["reply"] for turn in ended] == ["done", "0", "1", "2"]
+        assert [turn["attempts"] for turn in ended] == [2, 1, 1, 1]
+        times = [turn["timing"]["finished_at"] for turn in ended]
+        assert times == sorted(times)
+
+
+def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) -> None:
+    it = doom(tmp_path, 2)
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    hand_in(service, it)
+    until(lambda: it.stands(service))
+    service.process.send_signal(signal.SIGTERM)
+    until(lambda: "stopping" in service.log())
+    killed(service, [it])
+    with service:
+        ended = over(service, it.turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        assert [call["repeated"] for call in ended["tool_calls"]] == [True, False]
+        assert it.ledger.calls.count("note b") == 1
+
+
+def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got_further(tmp_path: Path) -> None:
+    doomed = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        doomed.append(doom(tmp_path / str(number), 1, 4))
+    service = Service(tmp_path / "service", SETTINGS)
+    service.start()
+    for it in doomed:
+        hand_in(service, it)
+    killed(service, doomed)
+    with service:
+        try:
+            until(lambda: any(it.ledger.reached == 4 for it in doomed))
+            path = str(Ledger.at(tmp_path / "innocent.ledger").path)
+            innocent = begin(service, noting(path, "x"), DONE, agent="teller")
+            assert over(service, innocent, 10)["reply"] == "done"
+            until(lambda: all(it.ledger.reached == 4 for it in doomed), 10)
+        finally:
+            for it in doomed:
+                it.ledger.go()
+        assert [over(service, it.turn)["reply"] for it in doomed] == ["done", "done"]

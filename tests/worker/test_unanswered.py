@@ -1,0 +1,213 @@
+"""The message of a turn that ended before its first step was finished stays in the memory, as in smolagents."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import pytest
+from smolagents.utils import AgentError
+
+from tests.memory.test_steps import pixel
+from tests.store.test_store import over
+from tests.support import agents
+from tests.support.doomed import DONE, SETTINGS, killed, noting
+from tests.support.service import AGENTS, Service
+from tests.support.streaming import place, posting
+from tests.worker.test_busy import follow, held
+from tests.worker.test_stop import ECHO, ENDLESS, stop
+from tests.worker.test_takeover_ends import doom, hand_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from smolagents import MultiStepAgent
+
+    from tests.support.streaming import Event
+
+pytest_plugins = ["tests.support.streaming"]
+
+BROKEN: Event = {"raise": "kaputt"}
+PROMPT: Event = {"prompt": True}
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    "scripted": agents.make_scripted,
+    "code": agents.make_code,
+    "planner": agents.make_planner,
+}
+
+
+def bare_run(agent: MultiStepAgent, *script: Event, **options: Any) -> Any:
+    """Play a turn with a bare agent; nothing where it fails."""
+    try:
+        return agent.run(json.dumps(script), reset=False, **options)
+    except AgentError:
+        return None
+
+
+def tasks(service: Service, turn: Event, **query: Any) -> list[tuple[int, bool]]:
+    """Give the turn of each task, and whether it is marked as unanswered."""
+    page = service.get(f"/conversations/{turn['conversation_id']}/steps", type="task", limit=100, **query)
+    return [(step["turn"], step["unanswered"]) for step in page["items"]]
+
+
+@pytest.mark.parametrize("agent", FACTORIES)
+@pytest.mark.parametrize("before", [[{"say": "sim"}], [ECHO, BROKEN], []])
+def test_the_next_model_is_shown_what_a_bare_agent_is_shown(service: Service, agent: str, before: list[Event]) -> None:
+    bare, turn = FACTORIES[agent](), None
+    scripts: list[list[Event]] = [*([before] if before and agent != "code" else []), [BROKEN], [BROKEN], [PROMPT]]
+    for script in scripts:
+        expected = bare_run(bare, *script)
+        turn = service.follow_up(turn, *script) if turn else service.play(*script, agent=agent)
+    assert turn
+    assert turn["reply"] == expected
+    last = len(scripts)
+    marked = set() if agent == "planner" else {last - 2, last - 1}  # a plan is a finished step
+    unanswered = [(number, number in marked) for number in range(1, last + 1)]
+    assert tasks(service, turn) == unanswered
+    counts = service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]
+    assert counts["task"] == last
+    if agent != "code":  # smolagents counts half steps in the ids of code calls
+        assert service.follow_up(turn, PROMPT)["reply"] == bare_run(bare, PROMPT)
+
+
+def test_arguments_of_a_turn_that_failed_are_there_in_the_next(service: Service) -> None:
+    bare = agents.make_code()
+    args = {"city": "Kyōto", "n": 3}
+    bare_run(bare, BROKEN, additional_args=args)
+    use: Event = {"code": "print(city * n)"}
+    expected = bare_run(bare, use, {"say": "x"}), bare_run(bare, PROMPT)
+    turn = service.play(BROKEN, agent="code", additional_args=args)
+    assert turn["status"] == "failed"
+    used = service.follow_up(turn, use, {"say": "x"})
+    assert used["reply"] == expected[0]
+    assert "KyōtoKyōtoKyōto" in service.steps(turn)[2]["observations"]
+    assert service.steps(turn)[0]["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]
+
+
+def test_images_of_a_turn_that_failed_are_shown_with_its_task(service: Service) -> None:
+    """A bare agent repeats them with the half step that it keeps; the service keeps no half step."""
+    bare = agents.make_scripted()
+    bare_run(bare, BROKEN, images=[PIL.Image.open(io.BytesIO(base64.b64decode(pixel())))])
+    del bare.memory.steps[1]
+    turn = service.play(BROKEN, images=[pixel()])
+    assert service.follow_up(turn, PROMPT)["reply"] == bare_run(bare, PROMPT)
+    assert len(service.steps(turn)[0]["images"]) == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "interrupt"])
+@pytest.mark.parametrize("agent", ["streamed", "streamed-code", "streamed-planner"])
+def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Service, agent: str, how: str) -> None:
+    body: Event = {"deadline_s": 3} if how == "deadline" else {}
+    with posting(service, ENDLESS, agent=agent, **body) as stream:
+        stream.until("step.finished" if agent == "streamed-planner" else "message.delta")  # a plan is a step
+        if how == "cancel":
+            stop(service, stream.seen[0].data)
+        if how == "interrupt":
+            follow(service, stream.seen[0].data | {"agent": {"name": agent}}, {"say": "on"}, on_busy="interrupt")
+        turn = stream.rest()[-1].data["result"]
+    assert turn["status"] == ("failed" if how == "deadline" else "cancelled")
+    if how == "interrupt":
+        over(service, turn | {"turn": 2})
+    kept = service.steps(turn)
+    assert kept[0]["task"] == json.dumps([ENDLESS])
+    assert tasks(service, turn)[0] == (1, agent != "streamed-planner")
+    prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
+    assert prompt[0] == ["user", f"New task:\n{json.dumps([ENDLESS])}"]
+    assert "on and on" not in json.dumps(prompt[1:-1])
+
+
+def test_a_rollback_drops_the_task_too(service: Service) -> None:
+    with posting(service, ENDLESS) as stream:
+        stream.until("message.delta")
+        first = stream.seen[0].data | {"agent": {"name": "streamed"}}
+        second = follow(service, first, {"say": "on"}, on_busy="rollback")
+        stream.rest()
+    over(service, second)
+    assert tasks(service, second) == [(2, False)]
+
+
+def test_a_turn_that_is_cancelled_while_it_waits_was_never_said(service: Service, tmp_path: Path) -> None:
+    with held(service, tmp_path / "gate") as first:
+        waiting = follow(service, first, {"say": "never"})
+        assert service.post(place(waiting, "/cancel")).json()["status"] == "cancelled"
+        assert tasks(service, first) == [(1, False)]
+    over(service, first)
+    assert tasks(service, first) == [(1, False)]
+
+
+def test_pages_tell_it_of_each_task(service: Service) -> None:
+    turn = service.play(BROKEN)
+    for script in ([{"say": "a"}], [BROKEN], [BROKEN]):
+        turn = service.follow_up(turn, *script)
+    found, cursor = [], None
+    while True:
+        query: Event = {"cursor": cursor} if cursor else {}
+        page = service.get(f"/conversations/{turn['conversation_id']}/steps", limit=1, **query)
+        found += [step.get("unanswered") for step in page["items"]]
+        if not (cursor := page["next_cursor"]):
+            break
+    assert found == [True, False, None, True, True]
+
+
+def test_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
+    first = service.play({"say": "sim"})
+    turn = service.follow_up(first, BROKEN)
+    at = f"/conversations/{turn['conversation_id']}"
+    fork = service.post(f"{at}/fork").json()["id"]
+    brought = service.post("/conversations/import?id=brought-in-unanswered", **service.get(f"{at}/export")).json()["id"]
+    expected = service.follow_up(turn, PROMPT)["reply"]
+    service.post(f"{at}/rollback", turn=2)
+    for conversation in (fork, brought, turn["conversation_id"]):
+        assert tasks(service, {"conversation_id": conversation}) == [(1, False), (2, True)]
+        assert service.follow_up(turn | {"conversation_id": conversation}, PROMPT)["reply"] == expected
+    assert service.post(f"{at}/rollback", turn=1).status_code == 200
+    assert tasks(service, turn) == [(1, False)]
+
+
+@pytest.mark.parametrize(
+    "policy", [{"name": "keep_last_n_steps", "n": 1}, {"name": "token_budget", "max_tokens": 9000}]
+)
+def test_policies_take_it_for_a_turn(service: Service, policy: Event) -> None:
+    made = service.post("/conversations", agent="scripted", policy=[policy]).json()
+    turn = service.play({"say": "a"}, conversation_id=made["id"])
+    for script in ([BROKEN], [{"say": "b"}]):
+        turn = service.follow_up(turn, *script)
+    prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
+    said = [f"New task:\n{json.dumps(script)}" for script in ([{"say": "a"}], [BROKEN], [{"say": "b"}])]
+    assert [text for _, text in prompt if text in said] == said
+
+
+def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
+    service = Service(tmp_path, {"AGENTS": f"{AGENTS},fickle=tests.support.agents:make_fickle"})
+    with service:
+        turn = service.play({"say": "never"}, agent="fickle", images=[pixel()], additional_args={"a": [1, "x"]})
+        assert (turn["status"], turn["steps"]) == ("failed", 0)
+        (step,) = service.steps(turn)
+    bare = agents.make_scripted()
+    bare_run(bare, {"say": "never"}, additional_args={"a": [1, "x"]})
+    assert step["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]
+    assert (step["unanswered"], len(step["images"])) == (True, 1)
+
+
+@pytest.mark.parametrize("ending", ["agent_changed", "cancelled", "finished"])
+def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Path, ending: str) -> None:
+    it = doom(tmp_path, 1, agent="changing")
+    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
+    service.start()
+    hand_in(service, it)
+    killed(service, [it])
+    if ending == "agent_changed":
+        service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
+    with service:
+        if ending == "cancelled":
+            stop(service, it.turn)
+        ended = over(service, it.turn)
+        assert (ended["error"] or {}).get("code", ended["status"]) in {ending, "finished"}
+        texts = [step["task"] for step in service.steps(it.turn) if step["type"] == "task"]
+        assert texts == [json.dumps(it.script)]
+        following = service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)
+        assert (following["status"], following["turn"]) == ("finished", 2)
