@@ -1,7 +1,8 @@
 """What a release leaves in the store, kept as a file: conversations of every kind, and what it said of them itself.
 
 `python -m tests.support.old_data tests/data/format-N.json.gz` plays them on the code that it stands in and writes the
-file, once for each released format. `tests.store.test_old_data` reads the files for ever, and goes on with what is in them: so the agents and the scripts that are played here must not change.
+file, once for each released format. `tests.store.test_old_data` reads the files for ever, and goes on with
+what is in them: so the agents and the scripts that are played here must not change.
 
 `format-1-memory.json.gz` is a second file of format 1, which grew without a new number: it was written with issue 7
 and holds what came with it (`play_memory`), which the code that wrote the first file did not know.

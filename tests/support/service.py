@@ -24,7 +24,7 @@ SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one proces
 START_S = 20.0
 END_S = 20.0
 AGENTS = ",".join(
-    f"{name}=tests.{factory}"
+    f"{name}=tests.support.{factory}"
     for name, factory in {
         "scripted": "agents:make_scripted",
         "code": "agents:make_code",
