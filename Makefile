@@ -8,9 +8,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 .PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh clean
 .DEFAULT_GOAL := run
 
-$(VENV)/run-ready: requirements.lock pyproject.toml
+# An environment that another Python made, or whose Python is gone, is made anew.
+VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+WANTED := $(shell $(PYTHON) $(VERSION))
+STALE := $(foreach folder,$(VENV) $(DEPLOY),$(if $(filter $(WANTED),$(shell $(folder)/bin/python $(VERSION))),,$(folder)))
+.PHONY: $(addsuffix /run-ready,$(filter $(VENV),$(STALE))) $(addsuffix /ready,$(filter $(DEPLOY),$(STALE))) python
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "smolsessions needs Python 3.11 or later, and $(PYTHON) is $(or $(WANTED),missing):" \
+	  "name another one, as in make PYTHON=python3.12 run"; exit 1; }
+
+$(VENV)/run-ready: requirements.lock pyproject.toml | python
 	@echo "setting up $(VENV) from requirements.lock (once) …"
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(if $(filter $(VENV),$(STALE)),--clear) $(VENV)
 	$(PIP) --require-hashes --only-binary :all: -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
@@ -50,9 +60,9 @@ check: $(VENV)/test-ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(DEPLOY)/ready: requirements-deploy.lock
+$(DEPLOY)/ready: requirements-deploy.lock | python
 	@echo "setting up $(DEPLOY) from requirements-deploy.lock (once) …"
-	$(PYTHON) -m venv $(DEPLOY)
+	$(PYTHON) -m venv $(if $(filter $(DEPLOY),$(STALE)),--clear) $(DEPLOY)
 	$(DEPLOY)/bin/python -m pip --disable-pip-version-check -q install --require-hashes --only-binary :all: -r requirements-deploy.lock
 	@touch $@
 

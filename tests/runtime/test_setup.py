@@ -1,0 +1,57 @@
+"""`make run` on a machine as a newcomer has it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.service import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the files that `make run` needs."""
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("python", "found"), [("old", "3.9"), ("no-such-python", "missing")])
+def test_a_python_that_is_too_old_or_missing_is_named_before_anything_is_installed(
+    checkout: Path, python: str, found: str
+) -> None:
+    old = checkout / "old"
+    old.write_text('#!/bin/sh\ncase "$2" in *exit*) exit 1;; esac\necho 3.9\n')
+    old.chmod(0o755)
+    name = f"./{python}"
+    done = make(checkout, "run", f"PYTHON={name}")
+    assert done.returncode != 0
+    assert done.stdout == (
+        f"smolsessions needs Python 3.11 or later, and {name} is {found}: "
+        "name another one, as in make PYTHON=python3.12 run\n"
+    )
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("answer", ["echo 3.9", "exit 127"], ids=["another Python", "a Python that is gone"])
+def test_an_environment_that_another_python_made_is_made_anew(checkout: Path, answer: str) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{answer}\n")
+    python.chmod(0o755)
+    (checkout / ".venv" / "run-ready").touch()
+    planned = make(checkout, "-n", "run", f"PYTHON={sys.executable}").stdout
+    assert f"{sys.executable} -m venv --clear .venv" in planned
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    assert "-m venv" not in make(checkout, "-n", "run", f"PYTHON={sys.executable}").stdout
