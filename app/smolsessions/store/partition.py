@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smolsessions.core.records import Ref
-    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.conversation_sealer import ConversationSealer
     from smolsessions.store.scripts.loader import Scripts
-    from smolsessions.store.turns.turn_log import Log
+    from smolsessions.store.turns.turn_log import TurnLog
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +20,8 @@ class Partition:
     """One of them. `channel` is where this process hears of its turns, `wake` where workers hear of work."""
 
     scripts: Scripts
-    sealer: Seals
-    log: Log
+    sealer: ConversationSealer
+    log: TurnLog
     channel: str
     wake: str
     log_ttl_s: int

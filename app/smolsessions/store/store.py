@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smolsessions.store.connection.durability import Durability
-from smolsessions.store.connection.pipeline import Line
+from smolsessions.store.connection.pipeline import Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
-from smolsessions.store.connection.startup_check import Watch, look_at
-from smolsessions.store.conversation_seal import Seals
-from smolsessions.store.conversations.conversation_store import Conversations
-from smolsessions.store.conversations.history_store import Memories
+from smolsessions.store.connection.startup_check import ReplacementCheck, check_store
+from smolsessions.store.conversation_sealer import ConversationSealer
+from smolsessions.store.conversations.conversation_store import ConversationStore
+from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
 from smolsessions.store.scripts.loader import Scripts, load_commands, script
-from smolsessions.store.turns.idempotency import Pepper
+from smolsessions.store.turns.idempotency import IdempotencyKeys
 from smolsessions.store.turns.scheduler import Scheduler
-from smolsessions.store.turns.turn_log import Log
-from smolsessions.store.turns.turn_store import Turns
+from smolsessions.store.turns.turn_log import TurnLog
+from smolsessions.store.turns.turn_store import TurnStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -33,9 +33,9 @@ class Store:
     """The store's parts, ready for use."""
 
     server: str
-    turns: Turns
-    conversations: Conversations
-    memories: Memories
+    turns: TurnStore
+    conversations: ConversationStore
+    memories: HistoryStore
     scheduler: Scheduler
     running: tuple[asyncio.Future[None], ...]
     """What must not end while the store is in use."""
@@ -68,12 +68,12 @@ async def open_store(
     """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
     servers = servers_at(address)
     try:
-        about = await look_at(servers, address, sealer, options.partitions, replicated=options.replicated)
+        about = await check_store(servers, address, sealer, options.partitions, replicated=options.replicated)
         me = secrets.token_hex(8)
         away = {"lease_us": int(options.lease_s * 1_000_000)}
         names = [f"{{p{place:03}}}" for place in range(about.partitions)]
         lines = [
-            Line(
+            Pipeline(
                 servers,
                 name,
                 on_connect=load_commands(),
@@ -93,10 +93,14 @@ async def open_store(
             patience_s=options.patience_s,
             affinity_s=options.affinity_s,
         )
-        turns = Turns(
-            partitions, scheduler, Pepper(about.pepper), max_waiting=options.max_waiting, max_queued=options.max_queued
+        turns = TurnStore(
+            partitions,
+            scheduler,
+            IdempotencyKeys(about.pepper),
+            max_waiting=options.max_waiting,
+            max_queued=options.max_queued,
         )
-        watch = Watch(lines[0], about, sealer)
+        watch = ReplacementCheck(lines[0], about, sealer)
         for line, name, partition in zip(lines, names, partitions, strict=True):
             _listen(line, partition, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
         durability = Durability(lines[0], names[0], replicated=options.replicated)
@@ -104,8 +108,8 @@ async def open_store(
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            conversations = Conversations(partitions, turns)
-            memories = Memories(partitions, conversations, turns)
+            conversations = ConversationStore(partitions, turns)
+            memories = HistoryStore(partitions, conversations, turns)
             yield Store(about.server, turns, conversations, memories, scheduler, (*running, watch.changed))
         finally:
             watch.close()
@@ -114,15 +118,15 @@ async def open_store(
         await servers.aclose()
 
 
-def _partition(line: Line, name: str, sealer: Sealer, me: str, options: Options) -> Partition:
-    scripts, seals, channel = Scripts(line, name), Seals(sealer), f"{name}:replica:{me}"
-    turn_log = Log(scripts, seals, channel)
+def _partition(line: Pipeline, name: str, sealer: Sealer, me: str, options: Options) -> Partition:
+    scripts, seals, channel = Scripts(line, name), ConversationSealer(sealer), f"{name}:replica:{me}"
+    turn_log = TurnLog(scripts, seals, channel)
     ttls = (options.log_ttl_s, options.id_reuse_s)
     return Partition(scripts, seals, turn_log, channel, f"{name}:wake", *ttls, options.lease_s)
 
 
 def _listen(
-    line: Line, partition: Partition, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
+    line: Pipeline, partition: Partition, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
 ) -> None:
     """Say who hears what; where messages may have been lost, all look."""
 

@@ -24,7 +24,7 @@ return refused
 """
 
 
-async def look_at_rights(client: Redis, partition: str) -> None:
+async def check_permissions(client: Redis, partition: str) -> None:
     """Raise `NoPermissionError` with the commands that the user of this connection may not run."""
     sha = await client.script_load(_ASK)
     answer: Any = await client.evalsha(sha, 1, partition, *_commands())

@@ -22,7 +22,7 @@ _MEND = (
 )
 
 
-async def look_at_append_only(client: Redis, name: str, version: str, key: str) -> None:
+async def check_append_only(client: Redis, name: str, version: str, key: str) -> None:
     """Warn if a restart of the server loses transactions that wrote `key`."""
     if _numbers(version) >= _MENDED[name] or not (await client.info("persistence")).get("aof_enabled"):
         return

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from smolsessions.core.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from smolsessions.store.connection.pipeline import Line
+    from smolsessions.store.connection.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ GONE_S = 5  # after which a process that says nothing is not there any more
 class Durability:
     """Says of this process which durability it has, and looks whether another one says otherwise."""
 
-    def __init__(self, line: Line, partition: str, *, replicated: bool) -> None:
+    def __init__(self, line: Pipeline, partition: str, *, replicated: bool) -> None:
         self._line = line
         self._mine, self._other = ("replicated", "primary") if replicated else ("primary", "replicated")
         self._partition = partition

@@ -22,8 +22,8 @@ from redis.exceptions import (
 
 from smolsessions.core.errors import StoreUnavailableError
 from smolsessions.store.connection.command import write
-from smolsessions.store.connection.replica_ack import Witness
-from smolsessions.store.connection.server_errors import said
+from smolsessions.store.connection.replica_ack import ReplicaAck
+from smolsessions.store.connection.server_errors import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,10 +43,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError)
 _NOT_NOW = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
 
-Answer = asyncio.Future[Any]
+Reply = asyncio.Future[Any]
 
 
-class Line:
+class Pipeline:
     """Sends whatever any task wants in as few packets as possible; answers come back in order.
 
     A command that was on its way when the line broke fails with `StoreUnavailableError`: its outcome is unknown, so
@@ -73,13 +73,13 @@ class Line:
         self._partition = partition
         self._on_return = tuple(on_return)
         self._on_loss = on_loss
-        self._witness = Witness(partition) if replicated else None
+        self._witness = ReplicaAck(partition) if replicated else None
         self._on_connect = [*on_connect, *([self._witness.opening] if self._witness else [])]
         self._heard: Mapping[bytes, Callable[[bytes, bytes], None]] = {}
         self._on_gap: Callable[[], None] = lambda: None
         self._was_open = self._is_open = False
-        self._waiting: deque[tuple[Command, Answer, bool]] = deque()
-        self._sent: deque[tuple[float, Answer, bool]] = deque()
+        self._waiting: deque[tuple[Command, Reply, bool]] = deque()
+        self._sent: deque[tuple[float, Reply, bool]] = deque()
         self._news = asyncio.Event()
         self._is_heard = asyncio.Event()
         self._heard_at = self._said_at = 0.0
@@ -95,12 +95,12 @@ class Line:
         """The server answers, as far as is known."""
         return self._is_open and not (self._sent and self._silence_s > STALLED_S)
 
-    def send(self, *command: str | bytes | int, told: bool = True) -> Answer:
+    def send(self, *command: str | bytes | int, told: bool = True) -> Reply:
         """Queue a command and give the future of its answer (bytes, ints and lists of them).
 
         One whose answer is not `told` to anybody, whatever it is, needs no witness.
         """
-        answer: Answer = asyncio.get_running_loop().create_future()
+        answer: Reply = asyncio.get_running_loop().create_future()
         self._waiting.append((command, answer, told))
         self._news.set()
         return answer
@@ -193,13 +193,13 @@ class Line:
 
     def _say_lost(self, error: Exception) -> None:
         """Say each reason at once, and now and then while it lasts: what keeps a line away is seldom what broke it."""
-        now, why = asyncio.get_running_loop().time(), said(error)
+        now, why = asyncio.get_running_loop().time(), error_text(error)
         if why not in self._said or now - self._said_at > SAY_S:
             self._said_at = now
             self._said.add(why)
             log.warning("partition %s is away: %s", self._partition, why, extra={"action": "store.lost"})
 
-    def _say_back(self, certain: Answer) -> None:
+    def _say_back(self, certain: Reply) -> None:
         """Say it when all is as it should be: a server alone is not, where a replica must have what it says."""
         if self._said_at and not certain.exception():
             self._said_at = 0.0
@@ -213,9 +213,9 @@ class Line:
         # One that is refused is lost, as messages may be: whoever waits for it looks for himself.
         self._certain().add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
 
-    def _certain(self) -> Answer:
+    def _certain(self) -> Reply:
         """Give what is done when a replica has all that there is now; at once where none is asked."""
-        answer: Answer = asyncio.get_running_loop().create_future()
+        answer: Reply = asyncio.get_running_loop().create_future()
         if self._witness:
             self._witness.hold(answer, None)
         else:
@@ -272,7 +272,7 @@ class Line:
             _refuse(answer, error)
 
 
-def _refuse(answer: Answer, error: Exception) -> None:
+def _refuse(answer: Reply, error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved

@@ -25,7 +25,7 @@ NO_WITNESS = (
 )
 
 
-class Witness:
+class ReplicaAck:
     """Gives answers their values once a replica has confirmed a write that came after them.
 
     `WAIT` says how far replicas are with the writes of its own connection, and holds up all that is sent behind it. So

@@ -34,7 +34,7 @@ URL, PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE
 
 
 @contextmanager
-def refusals(address: Address) -> Iterator[None]:
+def start_errors(address: Address) -> Iterator[None]:
     """Turn whatever a server or the way to it answers into a `StartError`."""
     try:
         yield
@@ -42,7 +42,7 @@ def refusals(address: Address) -> Iterator[None]:
         raise StartError(_sentence(error, address)) from error
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Give an error in a line; redis-py's own may go on with the innards of its clients."""
     return str(error).partition(" : <")[0] or ("timeout" if isinstance(error, TimeoutError) else type(error).__name__)
 
@@ -54,7 +54,7 @@ def _sentence(error: BaseException, address: Address) -> str:
             return sentence
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
     return (
-        f"the store at {URL} does not answer ({said(error)}){hint}; start it, or unset the "
+        f"the store at {URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
         "variable to use the embedded store of `serve`"
     )
 
@@ -86,7 +86,7 @@ def _of_sentinels(causes: list[BaseException], _address: Address) -> str | None:
         )
     if found := _first(causes, MasterNotFoundError):
         return (
-            f"no sentinel in {URL} names a primary ({said(found)}): see that they answer at these "
+            f"no sentinel in {URL} names a primary ({error_text(found)}): see that they answer at these "
             "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
             "own, put ?sentinel_username=…&sentinel_password=… behind it"
         )

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import SealBrokenError, StartError, StoreUnavailableError
-from smolsessions.store.connection.acl_check import look_at_rights
-from smolsessions.store.connection.append_only import look_at_append_only
+from smolsessions.store.connection.acl_check import check_permissions
+from smolsessions.store.connection.append_only import check_append_only
 from smolsessions.store.connection.pipeline import ANSWER_TIMEOUT_S
 from smolsessions.store.connection.replica_ack import REPLICAS, WAIT_MS
-from smolsessions.store.connection.server_errors import NODE_SENTENCE, refusals
+from smolsessions.store.connection.server_errors import NODE_SENTENCE, start_errors
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from smolsessions.store.connection.pipeline import Line
+    from smolsessions.store.connection.pipeline import Pipeline
     from smolsessions.store.connection.servers import Address, Servers
     from smolsessions.store.seal import Sealer
 
@@ -43,18 +43,18 @@ class About:
     pepper: bytes
 
 
-async def look_at(
+async def check_store(
     servers: Servers, address: Address, sealer: Sealer, partitions: int | None, *, replicated: bool
 ) -> About:
     """Look at the store, make it ours if it is new, or raise `StartError` with the mend."""
-    with refusals(address):
+    with start_errors(address):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             found = await servers.client(FIRST)
             async with found.client() as client:
                 name, version = await _server(client, is_cluster=servers.is_cluster)
                 await _may_listen(found)
-                await look_at_rights(client, FIRST)
-                await look_at_append_only(client, name, version, f"{FIRST}:about")
+                await check_permissions(client, FIRST)
+                await check_append_only(client, name, version, f"{FIRST}:about")
                 count, pepper = await _data(client, sealer, partitions, is_cluster=servers.is_cluster)
                 if replicated and not await client.wait(REPLICAS, WAIT_MS):
                     log.warning(
@@ -87,14 +87,14 @@ async def _server(client: Redis, *, is_cluster: bool) -> tuple[str, str]:
     return name, version
 
 
-class Watch:
+class ReplacementCheck:
     """Sees after every gap that the store is still the one that was found: one that lost its data came back empty.
 
     Then it is told again what it is, by whoever comes first; who finds that it is another one by now must not go on:
     keys of one process would mean nothing to the others, and conversations lie elsewhere.
     """
 
-    def __init__(self, line: Line, about: About, sealer: Sealer) -> None:
+    def __init__(self, line: Pipeline, about: About, sealer: Sealer) -> None:
         self._line = line
         self._about = about
         self._sealer = sealer

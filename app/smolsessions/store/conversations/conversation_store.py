@@ -23,7 +23,7 @@ from smolsessions.core.errors import (
 from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.records import AgentName, Conversation, Failure, Outcome, Page, Terms
 from smolsessions.store import codec
-from smolsessions.store.conversation_seal import NO_TERMS
+from smolsessions.store.conversation_sealer import NO_TERMS
 from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smolsessions.core.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.turn_store import Turns
+    from smolsessions.store.turns.turn_store import TurnStore
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ LOOKED_AT_ONCE = 100  # steps, for those of one kind
 MOST_LOOKED_AT = 2000  # for one page, which may then hold fewer than its limit
 
 
-class Conversations:
+class ConversationStore:
     """The store's side of conversations."""
 
-    def __init__(self, partitions: Partitions, turns: Turns) -> None:
+    def __init__(self, partitions: Partitions, turns: TurnStore) -> None:
         self._partitions = partitions
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
-    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.conversation_sealer import ConversationSealer
     from smolsessions.store.partition import Partition
     from smolsessions.store.scripts.loader import Scripts
 
@@ -26,7 +26,7 @@ COUNT_SENTENCE = "The stored steps of this conversation are not those that its h
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
-def open_head(sealer: Seals, scope: str, generation: bytes, head: bytes) -> Head:
+def open_head(sealer: ConversationSealer, scope: str, generation: bytes, head: bytes) -> Head:
     """Open a conversation's head; before its first commit it has none."""
     opened = codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
     if codec.number(generation) != opened.generation:
@@ -40,7 +40,7 @@ def check_count(head: Head, stored: int, queued: int) -> None:
         raise SealBrokenError(COUNT_SENTENCE)
 
 
-def open_pieces(sealer: Seals, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+def open_pieces(sealer: ConversationSealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
     """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
     if (tag_of(sealed) if sealed else b"") != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)

@@ -18,7 +18,7 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
 from smolsessions.store import codec
-from smolsessions.store.conversation_seal import NO_TERMS
+from smolsessions.store.conversation_sealer import NO_TERMS
 from smolsessions.store.conversations.conversation_store import sealed_terms, ttl_us
 from smolsessions.store.conversations.head import (
     COUNT_SENTENCE,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from smolsessions.core.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
-    from smolsessions.store.conversations.conversation_store import Conversations
+    from smolsessions.store.conversations.conversation_store import ConversationStore
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.turn_store import Turns
+    from smolsessions.store.turns.turn_store import TurnStore
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ MOST_FORKS = 50
 MOST_NAMES = 10_000
 
 
-class Memories:
+class HistoryStore:
     """The store's side of what is done to conversations between their turns; while one runs all raise `BusyError`."""
 
-    def __init__(self, partitions: Partitions, conversations: Conversations, turns: Turns) -> None:
+    def __init__(self, partitions: Partitions, conversations: ConversationStore, turns: TurnStore) -> None:
         self._partitions = partitions
         self._conversations = conversations
         self._turns = turns

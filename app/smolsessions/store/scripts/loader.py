@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smolsessions.store.connection.command import Command
-    from smolsessions.store.connection.pipeline import Answer, Line
+    from smolsessions.store.connection.pipeline import Pipeline, Reply
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Script:
 class Scripts:
     """Runs the scripts at one partition."""
 
-    def __init__(self, line: Line, partition: str) -> None:
+    def __init__(self, line: Pipeline, partition: str) -> None:
         self._line = line
         self._partition = partition
 
@@ -81,7 +81,7 @@ class Scripts:
         """The partition's server answers, as far as is known."""
         return self._line.is_up
 
-    def send(self, name: str, *rest: Argument, **named: Argument) -> Answer:
+    def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
         """Queue a call; calls that are queued one after the other run in that order."""
         return self._line.send(*script(name).command(self._partition, rest, named), told=name not in _TELL_NOBODY)
 
@@ -97,7 +97,7 @@ class Scripts:
             await asyncio.sleep(RETRY_S)
 
 
-async def answered(name: str, answer: Answer) -> Any:
+async def answered(name: str, answer: Reply) -> Any:
     """Wait for a script's answer."""
     try:
         return await answer

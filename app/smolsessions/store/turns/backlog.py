@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 
     from smolsessions.core.events import Event
-    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.connection.pipeline import Reply
     from smolsessions.store.scripts.loader import Argument
 else:
     from smolsessions.core.frozen import dataclass
@@ -43,7 +43,7 @@ class Entry:
 class Owner(Protocol):
     """Whose writes they are."""
 
-    def send(self, serial: int, arguments: list[Argument]) -> Answer:
+    def send(self, serial: int, arguments: list[Argument]) -> Reply:
         """Send entries, of which the first is number `serial`."""
         ...
 
@@ -123,7 +123,7 @@ class Backlog:
         answer = self._owner.send(batch[0].serial, [argument for entry in batch for argument in entry.arguments])
         answer.add_done_callback(lambda answer: self._answered(answer, batch, sent_at))
 
-    def _answered(self, answer: Answer, batch: list[Entry], sent_at: float) -> None:
+    def _answered(self, answer: Reply, batch: list[Entry], sent_at: float) -> None:
         error = answer.exception()
         if isinstance(error, ResponseError):
             error = as_service_error("emit", error)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST_PACKED_BYTES = 256 * 1024  # sealing more is felt on the loop
 
 
-class Told:
+class EventBuffer:
     """What this claim told. A first attempt knows the log from its beginning, so that it can pack it."""
 
     def __init__(self, logged: int) -> None:

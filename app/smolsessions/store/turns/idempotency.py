@@ -13,7 +13,7 @@ MOST_DERIVED = 20
 ID_CHARS = 24
 
 
-class Pepper:
+class IdempotencyKeys:
     """A secret of the store, the same for all processes on it."""
 
     def __init__(self, secret: bytes) -> None:

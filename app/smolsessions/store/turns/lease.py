@@ -14,9 +14,9 @@ from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE, open_head, open_pieces
 from smolsessions.store.seal import tag_of
 from smolsessions.store.turns.backlog import RETRY_S, Backlog
-from smolsessions.store.turns.event_buffer import Told
+from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.stop_reasons import CANCEL, as_stopped, rolled_back, stop_of
-from smolsessions.store.turns.turn_memory import Keeping
+from smolsessions.store.turns.turn_memory import TurnMemory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smolsessions.core.ports import StopReason
     from smolsessions.core.records import Outcome, PackedStep
     from smolsessions.core.replay_state import Past
-    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.connection.pipeline import Reply
     from smolsessions.store.partition import Partition
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.backlog import Entry
@@ -75,9 +75,9 @@ class HeldLease:
         self.grew = False
         self.stopped: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._partition = partition
-        self._keeping = Keeping(partition, turn, head, pieces)
+        self._keeping = TurnMemory(partition, turn, head, pieces)
         self._backlog = Backlog(self, f"{scope}#{turn.number}")
-        self._told = Told(logged)
+        self._told = EventBuffer(logged)
         self._last_seen = logged
         self._others_watch = others_watch
         self._held_until = 0.0
@@ -200,7 +200,7 @@ class HeldLease:
             arguments += [event.type, self._seal(data, "event", self.turn.number, event.type)]
         self._backlog.put(arguments, told, is_effect=bool(result))
 
-    def send(self, serial: int, arguments: list[Argument]) -> Answer:
+    def send(self, serial: int, arguments: list[Argument]) -> Reply:
         """Send entries of the backlog."""
         return self._partition.scripts.send(
             "emit",

@@ -20,7 +20,7 @@ NOBODY = ("", UNKNOWN)
 MOST_SERVED = 1000  # owners that a worker remembers
 
 
-class Rounds:
+class PartitionOrder:
     """The partitions that are due, each with the next owner there and the time of its oldest ready conversation."""
 
     def __init__(self, partitions: Iterable[Partition]) -> None:

@@ -17,14 +17,14 @@ from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import MOST_COUNTED, Queue, Queues
 from smolsessions.store.scripts.loader import answered
 from smolsessions.store.turns.lease import HeldLease, open_lease
-from smolsessions.store.turns.partition_order import FIRST, Rounds
+from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from smolsessions.core.ports import Lease
     from smolsessions.core.records import AgentName
-    from smolsessions.store.connection.pipeline import Answer
+    from smolsessions.store.connection.pipeline import Reply
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
 
@@ -52,8 +52,8 @@ class Scheduler:
         self._worker = worker
         self._work = asyncio.Event()
         self._waiting = False
-        self._rounds = Rounds(partitions)
-        self._late: dict[Partition, Answer] = {}  # claims that are not answered yet
+        self._rounds = PartitionOrder(partitions)
+        self._late: dict[Partition, Reply] = {}  # claims that are not answered yet
         self._pause_s = math.inf  # after which something that was due can be asked for again
         self._room = 0  # how many more leases the worker could play
         self._stopped = False
@@ -156,7 +156,7 @@ class Scheduler:
             self._rounds.due(partition, FIRST)
             self._room = 0
 
-    def _claimed_late(self, partition: Partition, answer: Answer, at: float) -> None:
+    def _claimed_late(self, partition: Partition, answer: Reply, at: float) -> None:
         del self._late[partition]
         if not answer.exception():
             self._claimed(partition, answer.result(), at)

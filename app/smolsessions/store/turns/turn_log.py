@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from smolsessions.core.records import Ref, Turn
-    from smolsessions.store.conversation_seal import Seals
+    from smolsessions.store.conversation_sealer import ConversationSealer
     from smolsessions.store.scripts.loader import Scripts
 
 log = logging.getLogger(__name__)
@@ -32,19 +32,19 @@ CUT_SENTENCE = "The log of this turn does not hold the events that its record co
 _FINAL_NAMES = frozenset(FINAL.values())
 
 
-class Log:
+class TurnLog:
     """Delivers what is appended to turns' logs to the readers of this process."""
 
-    def __init__(self, scripts: Scripts, sealer: Seals, channel: str) -> None:
+    def __init__(self, scripts: Scripts, sealer: ConversationSealer, channel: str) -> None:
         self._scripts = scripts
         self._sealer = sealer
         self._channel = channel
-        self._readers: defaultdict[Ref, set[Reader]] = defaultdict(set)
+        self._readers: defaultdict[Ref, set[LogReader]] = defaultdict(set)
 
     @contextmanager
-    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> Iterator[Reader]:
+    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> Iterator[LogReader]:
         """Register a reader of one conversation; one that `looks` begins with what is in the log."""
-        reader = Reader(self, ref, looks=looks, wants_all=wants_all)
+        reader = LogReader(self, ref, looks=looks, wants_all=wants_all)
         self._readers[ref].add(reader)
         try:
             yield reader
@@ -151,10 +151,10 @@ class Log:
             return None
 
 
-class Reader:
+class LogReader:
     """Follows one turn. News that do not join on to what it has make it look into the log."""
 
-    def __init__(self, log: Log, ref: Ref, *, looks: bool, wants_all: bool) -> None:
+    def __init__(self, log: TurnLog, ref: Ref, *, looks: bool, wants_all: bool) -> None:
         self._log = log
         self._ref = ref
         self._news: list[tuple[int, Logged]] = []

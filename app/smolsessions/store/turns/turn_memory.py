@@ -30,7 +30,7 @@ JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were
 MOST_AT_ONCE = 200  # events of a log that are opened in one go
 
 
-class Keeping:
+class TurnMemory:
     """A conversation's memory while one turn plays: as it was at the turn's start, and as it is now."""
 
     def __init__(self, partition: Partition, turn: Turn, head: Head, pieces: dict[str, bytes]) -> None:

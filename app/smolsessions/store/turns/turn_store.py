@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from smolsessions.core.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.idempotency import Pepper
+    from smolsessions.store.turns.idempotency import IdempotencyKeys
     from smolsessions.store.turns.scheduler import Scheduler
-    from smolsessions.store.turns.turn_log import Reader
+    from smolsessions.store.turns.turn_log import LogReader
 
 MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun anew
@@ -50,11 +50,17 @@ LAST_SEQ_UNBEGUN = 2  # after `turn.queued`
 LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
 
 
-class Turns:
+class TurnStore:
     """The store's side of turns that are submitted and looked at."""
 
     def __init__(
-        self, partitions: Partitions, scheduler: Scheduler, pepper: Pepper, *, max_waiting: int, max_queued: int
+        self,
+        partitions: Partitions,
+        scheduler: Scheduler,
+        pepper: IdempotencyKeys,
+        *,
+        max_waiting: int,
+        max_queued: int,
     ) -> None:
         """`scheduler` is asked whether this process's own worker waits, and told at once that there is work.
 
@@ -119,7 +125,7 @@ class Turns:
                 "note", idem=self._pepper.name(ref.owner, once), digest=self._pepper.digest(ref.owner, once)
             )
 
-    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[Reader]:
+    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:

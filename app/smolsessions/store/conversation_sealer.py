@@ -21,7 +21,7 @@ OF_TURNS = frozenset({"turn", "log", "event"})
 NO_TERMS = Terms()
 
 
-class Seals:
+class ConversationSealer:
     """A sealer that knows where forks come from. A fork holds the very blobs of its origin: copying them is cheap."""
 
     def __init__(self, sealer: Sealer) -> None:
