@@ -21,7 +21,7 @@ def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: s
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, timeout=30)
     packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
     with (folder / packages / "tests.pth").open("w") as paths:
-        paths.write(sysconfig.get_path("purelib"))
+        paths.write(f"{sysconfig.get_path('purelib')}\n{ROOT / 'app'}\n")
     made = str(folder / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", made]
     installed = subprocess.run([*pip, *INSTALL, "-r", lock], capture_output=True, text=True, check=False, timeout=60)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (str(Path(sys.executable).with_name("smolsessions")),)
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 START_S = 20.0
 END_S = 20.0
@@ -164,6 +163,11 @@ def write_private(path: Path, text: str) -> Path:
     return path
 
 
+def command_of(python: str, cwd: Path) -> tuple[str, ...]:
+    """Return the installed command, except in the repository: tests of another Python run the code there."""
+    return (python, "-m", "smolsessions") if cwd == ROOT else (str(Path(python).with_name("smolsessions")),)
+
+
 def spawn(
     folder: Path,
     settings: dict[str, str],
@@ -183,7 +187,7 @@ def spawn(
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     with (folder / "service.log").open("a") as log:
         return subprocess.Popen(
-            [*wrapper, *((python, "-m", "smolsessions") if cwd == ROOT else COMMAND), *(command or ("serve",))],
+            [*wrapper, *command_of(python, cwd), *(command or ("serve",))],
             cwd=cwd,
             env=inherited | {"PYTHONPATH": str(ROOT)} | named | (environment or {}),
             stdout=subprocess.PIPE,
