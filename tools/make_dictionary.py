@@ -90,7 +90,7 @@ def samples() -> Iterator[bytes]:
             yield codec.turn_to_bytes(turn)
             turn = codec.started(turn, time.time(), 1)
             heard = Heard()
-            outcome = session.play(turn, TurnInput(), heard)
+            outcome = session.run_turn(turn, TurnInput(), heard)
             kept += heard.steps
             yield codec.turn_to_bytes(
                 replace(turn, outcome=outcome, timing=replace(turn.timing, finished_at=time.time()))

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from smolagents.utils import parse_code_blobs
 
-from smolsessions.agents.run.code_text import CodeText
-from smolsessions.agents.run.partial_json import JsonText
+from smolsessions.agents.run.code_text import CodeSplitter
+from smolsessions.agents.run.partial_json import PartialJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ def fragments(text: str, places: Iterable[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def pieces(reader: JsonText, parts: Iterable[str]) -> list[tuple[str, str]]:
+def pieces(reader: PartialJson, parts: Iterable[str]) -> list[tuple[str, str]]:
     return [piece for part in parts for piece in reader.feed(part)] + reader.end()
 
 
@@ -71,11 +71,11 @@ def joined(given_pieces: Iterable[tuple[T, str]]) -> list[tuple[T, str]]:
 
 def read(text: str, *wanted: str) -> dict[str, str]:
     """Read a text character by character."""
-    return dict(joined(pieces(JsonText(*wanted), text)))
+    return dict(joined(pieces(PartialJson(*wanted), text)))
 
 
 def split(text: str, tags: tuple[str, str], parts: Iterable[str] | None = None) -> list[tuple[str, str]]:
-    reader = CodeText(*tags)
+    reader = CodeSplitter(*tags)
     found = [piece for part in parts or [text] for piece in reader.feed(part)] + reader.end()
     assert all(piece for _, piece in found)
     return [(channel, piece) for channel, piece in joined(found)]
@@ -89,7 +89,7 @@ def test_every_value_reads_as_json_loads_reads_it(
     text = json.dumps(data, **layout)
     data = json.loads(text)
     wanted = draw.draw(st.lists(st.sampled_from(sorted(data)), unique=True)) if data else ["a"]
-    given_pieces = pieces(JsonText(*wanted), fragments(text, places))
+    given_pieces = pieces(PartialJson(*wanted), fragments(text, places))
     assert all(piece and piece == whole(piece) for _, piece in given_pieces)
     found = dict(joined(given_pieces))
     assert set(found) <= set(wanted)
@@ -108,8 +108,8 @@ def test_every_value_reads_as_json_loads_reads_it(
 @example('{"a": ["\\u12x', [8, 9, 10])
 @example('{"a": "x\ud83d\\q', [8])
 def test_garbage_raises_nothing_and_gives_the_same_however_it_is_cut(text: str, places: list[int]) -> None:
-    found = joined(pieces(JsonText("a"), fragments(text, places)))
-    assert found == joined(pieces(JsonText("a"), [text]))
+    found = joined(pieces(PartialJson("a"), fragments(text, places)))
+    assert found == joined(pieces(PartialJson("a"), [text]))
     assert all(piece == whole(piece) for _, piece in found)
 
 
@@ -120,12 +120,12 @@ def test_an_object_with_a_wrong_character_raises_nothing(
 ) -> None:
     text = json.dumps(data)
     text = text[:place] + wrong + text[place + 1 :]
-    found = joined(pieces(JsonText(*data), fragments(text, places)))
-    assert found == joined(pieces(JsonText(*data), text))
+    found = joined(pieces(PartialJson(*data), fragments(text, places)))
+    assert found == joined(pieces(PartialJson(*data), text))
 
 
 def test_each_fragment_gives_what_it_adds() -> None:
-    reader = JsonText("answer")
+    reader = PartialJson("answer")
     assert reader.feed('{"ans') == []
     assert reader.feed('wer" : "It') == [("answer", "It")]
     assert reader.feed(" is\\") == [("answer", " is")]
@@ -136,7 +136,7 @@ def test_each_fragment_gives_what_it_adds() -> None:
 
 
 def test_one_fragment_can_bring_several_values_in_their_order() -> None:
-    found = JsonText("a", "b").feed('{"b": "1", "c": "2", "a": "3"}')
+    found = PartialJson("a", "b").feed('{"b": "1", "c": "2", "a": "3"}')
     assert found == [("b", "1"), ("a", "3")]
 
 
@@ -155,7 +155,7 @@ def test_what_is_no_string_comes_as_json(value: str) -> None:
 
 
 def test_what_is_no_string_comes_as_it_is_written() -> None:
-    reader = JsonText("a")
+    reader = PartialJson("a")
     assert reader.feed('{"a": [1') == [("a", "[1")]
     assert reader.feed(', "') == [("a", ', "')]
     assert reader.feed('\\u00e9"]}') == [("a", '\\u00e9"]')]
@@ -172,7 +172,7 @@ def test_half_of_a_pair_is_replaced(half: str) -> None:
 
 
 def test_half_of_a_pair_waits_for_the_other_until_the_end() -> None:
-    reader = JsonText("a")
+    reader = PartialJson("a")
     assert reader.feed('{"a": "x\\ud83d') == [("a", "x")]
     assert reader.end() == [("a", LOST)]
     assert reader.end() == reader.feed("x") == []
@@ -213,8 +213,8 @@ def seconds(action: Callable[[], object]) -> float:
 @pytest.mark.parametrize("wanted", ["a", "b"])
 def test_a_long_value_takes_time_in_proportion_to_its_length(value: str, wanted: str) -> None:
     text = f'{{"a": {value.replace("{}", "1" * 400_000)}, "b": 0}}'
-    assert seconds(lambda: pieces(JsonText(wanted), text)) < 8
-    assert seconds(lambda: pieces(JsonText(wanted), [text])) < 0.1
+    assert seconds(lambda: pieces(PartialJson(wanted), text)) < 8
+    assert seconds(lambda: pieces(PartialJson(wanted), [text])) < 0.1
 
 
 @settings(max_examples=400, deadline=None)
@@ -249,7 +249,7 @@ def test_the_code_is_what_smolagents_runs(codes: list[str], tags: tuple[str, str
 
 
 def test_code_comes_before_its_block_is_closed() -> None:
-    reader = CodeText("<code>", "</code>")
+    reader = CodeSplitter("<code>", "</code>")
     assert reader.feed("I add <co") == [("thought", "I add ")]
     assert reader.feed("de>") == []
     assert reader.feed("\nx = 1 <") == [("code", "x = 1 ")]

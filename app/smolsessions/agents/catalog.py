@@ -24,10 +24,10 @@ from smolsessions.agents.memory.prompt_preview import Insight
 from smolsessions.agents.memory.scratchpad import give_scratchpad
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.steps import unpack
-from smolsessions.agents.run.agent_state import gives_state
+from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
-from smolsessions.agents.run.session import AgentSession, clean_up, unplayed_task
+from smolsessions.agents.run.session import AgentSession, clean_up, task_step
 from smolsessions.agents.sandbox.confinement.levels import ENOUGH
 from smolsessions.agents.sandbox.fork_client import Nursery
 from smolsessions.agents.sandbox.limits import limits_of
@@ -157,9 +157,9 @@ class Catalog:
             own_policies=entry.own_policies,
         )
 
-    def unplayed_task(self, turn: Turn, given: TurnInput) -> PackedStep:
+    def task_step(self, turn: Turn, given: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran."""
-        return unplayed_task(turn, given)
+        return task_step(turn, given)
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Refuse a policy that this agent cannot have."""
@@ -325,7 +325,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:
     for one, other in zip(_family(first), _family(second), strict=False):
         shared = [
-            tool for tool in one.tools if one.tools[tool] is other.tools.get(tool) and gives_state(one.tools[tool])
+            tool for tool in one.tools if one.tools[tool] is other.tools.get(tool) and has_own_state(one.tools[tool])
         ]
         if shared:
             raise StartError(

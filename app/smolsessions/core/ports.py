@@ -428,7 +428,7 @@ class Session(Protocol):
     held_bytes: int
     """Size of the images and variables that it holds between turns."""
 
-    def play(
+    def run_turn(
         self,
         turn: Turn,
         given: TurnInput,
@@ -447,7 +447,7 @@ class Session(Protocol):
         """End waits for a model's provider, after the stage was halted. Called on the loop while `play` runs."""
         ...
 
-    def broken_off(self) -> Outcome:
+    def partial_outcome(self) -> Outcome:
         """Give the turn that is being played as a cancelled one, as far as it went; its thread does not come back."""
         ...
 
@@ -475,7 +475,7 @@ class Agents(Protocol):
         """
         ...
 
-    def unplayed_task(self, turn: Turn, given: TurnInput) -> PackedStep:
+    def task_step(self, turn: Turn, given: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran, as a step; called in a thread.
 
         Raises a `ServiceError` for one that is too large.

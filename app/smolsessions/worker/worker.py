@@ -195,7 +195,7 @@ class Worker:
     async def _keep_task(self, lease: Lease) -> None:
         """Keep the task of a turn that ended before its agent ran: the next turn's model is shown it all the same."""
         with suppress(ServiceError):  # too large to be kept
-            task = await asyncio.to_thread(self._agents.unplayed_task, lease.turn, lease.given)
+            task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.given)
             lease.emit("", step=task)
 
     async def _outcome(self, lease: Lease, stage: LoopStage) -> tuple[Session | None, Outcome]:
@@ -263,10 +263,10 @@ class Worker:
         self, lease: Lease, session: Session, stage: LoopStage, past: Past | None
     ) -> tuple[Session | None, Outcome]:
         """Play in a thread until the end, a stop or the deadline; what earlier attempts did is not done again."""
-        job = self._threads.run(lambda: session.play(lease.turn, lease.given, stage, past, lease.policy))
+        job = self._threads.run(lambda: session.run_turn(lease.turn, lease.given, stage, past, lease.policy))
         if await self._heeds(job, stage, lambda _: session.close(), session.interrupt):
             return session, job.result()
-        return None, session.broken_off()
+        return None, session.partial_outcome()
 
     async def _heeds(
         self,

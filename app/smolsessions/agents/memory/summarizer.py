@@ -74,12 +74,12 @@ class Summarizer:
             )
 
     def _sum_up(self, steps: Sequence[MemoryStep], after_tokens: int, recent: int) -> SummaryStep:
-        model: ModelProxy = self._agent.model  # type: ignore[assignment]  # put there by `equip`
+        model: ModelProxy = self._agent.model  # type: ignore[assignment]  # put there by `instrument`
         summary, used, known = "", [0, 0], True
         for part in self._parts(steps, max(AT_ONCE * after_tokens, LEAST_AT_ONCE)):
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
             asked = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
-            answer = model.aside(asked, self._model)
+            answer = model.side_call(asked, self._model)
             content: Any = answer.content
             if isinstance(content, list):
                 content = "".join(str(piece.get("text", "")) for piece in content)

@@ -17,7 +17,7 @@ from smolsessions.agents.values.json_forms import text_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smolsessions.agents.run.instrumentation import Family, Member
+    from smolsessions.agents.run.instrumentation import AgentNode, AgentTree
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema
 GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
 
 
-class Belongings:
+class AgentState:
     """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's).
 
     `path:held` names values that live in this process alone: a rebuilt agent has lost them. `path:logs` is what an
@@ -35,9 +35,9 @@ class Belongings:
     without one that it has changed.
     """
 
-    def __init__(self, family: Family, pieces: dict[str, bytes]) -> None:
-        """Give the family what was kept."""
-        self._family = family
+    def __init__(self, tree: AgentTree, pieces: dict[str, bytes]) -> None:
+        """Give the tree what was kept."""
+        self._tree = tree
         self._kept = dict(pieces)
         self._gone_before: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset(json.loads(pieces.get(f":{TOLD}", b"[]")))
@@ -47,18 +47,18 @@ class Belongings:
         """The pieces of tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
-        self._made = {member.path: member.agent.state.copy() for member in family.members}
+        self._made = {node.path: node.agent.state.copy() for node in tree.nodes}
         """The states as the factory made them."""
         self._unkept: dict[str, set[str]] = {}
         """Names in agents' states whose values cannot be kept."""
-        self._lost: dict[str, set[str]] = {member.path: set() for member in family.members}
+        self._lost: dict[str, set[str]] = {node.path: set() for node in tree.nodes}
         """Names that were lost, of agents whose code has no process of its own."""
         self._newly_lost: frozenset[str] = frozenset()
         self._found_lost: frozenset[str] = frozenset()
         """Names that an earlier turn's process held: first of this rebuilt agent, then of the turn that misses them."""
-        for member in family.members:
-            self._restore(member)
-            member.seat.keeper = self
+        for node in tree.nodes:
+            self._restore(node)
+            node.context.state = self
         for piece, data in pieces.items():
             if piece.partition(":")[2].startswith((TOOL, RESET)):
                 self._restore_tool(piece, data)
@@ -77,7 +77,7 @@ class Belongings:
 
     def before(self, tool: Any) -> object:
         """Look at a tool before its call."""
-        return None if gives_state(tool) else _looks_of(tool)
+        return None if has_own_state(tool) else _looks_of(tool)
 
     def changed(self, tool: Any, before: object) -> dict[str, bytes]:
         """Give what changed with a tool's call: agents' states, and the tool's own state, or that it has one."""
@@ -109,15 +109,15 @@ class Belongings:
 
     def begin_turn(self) -> str:
         """Give what the model must be told of the turns before; from now on `dropped` names what this turn loses."""
-        for member in self._family.members:
-            self._drop_unkept(member)
+        for node in self._tree.nodes:
+            self._drop_unkept(node)
         self._gone_before = self._gone()
         self._found_lost = self._newly_lost & self._gone_before
         self._newly_lost = frozenset()
         if self._has_played:
             self._reset.clear()
         self._has_played = True
-        gone = self._gone_of(self._family.head)
+        gone = self._gone_of(self._tree.root)
         untold = sorted(gone - self._told)
         self._told = frozenset(gone)
         return f"\n\n{GONE_SENTENCE.format(names=', '.join(untold))}" if untold else ""
@@ -132,25 +132,25 @@ class Belongings:
 
     def rest(self) -> None:
         """End the interpreters' processes: the turn is over."""
-        for interpreter in self._family.interpreters:
+        for interpreter in self._tree.interpreters:
             interpreter.rest()
 
-    def _restore(self, member: Member) -> None:
-        start = f"{member.path}:"
+    def _restore(self, node: AgentNode) -> None:
+        start = f"{node.path}:"
         if state := self._kept.get(start + STATE):
-            member.agent.state.update({name: loads(data, self._family.carries) for name, data in loads(state).items()})
+            node.agent.state.update({name: loads(data, self._tree.carries) for name, data in loads(state).items()})
         gone, held = (set(json.loads(self._kept.get(start + piece, b"[]"))) for piece in (GONE, HELD))
-        self._newly_lost |= {_full_name(member, name) for name in held - gone}
-        self._lose(member, gone | held)
+        self._newly_lost |= {_full_name(node, name) for name in held - gone}
+        self._lose(node, gone | held)
         logs = self._kept.get(start + LOGS, b"").decode()
-        if member.interpreter:
+        if node.interpreter:
             pieces = {
                 name.removeprefix(start + PIECE): data
                 for name, data in self._kept.items()
                 if name.startswith(start + PIECE)
             }
-            member.interpreter.variables, member.interpreter.logs = pieces, logs
-        elif executor := _in_thread(member):
+            node.interpreter.variables, node.interpreter.logs = pieces, logs
+        elif executor := _in_thread(node):
             executor.state = names = Names(executor.state)
             names.gone, names.functions = frozenset(gone | held), executor.custom_tools
             names["_print_outputs"] = PrintContainer().append(logs)
@@ -162,10 +162,10 @@ class Belongings:
         if kind + ":" == RESET:
             self._reset.add(f"{path}.{name}" if path else name)
             return
-        member = next((member for member in self._family.members if member.path == path), None)
-        tool: Any = unproxied(member.agent.tools.get(name)) if member else None
+        node = next((node for node in self._tree.nodes if node.path == path), None)
+        tool: Any = unproxied(node.agent.tools.get(name)) if node else None
         try:
-            tool.set_state(loads(data, self._family.carries))
+            tool.set_state(loads(data, self._tree.carries))
             self._own[piece] = data
         except Exception:
             log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
@@ -173,121 +173,121 @@ class Belongings:
 
     def _changed_states(self) -> dict[str, bytes]:
         changes = {}
-        for member in self._family.members:
-            if not member.agent.state and member.path not in self._states:
+        for node in self._tree.nodes:
+            if not node.agent.state and node.path not in self._states:
                 continue
-            before = self._states.get(member.path, {})
-            now = self._state_of_agent(member)
+            before = self._states.get(node.path, {})
+            now = self._state_of_agent(node)
             written = {name: data for name, data in now.items() if before.get(name) != data}
             gone = [name for name in before if name not in now]
             if written or gone:
-                self._states[member.path] = now
-                changes[f"{member.path}:{STATE}"] = dumps([written, gone])
+                self._states[node.path] = now
+                changes[f"{node.path}:{STATE}"] = dumps([written, gone])
         return changes
 
     def _change_state(self, path: str, data: bytes) -> None:
-        member = next(member for member in self._family.members if member.path == path)
+        node = next(node for node in self._tree.nodes if node.path == path)
         written, gone = loads(data)
         known = self._states.setdefault(path, {})
         for name, value in written.items():
             known[name] = value
             if value:
-                member.agent.state[name] = loads(value, self._family.carries)
+                node.agent.state[name] = loads(value, self._tree.carries)
             else:
-                member.agent.state.pop(name, None)
-                self._lose(member, {name})
+                node.agent.state.pop(name, None)
+                self._lose(node, {name})
         for name in gone:
             known.pop(name, None)
-            member.agent.state.pop(name, None)
+            node.agent.state.pop(name, None)
 
-    def _state_of_agent(self, member: Member) -> dict[str, bytes]:
+    def _state_of_agent(self, node: AgentNode) -> dict[str, bytes]:
         """Return an agent's state: no bytes for a value that cannot be kept, unless the factory makes it again."""
         found = {}
-        for name, value in member.agent.state.copy().items():  # other calls may be at it
+        for name, value in node.agent.state.copy().items():  # other calls may be at it
             try:
-                found[name] = dumps(value, self._family.carries)
+                found[name] = dumps(value, self._tree.carries)
             except CannotCrossError:
-                if self._made[member.path].get(name) is not value:
+                if self._made[node.path].get(name) is not value:
                     found[name] = b""
         return found
 
-    def _drop_unkept(self, member: Member) -> None:
+    def _drop_unkept(self, node: AgentNode) -> None:
         """Take from an agent's state what a rebuilt agent would not have: a turn is the same, warm or cold."""
-        if _in_thread(member):
+        if _in_thread(node):
             return
-        unkept = self._unkept.pop(member.path, set())
+        unkept = self._unkept.pop(node.path, set())
         for name in unkept:
-            member.agent.state.pop(name, None)
-        self._lose(member, unkept)
+            node.agent.state.pop(name, None)
+        self._lose(node, unkept)
 
-    def _lose(self, member: Member, names: set[str]) -> None:
-        if member.interpreter:
-            member.interpreter.gone |= names
+    def _lose(self, node: AgentNode, names: set[str]) -> None:
+        if node.interpreter:
+            node.interpreter.gone |= names
         else:
-            self._lost[member.path] |= names
+            self._lost[node.path] |= names
 
     def _place_of(self, tool: Any) -> tuple[str, str]:
         """Give the beginning of a tool's pieces, and its name."""
-        for member in self._family.members:
-            for name, one in member.agent.tools.items():
+        for node in self._tree.nodes:
+            for name, one in node.agent.tools.items():
                 if unproxied(one) is tool:
-                    return f"{member.path}:", name
+                    return f"{node.path}:", name
         return ":", tool.name
 
     def _state_of(self, tool: Any) -> bytes | None:
         """Ask a tool for its state; nothing where that fails: then it counts as one that cannot be kept."""
         try:
-            return dumps(tool.get_state(), self._family.carries)
+            return dumps(tool.get_state(), self._tree.carries)
         except Exception:
             log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
             return None
 
     def _now(self) -> Iterator[tuple[str, bytes]]:
-        for member in self._family.members:
-            state = self._state_of_agent(member)
-            self._unkept[member.path] = {name for name, data in state.items() if not data}
+        for node in self._tree.nodes:
+            state = self._state_of_agent(node)
+            self._unkept[node.path] = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:
-                yield f"{member.path}:{STATE}", dumps(kept)
-            for piece, names in ((GONE, self._gone_of(member)), (HELD, self._held_of(member))):
+                yield f"{node.path}:{STATE}", dumps(kept)
+            for piece, names in ((GONE, self._gone_of(node)), (HELD, self._held_of(node))):
                 if names:
-                    yield f"{member.path}:{piece}", json.dumps(sorted(names)).encode()
-            executor = _in_thread(member)
-            if member.interpreter:
-                for name, data in member.interpreter.variables.items():
-                    yield f"{member.path}:{PIECE}{name}", data
-            if logs := member.interpreter.logs if member.interpreter else _logs_of(executor):
-                yield f"{member.path}:{LOGS}", logs.encode()
+                    yield f"{node.path}:{piece}", json.dumps(sorted(names)).encode()
+            executor = _in_thread(node)
+            if node.interpreter:
+                for name, data in node.interpreter.variables.items():
+                    yield f"{node.path}:{PIECE}{name}", data
+            if logs := node.interpreter.logs if node.interpreter else _logs_of(executor):
+                yield f"{node.path}:{LOGS}", logs.encode()
         yield from self._own.items()
-        self._told &= self._gone_of(self._family.head)  # a name that is gone again is told again
+        self._told &= self._gone_of(self._tree.root)  # a name that is gone again is told again
         if self._told:
             yield f":{TOLD}", json.dumps(sorted(self._told)).encode()
 
     def _gone(self) -> frozenset[str]:
-        return frozenset(_full_name(member, name) for member in self._family.members for name in self._gone_of(member))
+        return frozenset(_full_name(node, name) for node in self._tree.nodes for name in self._gone_of(node))
 
-    def _gone_of(self, member: Member) -> set[str]:
+    def _gone_of(self, node: AgentNode) -> set[str]:
         """Return the names that an agent had and has no longer, or will not have in the next turn."""
-        lost = {*(member.interpreter.gone if member.interpreter else self._lost[member.path])}
-        unkept = set() if _in_thread(member) else self._unkept.get(member.path, set())
-        return (lost - member.agent.state.keys() - self._held_of(member)) | unkept
+        lost = {*(node.interpreter.gone if node.interpreter else self._lost[node.path])}
+        unkept = set() if _in_thread(node) else self._unkept.get(node.path, set())
+        return (lost - node.agent.state.keys() - self._held_of(node)) | unkept
 
-    def _held_of(self, member: Member) -> set[str]:
+    def _held_of(self, node: AgentNode) -> set[str]:
         """Return the names of code that runs in a thread: they last as long as this session."""
-        executor = _in_thread(member)
+        executor = _in_thread(node)
         if executor is None:
             return set()
-        names = {*executor.state, *executor.custom_tools} - INTERNAL - member.agent.state.keys()
+        names = {*executor.state, *executor.custom_tools} - INTERNAL - node.agent.state.keys()
         names = {name for name in names if not name.startswith("__")}  # smolagents lists methods among the functions
-        return names | self._unkept.get(member.path, set())
+        return names | self._unkept.get(node.path, set())
 
 
-def _full_name(member: Member, name: str) -> str:
-    return f"{member.path}.{name}" if member.path else name
+def _full_name(node: AgentNode, name: str) -> str:
+    return f"{node.path}.{name}" if node.path else name
 
 
-def _in_thread(member: Member) -> LocalPythonExecutor | None:
+def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
     """Return an agent's interpreter where it runs code in this process."""
-    executor = unproxied(getattr(member.agent, "python_executor", None))
+    executor = unproxied(getattr(node.agent, "python_executor", None))
     return executor if isinstance(executor, LocalPythonExecutor) else None
 
 
@@ -295,7 +295,7 @@ def _logs_of(executor: LocalPythonExecutor | None) -> str:
     return text_of(str(executor.state.get("_print_outputs", ""))) if executor else ""
 
 
-def gives_state(tool: Any) -> bool:
+def has_own_state(tool: Any) -> bool:
     return callable(getattr(tool, "get_state", None)) and callable(getattr(tool, "set_state", None))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-class Halt(BaseException):
+class TurnStopped(BaseException):
     """The turn is to stop. Where something does catch it, the next call raises it again."""
 
 
-class DivergedError(Halt):
+class ReplayDivergedError(TurnStopped):
     """A replay asks for what the journal does not hold, while it still holds what tools did."""

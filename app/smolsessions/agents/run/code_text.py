@@ -7,7 +7,7 @@ from typing import Literal
 Channel = Literal["thought", "code"]
 
 
-class CodeText:
+class CodeSplitter:
     r"""Text that arrives in fragments, cut anywhere, split at a CodeAgent's `code_block_tags`, which are not given.
 
     Tags are taken literally. One line break after an opening tag, and one before a closing tag or the end, is no part

@@ -26,7 +26,7 @@ _SCALARS = frozenset({int, bool, type(None)})
 _AS: dict[str, Any] = {kind.__name__: kind for kind in (AgentImage, AgentText)}
 
 
-class Shown:
+class ValueWithText:
     """A value whose text is not that of what could be kept of it: the model is shown the text."""
 
     def __init__(self, value: Any, text: str) -> None:
@@ -39,7 +39,7 @@ class Shown:
 
 def without_text(value: Any) -> Any:
     """Give the value behind a text."""
-    return value.value if type(value) is Shown else value
+    return value.value if type(value) is ValueWithText else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Effect:
         value = self._value(carries)
         if self.kind:
             value = _AS[self.kind](value)
-        return value if self.text is None else Shown(value, self.text)
+        return value if self.text is None else ValueWithText(value, self.text)
 
     def _value(self, carries: Collection[type]) -> Any:
         assert self.returned is not None, "an opaque effect has no outcome"
@@ -127,7 +127,7 @@ def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[
         text = text_of(str(value))
     except Exception:  # noqa: BLE001 - a foreign class's text may be code that fails
         return Effect(), value
-    return replace(effect, text=text), Shown(again, text)
+    return replace(effect, text=text), ValueWithText(again, text)
 
 
 def _utf8(text: str) -> bytes | None:
@@ -140,7 +140,7 @@ def _utf8(text: str) -> bytes | None:
 def raised(error: Exception) -> Effect:
     """Keep an error."""
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-    return Effect(raised=(type(error).__name__, base, words_of(error)))
+    return Effect(raised=(type(error).__name__, base, error_text(error)))
 
 
 def error_of(name: str, base: str, text: str) -> Exception:
@@ -154,7 +154,7 @@ def error_of(name: str, base: str, text: str) -> Exception:
     return error
 
 
-def words_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Give an error's own text."""
     try:
         return text_of(str(error))

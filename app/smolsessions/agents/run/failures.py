@@ -73,7 +73,7 @@ def is_transient(error: BaseException) -> bool:
     return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
 
 
-def marks_of(error: BaseException) -> dict[str, int | str]:
+def error_marks(error: BaseException) -> dict[str, int | str]:
     """Give what, beside its class and text, tells the kind of a provider's exception."""
     status, code = _status(error), _code(error)
     marks: dict[str, int | str] = {"status_code": status} if status else {}

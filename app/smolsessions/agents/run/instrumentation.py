@@ -16,9 +16,9 @@ from smolsessions.agents.run.tool_proxy import (
     AgentProxy,
     CallbacksProxy,
     InterpreterProxy,
-    Seat,
-    see_tools,
-    seen_check,
+    RunContext,
+    proxy_check,
+    proxy_tools,
 )
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Member:
-    """An agent of the family. `path` is behind the first one's: `` for that one, `helper/searcher`."""
+class AgentNode:
+    """An agent of the tree. `path` is behind the first one's: `` for that one, `helper/searcher`."""
 
     path: str
     agent: MultiStepAgent
-    seat: Seat
+    context: RunContext
     interpreter: ChildInterpreter | None = None
 
 
 @dataclass
-class Family:
+class AgentTree:
     """All agents of a session, the first one first."""
 
     nursery: Nursery
     carries: tuple[type, ...]
-    members: list[Member] = field(default_factory=list)
+    nodes: list[AgentNode] = field(default_factory=list)
 
     @property
-    def head(self) -> Member:
-        return self.members[0]
+    def root(self) -> AgentNode:
+        return self.nodes[0]
 
     @property
     def interpreters(self) -> Iterator[ChildInterpreter]:
-        return (member.interpreter for member in self.members if member.interpreter)
+        return (node.interpreter for node in self.nodes if node.interpreter)
 
 
-def equip(agent: MultiStepAgent, nursery: Nursery, carries: tuple[type, ...]) -> Family:
+def instrument(agent: MultiStepAgent, nursery: Nursery, carries: tuple[type, ...]) -> AgentTree:
     """Put proxies into an agent and into all that it manages, once."""
-    family = Family(nursery, carries)
-    _equip(agent, family, "")
-    return family
+    tree = AgentTree(nursery, carries)
+    _instrument(agent, tree, "")
+    return tree
 
 
 def runs_in_child(agent: MultiStepAgent) -> bool:
@@ -82,37 +82,37 @@ def code_runs_in(agent: MultiStepAgent) -> Literal["process", "thread", "remote"
     return "process" if runs_in_child(agent) else "thread"
 
 
-def _equip(agent: MultiStepAgent, family: Family, path: str) -> Seat:
-    known = next((member for member in family.members if member.agent is agent), None)
+def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext:
+    known = next((node for node in tree.nodes if node.agent is agent), None)
     if known:  # one agent, managed by two
-        return known.seat
-    seat = Seat(family.carries, code_runs_in=code_runs_in(agent))
-    seat.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
-    member = Member(path, agent, seat)
-    family.members.append(member)
-    agent.model = ModelProxy(agent.model, seat, agent)  # type: ignore[assignment]  # passes for one
-    seat.author_streams = getattr(agent, "stream_outputs", False)
+        return known.context
+    context = RunContext(tree.carries, code_runs_in=code_runs_in(agent))
+    context.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
+    node = AgentNode(path, agent, context)
+    tree.nodes.append(node)
+    agent.model = ModelProxy(agent.model, context, agent)  # type: ignore[assignment]  # passes for one
+    context.author_streams = getattr(agent, "stream_outputs", False)
     agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
-    agent.final_answer_checks = [seen_check(check, seat) for check in agent.final_answer_checks]
-    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, seat)  # type: ignore[assignment]  # passes for one
+    agent.final_answer_checks = [proxy_check(check, context) for check in agent.final_answer_checks]
+    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, context)  # type: ignore[assignment]  # passes for one
     executor: Any = getattr(agent, "python_executor", None)
-    see_tools(agent, seat)
+    proxy_tools(agent, context)
     for name, managed in agent.managed_agents.items():
-        inner = _equip(managed, family, f"{path}/{name}" if path else name)
-        agent.managed_agents[name] = AgentProxy(managed, seat, inner)
+        inner = _instrument(managed, tree, f"{path}/{name}" if path else name)
+        agent.managed_agents[name] = AgentProxy(managed, context, inner)
     if isinstance(agent, CodeAgent):
         if runs_in_child(agent):
             limits = limits_of(getattr(agent, "code_limits", {}))
-            executor = member.interpreter = ChildInterpreter(
-                executor, family.nursery, limits, family.carries, seat.check, timeout_s=_timeout_of(agent)
+            executor = node.interpreter = ChildInterpreter(
+                executor, tree.nursery, limits, tree.carries, context.check, timeout_s=_timeout_of(agent)
             )
-        elif seat.code_runs_in == "thread":
+        elif context.code_runs_in == "thread":
             guard.install()
-        agent.python_executor = InterpreterProxy(executor, seat)  # type: ignore[assignment]  # passes for one
+        agent.python_executor = InterpreterProxy(executor, context)  # type: ignore[assignment]  # passes for one
     if path:
-        agent.step_callbacks.register(ActionStep, lambda step: _show_finished(seat, step))
-        agent.step_callbacks.register(PlanningStep, lambda step: _show_finished(seat, step))
-    return seat
+        agent.step_callbacks.register(ActionStep, lambda step: _show_finished(context, step))
+        agent.step_callbacks.register(PlanningStep, lambda step: _show_finished(context, step))
+    return context
 
 
 def _timeout_of(agent: CodeAgent) -> float | None:
@@ -122,8 +122,8 @@ def _timeout_of(agent: CodeAgent) -> float | None:
     return None if is_default else timeout_s
 
 
-def _show_finished(seat: Seat, step: MemoryStep) -> None:
+def _show_finished(context: RunContext, step: MemoryStep) -> None:
     """Show a managed agent's step, which is kept nowhere."""
-    track = seat.track
-    if track and finished(step) and (event := track.finish(step)):
-        track.recorder.tell(event)
+    agent_run = context.agent_run
+    if agent_run and finished(step) and (event := agent_run.finish(step)):
+        agent_run.recorder.tell(event)

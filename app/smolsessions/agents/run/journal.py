@@ -8,7 +8,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.run.cancellation import DivergedError
+from smolsessions.agents.run.cancellation import ReplayDivergedError
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import CannotCrossError, canonical
 from smolsessions.agents.values.json_forms import plain
@@ -38,11 +38,10 @@ class Journal:
         self.diverged = False
 
     def take(self, key: str, explains: Callable[[str], bool]) -> Effect | None:
-        """Give what an earlier attempt wrote under a key, or nothing: then the call is to be made.
+        """Return the effect that an earlier attempt wrote under a key. None: the call is to be made.
 
-        Raises `DivergedError` where this very call was made for something else, and where calls are left that were made
-        already and that one of this key does not explain (`explains` is asked for each by its id): they came after it.
-        A call that was in flight explains all: it is not new.
+        Raises `ReplayDivergedError` if this call was made with other arguments. Also if effects are left that this call
+        does not explain (`explains` is asked for the id of each): they came after it. A call in flight explains all.
         """
         if not self._effects:
             return None
@@ -50,7 +49,7 @@ class Journal:
             written = self._effects.pop(key, None)
             if written is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
                 self.diverged = True
-                raise DivergedError
+                raise ReplayDivergedError
             self._done.discard(call_of(key))
             return None if written is None else Effect.from_bytes(written)
 

@@ -10,7 +10,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.run.effects import Effect, error_of, raised
-from smolsessions.agents.run.failures import marks_of
+from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CannotCrossError, dumps
 from smolsessions.core.records import Usage
 
@@ -21,7 +21,7 @@ MODEL_KEY = "model:"
 """How the journal's keys of model calls begin."""
 
 
-def of_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
+def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
     """Keep a message, and give it as it comes back: without the provider's own object."""
     usage = message.token_usage
     calls = [_call_parts(call) for call in message.tool_calls] if message.tool_calls is not None else None
@@ -42,16 +42,16 @@ def of_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         effect = Effect(dumps(fields))
     except CannotCrossError:
         return Effect(), message
-    return effect, message_in(effect)
+    return effect, decode_message(effect)
 
 
-def of_error(error: Exception) -> Effect:
+def encode_error(error: Exception) -> Effect:
     """Keep an error with what tells its kind."""
-    marks = {name: str(value).encode() for name, value in marks_of(error).items()}
+    marks = {name: str(value).encode() for name, value in error_marks(error).items()}
     return replace(raised(error), kept=marks)
 
 
-def message_in(effect: Effect) -> ChatMessage:
+def decode_message(effect: Effect) -> ChatMessage:
     """Give the message, or raise the error."""
     if effect.raised:
         error: Any = error_of(*effect.raised)
@@ -66,7 +66,7 @@ def usage_of(data: bytes) -> Usage:
     effect = Effect.from_bytes(data)
     if effect.raised or effect.is_opaque:
         return Usage()
-    usage = message_in(effect).token_usage
+    usage = decode_message(effect).token_usage
     return Usage(usage.input_tokens, usage.output_tokens) if usage else Usage()
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.run.cancellation import Halt
+from smolsessions.agents.run.cancellation import TurnStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class ModelCall:
         self._bodies: list[Any] = []
 
     def cut(self) -> None:
-        """End the connection at once, from any thread. The thread that uses it raises `Halt`."""
+        """End the connection at once, from any thread. The thread that uses it raises `TurnStopped`."""
         self._is_cut = True
         self._cut.set()
         _shut_down(self._socket)
@@ -54,7 +54,7 @@ class ModelCall:
         return not self._is_cut
 
     def transfer(self, connection: Any, act: Callable[[], Any]) -> Any:
-        """Read or write on a socket. Raises `Halt` if the call was cut before or meanwhile."""
+        """Read or write on a socket. Raises `TurnStopped` if the call was cut before or meanwhile."""
         self._socket = connection
         try:
             self._check()
@@ -68,7 +68,7 @@ class ModelCall:
         return result
 
     def wait(self, seconds: float) -> None:
-        """Wait before the call is made again. Raises `Halt` if the turn is stopped meanwhile."""
+        """Wait before the call is made again. Raises `TurnStopped` if the turn is stopped meanwhile."""
         self._cut.wait(seconds)
         self._check()
 
@@ -84,7 +84,7 @@ class ModelCall:
 
     def _check(self) -> None:
         if self._is_cut:
-            raise Halt
+            raise TurnStopped
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ from smolagents.models import (
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.compatibility import PLAN_END
-from smolsessions.agents.run.code_text import CodeText
+from smolsessions.agents.run.code_text import CodeSplitter
 from smolsessions.agents.run.failures import is_transient
-from smolsessions.agents.run.message_encoding import MODEL_KEY, message_in, of_error, of_message
+from smolsessions.agents.run.message_encoding import MODEL_KEY, decode_message, encode_error, encode_message
 from smolsessions.agents.run.model_connections import connected
-from smolsessions.agents.run.partial_json import JsonText
-from smolsessions.agents.run.tool_proxy import Proxy, see_tools, unproxied
+from smolsessions.agents.run.partial_json import PartialJson
+from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
 from smolsessions.agents.values.json_forms import plain, text_of
 from smolsessions.core.events import MessageDelta, Where
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from smolagents.models import ChatMessageStreamDelta
     from smolagents.monitoring import TokenUsage
 
-    from smolsessions.agents.run.recorder import Recorder, Track
-    from smolsessions.agents.run.tool_proxy import Seat
+    from smolsessions.agents.run.recorder import AgentRun, Recorder
+    from smolsessions.agents.run.tool_proxy import RunContext
     from smolsessions.core.events import Channel
 
 BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time
@@ -54,8 +54,8 @@ class ModelProxy(Proxy):
     __slots__ = ("_agent",)
     _agent: MultiStepAgent
 
-    def __init__(self, real: Model, seat: Seat, agent: MultiStepAgent) -> None:
-        super().__init__(real, seat)
+    def __init__(self, real: Model, context: RunContext, agent: MultiStepAgent) -> None:
+        super().__init__(real, context)
         object.__setattr__(self, "_agent", agent)
 
     def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
@@ -70,17 +70,17 @@ class ModelProxy(Proxy):
         **options: Any,
     ) -> ChatMessage:
         """Ask the real model, by its stream where it has one; the message is the one that it would have given."""
-        if self._seat.track is None:
+        if self._context.agent_run is None:
             return self._real.generate(messages, stop_sequences, response_format, tools_to_call_from, **options)
-        track = self._seat.track
-        see_tools(self._agent, self._seat)
+        agent_run = self._context.agent_run
+        proxy_tools(self._agent, self._context)
         is_plan = stop_sequences == PLAN_END
-        track.before_model_call()
-        is_between_steps = not track.in_step
-        where, call_id = track.model_call("planning" if is_plan else "action")
+        agent_run.before_model_call()
+        is_between_steps = not agent_run.in_step
+        where, call_id = agent_run.model_call("planning" if is_plan else "action")
 
-        def telling() -> Telling:
-            new = Telling(track.recorder, where, call_id)
+        def emitter() -> DeltaEmitter:
+            new = DeltaEmitter(agent_run.recorder, where, call_id)
             if is_plan:
                 new.content_is("plan")
             elif stop_sequences is None and tools_to_call_from is None:
@@ -97,17 +97,17 @@ class ModelProxy(Proxy):
             "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
         }
         options |= {name: value for name, value in asked.items() if value is not None}
-        message = self._once(track, call_id, telling, lambda to: self._message(messages, options, to))
-        track.recorder.note_usage(message.token_usage)
+        message = self._once(agent_run, call_id, emitter, lambda to: self._message(messages, options, to))
+        agent_run.recorder.note_usage(message.token_usage)
         if tools_to_call_from and type(self._agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
         if message.tool_calls:
-            track.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
+            agent_run.ask((call.function.name, _parsed(call.function.arguments)) for call in message.tool_calls)
         return message
 
-    def _message(self, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
-        message = _message(self._real, messages, options, telling)
-        if self._seat.author_streams and message.content is None:
+    def _message(self, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter) -> ChatMessage:
+        message = _message(self._real, messages, options, emitter)
+        if self._context.author_streams and message.content is None:
             message.content = ""  # as smolagents joins a stream
         return message
 
@@ -117,21 +117,21 @@ class ModelProxy(Proxy):
             raise message.raw
         return self._real.parse_tool_calls(message)
 
-    def aside(self, messages: list[ChatMessage], model: Model | None = None) -> ChatMessage:
+    def side_call(self, messages: list[ChatMessage], model: Model | None = None) -> ChatMessage:
         """Ask beside the agent's steps, this model or another one: an effect like any other that no reader is shown.
 
         Raises what the model raises.
         """
-        track, model = self._seat.track, model or self._real
-        if track is None:
+        agent_run, model = self._context.agent_run, model or self._real
+        if agent_run is None:
             answer: ChatMessage = model.generate(messages)
             return answer
-        recorder = track.recorder
-        call_id = recorder.next_aside()
+        recorder = agent_run.recorder
+        call_id = recorder.next_side_call()
         message = self._once(
-            track,
+            agent_run,
             call_id,
-            lambda: _Muted(recorder, call_id),
+            lambda: _SilentEmitter(recorder, call_id),
             lambda to: _message(model, messages, {}, to),
             lambda _: True,
         )
@@ -140,51 +140,51 @@ class ModelProxy(Proxy):
 
     def _once(
         self,
-        track: Track,
+        agent_run: AgentRun,
         call_id: str,
-        telling: Callable[[], Telling],
-        ask: Callable[[Telling], ChatMessage],
+        emitter: Callable[[], DeltaEmitter],
+        ask: Callable[[DeltaEmitter], ChatMessage],
         explains: Callable[[str], bool] | None = None,
     ) -> ChatMessage:
         """Return the journaled answer, or ask; an answer is journaled before the agent acts upon it."""
-        recorder, key = track.recorder, f"{MODEL_KEY}{call_id}"
-        known = recorder.journal.take(key, explains or track.explains(0))
+        recorder, key = agent_run.recorder, f"{MODEL_KEY}{call_id}"
+        known = recorder.journal.take(key, explains or agent_run.explains(0))
         if known and not known.is_opaque:
-            message = message_in(known)
-            telling().whole(message)
+            message = decode_message(known)
+            emitter().whole(message)
             return message
-        telling().restart()
+        emitter().restart()
         recorder.journal.keep_up()
         try:
-            message = self._asked(recorder, telling, ask)
+            message = self._asked(recorder, emitter, ask)
         except Exception as error:
-            recorder.tell(None, (key, of_error(error).to_bytes()))
+            recorder.tell(None, (key, encode_error(error).to_bytes()))
             raise
         _tell_apart(message, getattr(self._agent.write_memory_to_messages, "call_ids", frozenset()))
-        effect, message = of_message(message)
+        effect, message = encode_message(message)
         recorder.tell(None, (key, effect.to_bytes()))
         return message
 
     def _asked(
-        self, recorder: Recorder, telling: Callable[[], Telling], ask: Callable[[Telling], ChatMessage]
+        self, recorder: Recorder, emitter: Callable[[], DeltaEmitter], ask: Callable[[DeltaEmitter], ChatMessage]
     ) -> ChatMessage:
         """Ask, again after a transient failure as often as the agent's `model_retries` says."""
         for retry in itertools.count():
             with recorder.model_call() as call:
                 if retry:
-                    telling().restart(is_retry=True)
+                    emitter().restart(is_retry=True)
                     back_off_s = min(BACK_OFF_S * 2 ** (retry - 1), MOST_BACK_OFF_S)
                     call.wait(back_off_s * random.uniform(0.5, 1))  # noqa: S311 - spreads calls, hides nothing
                 try:
                     with connected(call):
-                        return ask(telling())
+                        return ask(emitter())
                 except Exception as error:
                     if retry >= getattr(self._agent, "model_retries", 0) or not is_transient(error):
                         raise
         raise AssertionError("itertools.count ended")
 
 
-class Telling:
+class DeltaEmitter:
     """One model call on its way to the readers: sorts what comes into channels."""
 
     def __init__(self, recorder: Recorder, where: Where, call_id: str) -> None:
@@ -192,9 +192,9 @@ class Telling:
         self._where = where
         self._call_id = call_id
         self._channel: Channel = "thought"
-        self._code: CodeText | JsonText | None = None
+        self._code: CodeSplitter | PartialJson | None = None
         self._names: dict[int, str] = {}
-        self._answers: dict[int, JsonText] = {}
+        self._answers: dict[int, PartialJson] = {}
 
     def restart(self, *, is_retry: bool = False) -> None:
         """Void the text of this call that readers have seen, of an earlier attempt or before a retry."""
@@ -209,10 +209,10 @@ class Telling:
 
     def content_is_code(self, opening: str, closing: str, *, structured: bool) -> None:
         """Expect thoughts with code blocks between tags, or a JSON object of both."""
-        self._code = JsonText("thought", "code") if structured else CodeText(opening, closing)
+        self._code = PartialJson("thought", "code") if structured else CodeSplitter(opening, closing)
 
     def piece(self, delta: ChatMessageStreamDelta) -> None:
-        """Hand on what a delta adds. Raises `Halt` where the turn is to stop."""
+        """Hand on what a delta adds. Raises `TurnStopped` where the turn is to stop."""
         self._recorder.check()
         if delta.content:
             self._content(delta.content)
@@ -251,7 +251,7 @@ class Telling:
             self._names[index] = text_of(str(name))
         name = self._names.get(index, "")
         if name == "final_answer":
-            self._sorted(self._answers.setdefault(index, JsonText("answer")).feed(text))
+            self._sorted(self._answers.setdefault(index, PartialJson("answer")).feed(text))
         elif text:
             self._tell("arguments", text, index, name)
 
@@ -263,7 +263,7 @@ class Telling:
         self._recorder.tell(MessageDelta(self._where, self._call_id, channel, text_of(text), index, name))
 
 
-class _Muted(Telling):
+class _SilentEmitter(DeltaEmitter):
     """Shows nothing of a call; a stop lands in it all the same."""
 
     def __init__(self, recorder: Recorder, call_id: str) -> None:
@@ -276,10 +276,10 @@ class _Muted(Telling):
         pass
 
 
-def _message(model: Model, messages: list[ChatMessage], options: dict[str, Any], telling: Telling) -> ChatMessage:
+def _message(model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter) -> ChatMessage:
     if not _streams(model):
         message: ChatMessage = model.generate(messages, **options)
-        telling.whole(message)
+        emitter.whole(message)
         return message
     deltas = []
     stream: Any = model.generate_stream  # type: ignore[attr-defined]  # it is there: `_streams`
@@ -287,11 +287,11 @@ def _message(model: Model, messages: list[ChatMessage], options: dict[str, Any],
         try:
             for delta in pieces:
                 deltas.append(delta)
-                telling.piece(delta)
+                emitter.piece(delta)
         except BaseException:
-            telling.used(next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None))
+            emitter.used(next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None))
             raise
-    telling.end()
+    emitter.end()
     message = _whole(deltas)
     if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
         # As these models' own `generate` does: what comes after would be read, and run, as the model's own.

@@ -11,7 +11,7 @@ from smolsessions.agents.values.json_forms import text_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Reader = Callable[["JsonText", str, int], int]
+    Reader = Callable[["PartialJson", str, int], int]
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _RUN = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')  # to a quote, or an escape that is cut
@@ -21,7 +21,7 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true
 _VALUE = '{["-0123456789tfnNI'  # what a value begins with; NaN and Infinity as json.loads takes them
 
 
-class JsonText:
+class PartialJson:
     r"""The values under the given top-level keys of a JSON object that arrives in fragments, cut anywhere.
 
     A string is given decoded, any other value as its JSON text. Of a key that comes twice the first value is given.
@@ -32,7 +32,7 @@ class JsonText:
 
     def __init__(self, *keys: str) -> None:
         self._wanted = set(keys)
-        self._read: Reader | None = JsonText._read_mark  # reads what comes next; None: nothing more is given
+        self._read: Reader | None = PartialJson._read_mark  # reads what comes next; None: nothing more is given
         self._allowed = "{"  # marks that may come next
         self._closers: list[str] = []  # of the objects and arrays that are open
         self._escape = ""  # what came of an escape that is cut
@@ -88,7 +88,7 @@ class JsonText:
         return at + 1
 
     def _begin_key(self) -> None:
-        self._read, self._allowed = JsonText._read_string, ":"
+        self._read, self._allowed = PartialJson._read_string, ":"
         if len(self._closers) == 1:
             self._keep = "decoded"
 
@@ -101,14 +101,14 @@ class JsonText:
             self._closers.append("}" if mark == "{" else "]")
             self._allowed = '"}' if mark == "{" else _VALUE + "]"
         elif mark == '"':
-            self._read, self._allowed = JsonText._read_string, ""
+            self._read, self._allowed = PartialJson._read_string, ""
         else:
-            self._read = JsonText._read_scalar
+            self._read = PartialJson._read_scalar
             return at
         return at + 1
 
     def _end_value(self) -> None:
-        self._read = JsonText._read_mark
+        self._read = PartialJson._read_mark
         self._allowed = "," + self._closers[-1] if self._closers else ""
         if len(self._closers) == 1:
             self._keep = "nothing"
@@ -118,7 +118,7 @@ class JsonText:
             self._hear(fragment[at:end])
             return end
         if fragment[at] == "\\":
-            self._read, self._escape = JsonText._read_escape, "\\"
+            self._read, self._escape = PartialJson._read_escape, "\\"
         elif fragment[at] == '"':
             self._end_string()
         else:
@@ -133,7 +133,7 @@ class JsonText:
             return self._give_up(at)
         self._escape = escape[:end]
         if end == (len(r"\uFFFF") if escape[1] == "u" else len(r"\n")):
-            self._read = JsonText._read_string
+            self._read = PartialJson._read_string
             self._hear(self._escape)
         return at + end - came
 
@@ -141,7 +141,7 @@ class JsonText:
         if self._allowed != ":":
             self._end_value()
             return
-        self._read = JsonText._read_mark
+        self._read = PartialJson._read_mark
         if len(self._closers) == 1:
             self._key, self._keep = _paired(self._take_kept()), "nothing"
 

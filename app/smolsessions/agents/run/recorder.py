@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.memory.step_fields import restore_fields
-from smolsessions.agents.run.cancellation import Halt
+from smolsessions.agents.run.cancellation import TurnStopped
 from smolsessions.agents.run.effects import Effect, raised
 from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.model_connections import ModelCall
-from smolsessions.agents.run.replay_filter import Retelling
+from smolsessions.agents.run.replay_filter import ReplayFilter
 from smolsessions.agents.run.tool_calls import CallInProgress
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
@@ -49,11 +49,11 @@ class Recorder:
         """`past` is what earlier attempts left: it is not done again, and not told again."""
         self.attempt = attempt
         self.journal = Journal(stage, past)
-        self._retelling = Retelling(past.events) if past else None
+        self._filter = ReplayFilter(past.events) if past else None
         self._stage = stage
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
-        self._halts = self._asides = 0
+        self._halts = self._side_calls = 0
         self._model_calls: set[ModelCall] = set()
         self._thread = threading.get_ident()
 
@@ -69,17 +69,17 @@ class Recorder:
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
 
     def check(self) -> None:
-        """Raise `Halt` if the turn is to stop. Code that swallows it again and again is held here for good."""
+        """Raise `TurnStopped` if the turn is to stop. Code that swallows it again and again is held here for good."""
         if self._stage.halted or self.journal.diverged:
             if threading.get_ident() == self._thread:  # others are an agent's own, one for each parallel call
                 self._halts += 1
                 if self._halts > MOST_HALTS:
                     threading.Event().wait()  # the worker gives this thread up
-            raise Halt
+            raise TurnStopped
 
     @contextmanager
     def model_call(self) -> Iterator[ModelCall]:
-        """Begin a model call that `cut_model_calls` ends. Raises `Halt` if the turn is to stop."""
+        """Begin a model call that `cut_model_calls` ends. Raises `TurnStopped` if the turn is to stop."""
         call = ModelCall()
         self._model_calls.add(call)
         try:
@@ -94,9 +94,9 @@ class Recorder:
             call.cut()
 
     def check_pause(self) -> None:
-        """Raise `Halt` if another worker is to go on from here."""
+        """Raise `TurnStopped` if another worker is to go on from here."""
         if self._stage.pausing:
-            raise Halt
+            raise TurnStopped
 
     @property
     def hands_over(self) -> bool:
@@ -104,17 +104,17 @@ class Recorder:
         return self._stage.hands_over
 
     def tell(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
-        told = self.unshown(event)
+        told = self.unseen(event)
         if told or effect:
             self._stage.tell(told, None, effect)
 
-    def unshown(self, event: StepEvent | None) -> StepEvent | None:
+    def unseen(self, event: StepEvent | None) -> StepEvent | None:
         """Give of an event what earlier attempts have not shown."""
-        return self._retelling.unshown(event) if self._retelling and event else event
+        return self._filter.unseen(event) if self._filter and event else event
 
     def restart(self, where: Where, call_id: str, *, is_retry: bool = False) -> None:
         """Tell readers that a model call is made again: before a retry, and if an earlier attempt showed its text."""
-        was_shown = self._retelling is not None and self._retelling.forget(call_id)
+        was_shown = self._filter is not None and self._filter.forget(call_id)
         if is_retry or was_shown:
             self._stage.tell(MessageRestarted(where, call_id))
 
@@ -122,10 +122,10 @@ class Recorder:
         """Give what a block of code draws its random numbers from: the same in a replay."""
         return hashlib.sha256(self.journal.once("seed", lambda: os.urandom(16)) + call_id.encode()).digest()
 
-    def next_aside(self) -> str:
+    def next_side_call(self) -> str:
         """Name a model call beside the steps; asked for in the agent's own thread alone."""
-        self._asides += 1
-        return f"aside{self._asides}"
+        self._side_calls += 1
+        return f"side{self._side_calls}"
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MOST_WHOLE_CALLS:
@@ -137,11 +137,11 @@ class Recorder:
             self._used.append(usage)
 
 
-class Track:
+class AgentRun:
     """The run of one agent within a turn: numbers its steps and calls. An agent runs once at a time."""
 
     def __init__(
-        self, recorder: Recorder, path: str, parent: Track | None = None, parent_call_id: str | None = None
+        self, recorder: Recorder, path: str, parent: AgentRun | None = None, parent_call_id: str | None = None
     ) -> None:
         """`parent` is the run whose call `parent_call_id` this one is of."""
         self.recorder = recorder
@@ -200,12 +200,12 @@ class Track:
         """
 
         def may_be(call_id: str) -> bool:
-            for (track, at), place in zip(self._places(number), call_id.split("/"), strict=False):
+            for (agent_run, at), place in zip(self._places(number), call_id.split("/"), strict=False):
                 step, other = map(int, place.split("."))
-                if step != track._steps:  # noqa: SLF001 - of this class
+                if step != agent_run._steps:  # noqa: SLF001 - of this class
                     return False
                 if other != at:
-                    return (is_block and track is self) or {at, other} <= track._side_by_side  # noqa: SLF001
+                    return (is_block and agent_run is self) or {at, other} <= agent_run._side_by_side  # noqa: SLF001
             return True
 
         return may_be
@@ -269,7 +269,7 @@ class Track:
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
-    def _places(self, number: int) -> list[tuple[Track, int]]:
+    def _places(self, number: int) -> list[tuple[AgentRun, int]]:
         outer = self._parent._places(self._parent_number) if self._parent else []  # noqa: SLF001 - of this class
         return [*outer, (self, number)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Message = tuple[str, str, int | None]
 
 
-class Retelling:
+class ReplayFilter:
     """What a turn's log holds, and how much of each message is still to be told."""
 
     def __init__(self, shown: Iterable[Event]) -> None:
@@ -37,7 +37,7 @@ class Retelling:
             elif name := _name_of(event):
                 self._shown.add(name)
 
-    def unshown(self, event: StepEvent) -> StepEvent | None:
+    def unseen(self, event: StepEvent) -> StepEvent | None:
         """Give of an event what nobody has seen."""
         if isinstance(event, MessageDelta):
             return self._rest_of(event)

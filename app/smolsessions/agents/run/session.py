@@ -25,13 +25,13 @@ from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
 from smolsessions.agents.memory.summarizer import Summarizer
-from smolsessions.agents.run.agent_state import Belongings
-from smolsessions.agents.run.cancellation import DivergedError, Halt
+from smolsessions.agents.run.agent_state import AgentState
+from smolsessions.agents.run.cancellation import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.effects import without_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from smolsessions.agents.run.instrumentation import equip
-from smolsessions.agents.run.recorder import Recorder, Track
-from smolsessions.agents.run.tool_proxy import see_tools
+from smolsessions.agents.run.instrumentation import instrument
+from smolsessions.agents.run.recorder import AgentRun, Recorder
+from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.smolagents_patches import KeptCallbacks, make_thrifty, shown_memory_of
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes, images_in, output_images
 from smolsessions.agents.values.json_forms import labelled, plain, text_of
@@ -97,15 +97,15 @@ class AgentSession:
         if self._shown:
             agent.step_callbacks.register(ActionStep, self._shown.note_shown)
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
-        self._family = equip(agent, nursery, self._carries)
-        self._belongings = Belongings(self._family, variables)
+        self._tree = instrument(agent, nursery, self._carries)
+        self._state = AgentState(self._tree, variables)
         self._scratchpad = scratchpad_of(agent)
         if self._scratchpad:
             self._scratchpad.open(agent)
-        self._tail: _Tail | None = None
+        self._writer: StepWriter | None = None
         self.held_bytes = 0
 
-    def play(
+    def run_turn(
         self,
         turn: Turn,
         given: TurnInput,
@@ -114,75 +114,75 @@ class AgentSession:
         policy: Policy | None = None,
     ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
-        outcome = self._play(turn, given, stage, past, self._policy if policy is None else policy)
+        outcome = self._run_turn(turn, given, stage, past, self._policy if policy is None else policy)
         return replace(outcome, left_out=self._shown.left_out()) if self._shown else outcome
 
-    def _play(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None, policy: Policy) -> Outcome:
+    def _run_turn(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None, policy: Policy) -> Outcome:
         recorder = Recorder(stage, turn.attempts, past)
         self._bound(recorder.journal, policy, is_replay=bool(past and past.effects))
-        track = self._family.head.seat.track = Track(recorder, turn.agent.name)
-        see_tools(self._agent, self._family.head.seat)
-        tail = self._tail = _Tail(
-            self._agent, turn.number, self._carries, stage, track=track, belongings=self._belongings, past=past
+        agent_run = self._tree.root.context.agent_run = AgentRun(recorder, turn.agent.name)
+        proxy_tools(self._agent, self._tree.root.context)
+        writer = self._writer = StepWriter(
+            self._agent, turn.number, self._carries, stage, agent_run=agent_run, state=self._state, past=past
         )
         if self._edits:
-            tail.watch(self._edits, self._agent)
-        track.before_model_call = tail.keep_finished
+            writer.watch(self._edits, self._agent)
+        agent_run.before_model_call = writer.keep_finished
         if past and self._scratchpad:
             self._scratchpad.expect(past.effects)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
-            answer = self._answer(turn, given, tail)
-        except Halt:
+            answer = self._answer(turn, given, writer)
+        except TurnStopped:
             if recorder.journal.diverged:
-                return tail.outcome("failed", error=DIVERGED)
-            return tail.outcome("cancelled")
+                return writer.outcome("failed", error=DIVERGED)
+            return writer.outcome("cancelled")
         except BaseException as error:
             failure = classify(error)
             # Only for who asks: the text of a provider's exception may hold what was said, or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
-            tail.keep_the_rest()
+            writer.keep_the_rest()
             if isinstance(error, PolicyFailedError):
                 failure = Failure(error.code, error.message)
-            if tail.defect:
-                failure = Failure(tail.defect.code, tail.defect.message)
+            if writer.defect:
+                failure = Failure(writer.defect.code, writer.defect.message)
         finally:
-            tail.unwatch()
-            self._tail = self._family.head.seat.track = None  # what a warm session holds of a turn that is over
-            self._belongings.rest()
-            self.held_bytes = drop_pixels(self._agent.memory.steps) + self._belongings.size()
+            writer.unwatch()
+            self._writer = self._tree.root.context.agent_run = None  # what a warm session holds of a turn that is over
+            self._state.rest()
+            self.held_bytes = drop_pixels(self._agent.memory.steps) + self._state.size()
         if recorder.journal.diverged or (recorder.journal.holds_more and not failure):
-            return tail.outcome("failed", error=DIVERGED)
-        return _outcome(answer, failure, tail)
+            return writer.outcome("failed", error=DIVERGED)
+        return _outcome(answer, failure, writer)
 
     def interrupt(self) -> None:
         """Cut the connections of the model calls that run, after the stage was halted; from any thread."""
-        track = self._family.head.seat.track
-        if track:
-            track.recorder.cut_model_calls()
+        agent_run = self._tree.root.context.agent_run
+        if agent_run:
+            agent_run.recorder.cut_model_calls()
 
-    def _answer(self, turn: Turn, given: TurnInput, tail: _Tail) -> FinalAnswerStep | None:
-        run, answer = self._run(turn, given, tail), None
-        tail.keep_finished()  # the task, before anything can stop the turn
+    def _answer(self, turn: Turn, given: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
+        run, answer = self._run(turn, given, writer), None
+        writer.keep_finished()  # the task, before anything can stop the turn
         for item in run:
-            tail.keep_finished()
+            writer.keep_finished()
             if isinstance(item, ActionOutput) and item.is_final_answer:
-                tail.answer = without_text(item.output)
+                writer.answer = without_text(item.output)
             elif isinstance(item, FinalAnswerStep):
                 answer = FinalAnswerStep(without_text(item.output))
-        tail.keep_whole()
-        tail.keep_edits()
+        writer.keep_whole()
+        writer.keep_edits()
         return answer
 
-    def broken_off(self) -> Outcome:
+    def partial_outcome(self) -> Outcome:
         """Give what was kept of the turn so far; its thread may still be at it."""
-        return self._tail.outcome("cancelled") if self._tail else Outcome("cancelled")
+        return self._writer.outcome("cancelled") if self._writer else Outcome("cancelled")
 
     def close(self) -> None:
         """Let go of the steps at once (the agent refers to itself, so it waits for the collector), then clean up."""
         self._agent.memory = AgentMemory("")
-        self._belongings.rest()
+        self._state.rest()
         clean_up(self._agent)
 
     def _bound(self, journal: Journal, policy: Policy, *, is_replay: bool) -> None:
@@ -205,10 +205,10 @@ class AgentSession:
             while call.id in taken:
                 call.id += "_2"
 
-    def _run(self, turn: Turn, given: TurnInput, tail: _Tail) -> Any:
+    def _run(self, turn: Turn, given: TurnInput, writer: StepWriter) -> Any:
         images = [image_from_bytes(data) for data in given.images]
-        gone = self._belongings.begin_turn()
-        tail.task_changes_variables = bool(gone or given.additional_args)
+        gone = self._state.begin_turn()
+        writer.task_changes_variables = bool(gone or given.additional_args)
         return self._agent.run(
             turn.message + gone,
             stream=True,
@@ -219,7 +219,7 @@ class AgentSession:
         )
 
 
-def unplayed_task(turn: Turn, given: TurnInput) -> PackedStep:
+def task_step(turn: Turn, given: TurnInput) -> PackedStep:
     """Return the task of a turn that ended before its agent ran, as `MultiStepAgent.run` words it."""
     task = turn.message
     if given.additional_args:
@@ -242,7 +242,7 @@ def clean_up(agent: MultiStepAgent) -> None:
     threading.Thread(target=run, name="cleanup", daemon=True).start()
 
 
-class _Tail:
+class StepWriter:
     """The steps that this turn has added to the agent's memory."""
 
     def __init__(
@@ -252,8 +252,8 @@ class _Tail:
         carries: tuple[type, ...],
         stage: Stage,
         *,
-        track: Track,
-        belongings: Belongings,
+        agent_run: AgentRun,
+        state: AgentState,
         past: Past | None,
     ) -> None:
         self._agent = agent
@@ -262,8 +262,8 @@ class _Tail:
         self._turn = turn
         self._carries = carries
         self._stage = stage
-        self._track = track
-        self._belongings = belongings
+        self._agent_run = agent_run
+        self._state = state
         self._next = self._looked_at = len(agent.memory.steps)
         self._kept = 0
         self._past = list(past.steps) if past else []
@@ -307,7 +307,7 @@ class _Tail:
         try:
             yield
             _check_memory(self._agent.memory)
-        except Halt:
+        except TurnStopped:
             raise
         except BaseException:
             if not _is_memory(self._agent.memory):
@@ -359,7 +359,7 @@ class _Tail:
             kept = self._with_answer(step)
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step):
-                packed = replace(packed, variables=self._belongings.changes())
+                packed = replace(packed, variables=self._state.changes())
             self._stage.tell(self._finished(kept, packed.attachments), packed)
             self._add(step)
 
@@ -394,12 +394,12 @@ class _Tail:
         """
         kept = unpack(self._past.pop(0), self._attachments, self._carries)
         if isinstance(kept, EditStep) or step_type(kept) != step_type(step):
-            self._track.recorder.journal.diverged = True
-            raise DivergedError
+            self._agent_run.recorder.journal.diverged = True
+            raise ReplayDivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
         self._stage.tell(self._finished(kept, self._attachments))
         if is_last and self._changes_variables(step):
-            self._belongings.changes()
+            self._state.changes()
         self._add(kept)
 
     def _changes_variables(self, step: MemoryStep) -> bool:
@@ -416,31 +416,31 @@ class _Tail:
         return kept
 
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
-        event = self._track.finish(step) if _taken(step) else None
+        event = self._agent_run.finish(step) if _taken(step) else None
         if attachments and isinstance(step, ActionStep):
             images = output_images(step.action_output, attachments)
             if step.is_final_answer:
                 self.images = images
             if event and images:
                 event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))))
-        return self._track.recorder.unshown(event)
+        return self._agent_run.recorder.unseen(event)
 
     def keep_the_rest(self) -> None:
         """Keep what a run that failed had finished, up to a step that cannot be kept."""
         if not self.defect:
-            with contextlib.suppress(StepTooLargeError, DivergedError):
+            with contextlib.suppress(StepTooLargeError, ReplayDivergedError):
                 self.keep_finished()
                 self.keep_edits()
 
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Give an outcome with what is known of the steps and calls; `steps` counts what was kept, without the task."""
-        recorder = self._track.recorder
+        recorder = self._agent_run.recorder
         return Outcome(
             status,
             steps=self._kept,
             tool_calls=recorder.calls,
             usage=recorder.usage,
-            dropped_variables=self._belongings.dropped(),
+            dropped_variables=self._state.dropped(),
             **more,
         )
 
@@ -462,16 +462,16 @@ def _taken(step: MemoryStep) -> bool:
     return isinstance(step, ActionStep | PlanningStep)
 
 
-def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, tail: _Tail) -> Outcome:
+def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, writer: StepWriter) -> Outcome:
     output = answer.output if answer else None
     state: RunState | None = None
     if answer and not failure:
-        state = "max_steps_error" if tail.ran_out else "success"
+        state = "max_steps_error" if writer.ran_out else "success"
         if state == "max_steps_error" and is_swallowed_failure(output):
             failure = FINAL_ANSWER_FAILED
     if failure:
-        return tail.outcome("failed", state=state, error=failure)
-    return tail.outcome("finished", reply=_reply(output), output=plain(output), state=state, images=tail.images)
+        return writer.outcome("failed", state=state, error=failure)
+    return writer.outcome("finished", reply=_reply(output), output=plain(output), state=state, images=writer.images)
 
 
 def _reply(output: Any) -> str:

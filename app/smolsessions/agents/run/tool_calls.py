@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from smolsessions.agents.run.cancellation import Halt
-from smolsessions.agents.run.effects import error_of, raised, words_of
+from smolsessions.agents.run.cancellation import TurnStopped
+from smolsessions.agents.run.effects import error_of, error_text, raised
 from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.values.truncation import as_text, shortened, shown
 from smolsessions.core.events import ToolCalled, ToolReturned
@@ -99,7 +99,7 @@ class CallInProgress:
         duration_ms = self._known.duration_ms if self._known else took_ms
         call = replace(self._call, ok=error is None, duration_ms=duration_ms)
         self._recorder.note_call(call)
-        if isinstance(error, Halt) and self._recorder.hands_over:
+        if isinstance(error, TurnStopped) and self._recorder.hands_over:
             return
         written = (self._key, self._written(duration_ms)) if self.effect else None
         self._recorder.tell(
@@ -123,4 +123,4 @@ class CallInProgress:
 
 
 def _words(error: BaseException) -> str:
-    return "stopped" if isinstance(error, Halt) else f"{type(error).__name__}: {words_of(error)}"
+    return "stopped" if isinstance(error, TurnStopped) else f"{type(error).__name__}: {error_text(error)}"

@@ -14,8 +14,8 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.run.effects import Effect, Shown, returned, without_text
-from smolsessions.agents.run.recorder import Track
+from smolsessions.agents.run.effects import Effect, ValueWithText, returned, without_text
+from smolsessions.agents.run.recorder import AgentRun
 from smolsessions.agents.sandbox.guard import stub
 from smolsessions.agents.values.truncation import as_text
 
@@ -56,24 +56,24 @@ class Keeper(Protocol):
         ...
 
 
-class Seat:
+class RunContext:
     """Where an agent's proxies find the run that is on, set when it begins; `busy` is held by a managed agent's."""
 
     def __init__(self, carries: tuple[type, ...] = (), *, code_runs_in: str | None = None) -> None:
         """`code_runs_in` tells what an agent's tools are called by: code in a process of its own, in a thread, …."""
-        self.track: Track | None = None
+        self.agent_run: AgentRun | None = None
         self.busy = threading.Lock()
         self.carries = carries
         self.code_runs_in = code_runs_in
         self.author_streams = False
         """True if the author asked smolagents to stream, which joins an answer without text to an empty one."""
         self.unsafe: frozenset[str] = frozenset()
-        self.keeper: Keeper | None = None
+        self.state: Keeper | None = None
 
     def check(self) -> None:
-        """Raise `Halt` if the turn is to stop."""
-        if self.track:
-            self.track.recorder.check()
+        """Raise `TurnStopped` if the turn is to stop."""
+        if self.agent_run:
+            self.agent_run.recorder.check()
 
 
 class Proxy:
@@ -82,13 +82,13 @@ class Proxy:
     Outside a turn that it knows of (somebody runs a managed agent by himself) it only passes on.
     """
 
-    __slots__ = ("_real", "_seat")
+    __slots__ = ("_context", "_real")
     _real: Any
-    _seat: Seat
+    _context: RunContext
 
-    def __init__(self, real: Any, seat: Seat) -> None:
+    def __init__(self, real: Any, context: RunContext) -> None:
         object.__setattr__(self, "_real", real)
-        object.__setattr__(self, "_seat", seat)
+        object.__setattr__(self, "_context", context)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_real"), name)
@@ -112,11 +112,11 @@ class ToolProxy(Proxy):
     _real: Tool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        track = self._seat.track
-        if track is None:
+        agent_run = self._context.agent_run
+        if agent_run is None:
             return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
-        call = track.tool_call(self._real.name, arguments)
+        call = agent_run.tool_call(self._real.name, arguments)
         if type(self._real) is FinalAnswerTool:  # gives what it is given
             with call:
                 call.result = self._real(*args, **kwargs)
@@ -130,37 +130,37 @@ class ToolProxy(Proxy):
         return call.result
 
     def _again(self, known: Effect) -> Any:
-        if self._seat.keeper and known.kept:
-            self._seat.keeper.change(known.kept)
-        return known.outcome(self._seat.carries)
+        if self._context.state and known.kept:
+            self._context.state.change(known.kept)
+        return known.outcome(self._context.carries)
 
     def _live(self, call: CallInProgress, act: Callable[[], Any]) -> Any:
-        keeper = self._seat.keeper
+        state = self._context.state
         if call.repeated and self._is_unsafe:
             call.is_of_unknown_outcome()
             act = self._refuse
-        before = keeper.before(self._real) if keeper else None
-        track = self._seat.track
-        assert track, "a turn is on"
+        before = state.before(self._real) if state else None
+        agent_run = self._context.agent_run
+        assert agent_run, "a turn is on"
         try:
-            with track.inside(call.call_id):
+            with agent_run.inside(call.call_id):
                 return call.live(act, self._kept)
         finally:
-            if keeper and call.effect:
-                call.effect = replace(call.effect, kept=keeper.changed(self._real, before))
+            if state and call.effect:
+                call.effect = replace(call.effect, kept=state.changed(self._real, before))
 
     def _kept(self, value: Any) -> tuple[Effect, Any]:
-        seat = self._seat
-        if seat.code_runs_in == "process":
-            return returned(value, seat.carries, as_plain=True)
-        effect, again = returned(value, seat.carries, as_plain=False)
-        if seat.code_runs_in is None:
+        context = self._context
+        if context.code_runs_in == "process":
+            return returned(value, context.carries, as_plain=True)
+        effect, again = returned(value, context.carries, as_plain=False)
+        if context.code_runs_in is None:
             return effect, again
         return (effect if type(again) is type(value) else Effect()), value  # code in this process wants the live object
 
     @property
     def _is_unsafe(self) -> bool:
-        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in self._seat.unsafe
+        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in self._context.unsafe
 
     def _refuse(self) -> Any:
         raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=self._real.name))
@@ -171,10 +171,10 @@ class AgentProxy(Proxy):
 
     __slots__ = ("_inner",)
     _real: MultiStepAgent
-    _inner: Seat
+    _inner: RunContext
 
-    def __init__(self, real: MultiStepAgent, seat: Seat, inner: Seat) -> None:
-        super().__init__(real, seat)
+    def __init__(self, real: MultiStepAgent, context: RunContext, inner: RunContext) -> None:
+        super().__init__(real, context)
         object.__setattr__(self, "_inner", inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,18 +187,20 @@ class AgentProxy(Proxy):
         return self._run(self._real.run, *args, **kwargs)
 
     def _run(self, way: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        track, inner = self._seat.track, self._inner
-        if track is None:
+        agent_run, inner = self._context.agent_run, self._inner
+        if agent_run is None:
             return way(*args, **kwargs)
         arguments = kwargs if not args else {"task": args[0], **kwargs}
-        with track.tool_call(self._real.name or "", arguments) as call:
+        with agent_run.tool_call(self._real.name or "", arguments) as call:
             while not inner.busy.acquire(timeout=WAIT_S):
-                track.recorder.check()
+                agent_run.recorder.check()
             try:
-                inner.track = Track(track.recorder, f"{track.path}/{self._real.name}", track, call.call_id)
+                inner.agent_run = AgentRun(
+                    agent_run.recorder, f"{agent_run.path}/{self._real.name}", agent_run, call.call_id
+                )
                 call.result = way(*args, **kwargs)
             finally:
-                inner.track = None
+                inner.agent_run = None
                 inner.busy.release()
         return call.result
 
@@ -214,13 +216,13 @@ class InterpreterProxy(Proxy):
     _real: PythonExecutor
 
     def __call__(self, code_action: str) -> Any:
-        track = self._seat.track
-        if track is None:
+        agent_run = self._context.agent_run
+        if agent_run is None:
             return self._real(code_action)
-        call = track.tool_call("python_interpreter", code_action, is_block=True)
+        call = agent_run.tool_call("python_interpreter", code_action, is_block=True)
         known = call.recall("code", code_action)
         with call:
-            output = self._again(known) if known else self._live(call, track, code_action)
+            output = self._again(known) if known else self._live(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 
@@ -234,10 +236,10 @@ class InterpreterProxy(Proxy):
         real: Any = self._real
         return real.again(known.returned)
 
-    def _live(self, call: CallInProgress, track: Track, code_action: str) -> Any:
+    def _live(self, call: CallInProgress, agent_run: AgentRun, code_action: str) -> Any:
         call.begin(does_nothing_itself=hasattr(self._real, "seed"))  # what it calls waits, and nothing else gets out
         if hasattr(self._real, "seed"):
-            self._real.seed = track.recorder.seed(call.call_id)
+            self._real.seed = agent_run.recorder.seed(call.call_id)
         try:
             return self._real(code_action)
         finally:
@@ -254,7 +256,7 @@ class CallbacksProxy(Proxy):
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
         if isinstance(memory_step, ActionStep):
             self._action(memory_step, **kwargs)
-        elif isinstance(memory_step, FinalAnswerStep) and type(memory_step.output) is Shown:
+        elif isinstance(memory_step, FinalAnswerStep) and type(memory_step.output) is ValueWithText:
             self._answer(memory_step, memory_step.output, **kwargs)
         else:
             self._real.callback(memory_step, **kwargs)
@@ -264,30 +266,30 @@ class CallbacksProxy(Proxy):
         value = step.action_output = without_text(output)
         self._real.callback(step, **kwargs)
         is_answer = step.is_final_answer or step.error  # an output with an error is an answer that a check refused
-        if type(output) is Shown and step.action_output is value and not is_answer:
+        if type(output) is ValueWithText and step.action_output is value and not is_answer:
             step.action_output = str(output)  # the record keeps values of answers alone
 
-    def _answer(self, step: FinalAnswerStep, output: Shown, **kwargs: Any) -> None:
+    def _answer(self, step: FinalAnswerStep, output: ValueWithText, **kwargs: Any) -> None:
         value = step.output = handle_agent_output_types(output.value)
         self._real.callback(step, **kwargs)
         if step.output is value:
             step.output = output  # a manager's model is shown the text that the answer had in its process
 
 
-def seen_check(check: Callable[..., Any], seat: Seat) -> Callable[..., Any]:
+def proxy_check(check: Callable[..., Any], context: RunContext) -> Callable[..., Any]:
     """Make a check of the final answer an effect. It gets the answer itself, never the text that the model is shown."""
 
     @functools.wraps(check)
     def asked(answer: Any, *args: Any, **kwargs: Any) -> Any:
         answer = without_text(answer)
-        if seat.track is None:
+        if context.agent_run is None:
             return check(answer, *args, **kwargs)
-        return seat.track.checked(lambda: bool(check(answer, *args, **kwargs)))
+        return context.agent_run.checked(lambda: bool(check(answer, *args, **kwargs)))
 
     return asked
 
 
-def see_tools(agent: MultiStepAgent, seat: Seat) -> None:
+def proxy_tools(agent: MultiStepAgent, context: RunContext) -> None:
     """Put proxies before tools that have none: also those that were added since.
 
     A remote executor takes the source of the tools, which a proxy has not.
@@ -296,7 +298,7 @@ def see_tools(agent: MultiStepAgent, seat: Seat) -> None:
         return
     for name, tool in agent.tools.items():
         if type(tool) is not ToolProxy:
-            agent.tools[name] = ToolProxy(tool, seat)
+            agent.tools[name] = ToolProxy(tool, context)
 
 
 def unproxied(thing: Any) -> Any:

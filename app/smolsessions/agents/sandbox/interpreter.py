@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
-from smolsessions.agents.run.effects import Shown, raised, without_text
+from smolsessions.agents.run.effects import ValueWithText, raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
 from smolsessions.agents.values.json_forms import text_of
@@ -227,7 +227,7 @@ class ChildInterpreter(PythonExecutor):
             raise InterpreterError(done.error)
         output = done.output
         if str(output) != done.text:
-            output = Shown(output, done.text)  # the model is shown the text that the value had in the process
+            output = ValueWithText(output, done.text)  # the model is shown the text that the value had in the process
         return CodeOutput(output=output, logs=done.logs, is_final_answer=done.final)
 
     def _keep(self, done: _Done) -> None:

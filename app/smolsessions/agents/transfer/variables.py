@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, gives_state
+from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, has_own_state
 from smolsessions.agents.run.instrumentation import runs_in_child
 from smolsessions.agents.sandbox.interpreter import MOST_NAME_CHARS, MOST_PIECES
 from smolsessions.agents.sandbox.limits import limits_of
@@ -44,7 +44,7 @@ class Place:
 def places_of(agent: MultiStepAgent, path: str = "") -> dict[str, Place]:
     """Say what an agent and those that it manages can take, by their paths."""
     most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
-    places = {path: Place(most, frozenset(name for name, tool in agent.tools.items() if gives_state(tool)))}
+    places = {path: Place(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
         places |= places_of(managed, f"{path}/{name}" if path else name)
     return places
