@@ -23,10 +23,10 @@ from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
 from smolsessions.store.store import Options, open_store
 from smolsessions.web.app import create_app, create_health_app
-from smolsessions.web.auth import Callers
-from smolsessions.web.http_connection import bounded
-from smolsessions.web.metrics import Figures, Metrics
-from smolsessions.web.metrics_merge import shared_figures
+from smolsessions.web.auth import Authenticator
+from smolsessions.web.http_connection import limited_connections
+from smolsessions.web.metrics import Metrics, MetricsSource
+from smolsessions.web.metrics_merge import share_metrics
 from smolsessions.web.routes.common import Limits
 from smolsessions.worker.idler import Idler
 from smolsessions.worker.session_pool import Registry
@@ -56,7 +56,7 @@ class Service:
     threads: Threads
     store: str
     running: list[asyncio.Future[None]]
-    callers: Callers
+    authenticator: Authenticator
     agents: list[AgentName]
 
 
@@ -104,7 +104,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 @contextlib.asynccontextmanager
 async def make_service(settings: Settings, role: Role, place: Place | None = None) -> AsyncIterator[Service]:
     """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
-    callers = _callers(settings, role)
+    authenticator = _authenticator(settings, role)
     catalog, default = make_catalog(settings, *([Path(place.folder)] if place else []))
     running: list[asyncio.Future[None]] = []
     async with AsyncExitStack() as stack:
@@ -121,9 +121,9 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         threads = Threads(settings.threads if role.plays else 0)
         registry = Registry(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(registry))
-        figures: Figures = metrics
+        metrics_source: MetricsSource = metrics
         if place:
-            figures = await stack.enter_async_context(shared_figures(metrics, place.number, place.figures))
+            metrics_source = await stack.enter_async_context(share_metrics(metrics, place.number, place.figures))
         store = await stack.enter_async_context(
             open_store(
                 Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
@@ -145,22 +145,29 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
         memories = Memories(store.memories, catalog, conversations, settings.max_image_pixels)
         if role.answers:
-            app = create_app(turns, conversations, memories, callers=callers, figures=figures, limits=_limits(settings))
-            metrics.streams = lambda: app.state.frames.readers
+            app = create_app(
+                turns,
+                conversations,
+                memories,
+                authenticator=authenticator,
+                metrics_source=metrics_source,
+                limits=_limits(settings),
+            )
+            metrics.streams = lambda: app.state.streams.open_count
         else:
-            app = create_health_app(figures, callers, settings.host)
+            app = create_health_app(metrics_source, authenticator, settings.host)
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
-        protocol = bounded(settings.receive_timeout_s, settings.max_connections)
-        yield Service(app, protocol, worker, turns, threads, f"{store.server}, {where}", running, callers, agents)
+        protocol = limited_connections(settings.receive_timeout_s, settings.max_connections)
+        yield Service(app, protocol, worker, turns, threads, f"{store.server}, {where}", running, authenticator, agents)
 
 
-def _callers(settings: Settings, role: Role) -> Callers:
+def _authenticator(settings: Settings, role: Role) -> Authenticator:
     """Find out who may connect; what only plays has nothing to show to anyone."""
     path, anonymous = settings.api_keys_file, settings.allow_anonymous
     if not role.answers:
         path, anonymous = None, True
-    return Callers.read(path, loopback=settings.loopback, anonymous=anonymous)
+    return Authenticator.read(path, loopback=settings.loopback, anonymous=anonymous)
 
 
 def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:

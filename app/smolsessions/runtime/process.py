@@ -179,7 +179,7 @@ def _sentences(settings: Settings, role: Role, service: Service, listening: sock
         "agents": ", ".join(service.agents),
     }
     if role.answers:
-        lines = {"page": f"{base}/", "docs": f"{base}/docs", **lines, "who": service.callers.sentence}
+        lines = {"page": f"{base}/", "docs": f"{base}/docs", **lines, "who": service.authenticator.sentence}
     if place:
         lines["processes"] = str(place.count)
     name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"

@@ -19,16 +19,16 @@ from fastapi.staticfiles import StaticFiles
 from smolsessions import __version__
 from smolsessions.core.metadata import MAX_OBJECT_BYTES
 from smolsessions.web import problems
-from smolsessions.web.auth import Callers
+from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_schemas import event_schemas
-from smolsessions.web.middleware import Gate
+from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes
 from smolsessions.web.routes.health import health_routes
-from smolsessions.web.routes.history import memory_routes
+from smolsessions.web.routes.history import history_routes
 from smolsessions.web.routes.turn_events import watch_routes
 from smolsessions.web.routes.turns import turn_routes
-from smolsessions.web.sse import Frames
+from smolsessions.web.sse import EventStreams
 
 if TYPE_CHECKING:
     from fastapi import Response
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
     from smolsessions.core.history import Memories
     from smolsessions.core.turns import TurnDesk
-    from smolsessions.web.metrics import Figures
+    from smolsessions.web.metrics import MetricsSource
 
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
@@ -61,8 +61,8 @@ def create_app(
     conversations: Conversations,
     memories: Memories,
     *,
-    callers: Callers,
-    figures: Figures,
+    authenticator: Authenticator,
+    metrics_source: MetricsSource,
     limits: Limits,
 ) -> FastAPI:
     """Make the application."""
@@ -75,19 +75,19 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.draining = False
-    app.state.callers = callers
-    app.state.frames = frames = Frames()
-    app.include_router(turn_routes(turns, limits, frames))
-    app.include_router(watch_routes(turns, limits, frames))
+    app.state.authenticator = authenticator
+    app.state.streams = streams = EventStreams()
+    app.include_router(turn_routes(turns, limits, streams))
+    app.include_router(watch_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
-    app.include_router(memory_routes(memories))
+    app.include_router(history_routes(memories))
     app.include_router(agent_routes(conversations))
-    app.include_router(health_routes(figures))
+    app.include_router(health_routes(metrics_source))
     _serve_docs(app)
     _serve_page(app)
     app.add_middleware(
-        Gate,
-        callers=callers,
+        RequestChecks,
+        authenticator=authenticator,
         host=limits.host,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
@@ -106,13 +106,13 @@ def create_app(
     return app
 
 
-def create_health_app(figures: Figures, callers: Callers, host: str) -> FastAPI:
+def create_health_app(metrics_source: MetricsSource, authenticator: Authenticator, host: str) -> FastAPI:
     """Make the application of a process that only plays: health and figures."""
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
-    app.include_router(health_routes(figures))
+    app.include_router(health_routes(metrics_source))
     bounds = {"max_body_bytes": HEALTH_BODY_BYTES, "max_text_bytes": HEALTH_BODY_BYTES}
-    app.add_middleware(Gate, callers=callers, host=host, origins=(), **bounds)
+    app.add_middleware(RequestChecks, authenticator=authenticator, host=host, origins=(), **bounds)
     problems.install(app, problems.OF_A_WORKER)
     return app
 
@@ -124,8 +124,8 @@ def schema_yaml() -> str:
         nothing,
         nothing,
         nothing,
-        callers=Callers(None, loopback=True),
-        figures=nothing,
+        authenticator=Authenticator(None, loopback=True),
+        metrics_source=nothing,
         limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
     )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)

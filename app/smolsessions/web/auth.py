@@ -36,7 +36,7 @@ class _Held:
     end: Callable[[], None]
 
 
-class Callers:
+class Authenticator:
     """Finds the owner behind a request. The keys file is read again when it changes.
 
     A file that all users may read is refused at start. One that becomes so later is warned of and read, since a
@@ -56,7 +56,7 @@ class Callers:
             check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
 
     @classmethod
-    def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Callers:
+    def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Authenticator:
         """Refuse to be open to a network without keys, unless asked to."""
         if not path and not loopback and not anonymous:
             raise StartError(

@@ -37,18 +37,18 @@ PROBES = frozenset({"/livez", "/readyz"})
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ConnectionLimits:
     """Limits of a connection that are settings."""
 
     receive_timeout_s: float
     max_connections: int
 
 
-def bounded(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:
+def limited_connections(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:
     """Return uvicorn's `http` option. Half of the open files stay free for the store and for code processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
-    return partial(Connection, bounds=Bounds(receive_timeout_s, most))
+    return partial(Connection, bounds=ConnectionLimits(receive_timeout_s, most))
 
 
 class _Phase(IntEnum):
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
     a body unfinished.
     """
 
-    def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
+    def __init__(self, *arguments: Any, bounds: ConnectionLimits, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._bounds = bounds
         self._head_s = bounds.receive_timeout_s

@@ -1,4 +1,4 @@
-"""Figures for Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ThreadCounts(Protocol):
     def stuck(self) -> int: ...
 
 
-class Figures(Protocol):
+class MetricsSource(Protocol):
     """What a scrape is answered with."""
 
     async def text(self) -> bytes:

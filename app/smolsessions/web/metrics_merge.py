@@ -22,7 +22,7 @@ END = b"# EOF\n"
 
 
 @contextlib.asynccontextmanager
-async def shared_figures(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[SharedFigures]:
+async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MergedMetrics]:
     """Give the figures of process `number` to the others of its set, and theirs to who asks it."""
 
     async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,10 +33,10 @@ async def shared_figures(metrics: Metrics, number: int, sockets: Sequence[Path])
 
     sockets[number].unlink(missing_ok=True)  # of an earlier life of this process
     async with await asyncio.start_unix_server(tell, sockets[number]):
-        yield SharedFigures(metrics, number, sockets)
+        yield MergedMetrics(metrics, number, sockets)
 
 
-class SharedFigures:
+class MergedMetrics:
     """All samples of all processes, each with the number of its process."""
 
     def __init__(self, metrics: Metrics, number: int, sockets: Sequence[Path]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from smolsessions.web.auth import Callers
+    from smolsessions.web.auth import Authenticator
 
 _HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(rb"(https?)://(.+)")
@@ -39,14 +39,14 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
 
 
-class Gate:
+class RequestChecks:
     """Refuses what no route should see."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        callers: Callers,
+        authenticator: Authenticator,
         host: str,
         origins: Collection[str],
         max_body_bytes: int,
@@ -55,7 +55,7 @@ class Gate:
         self._app = app
         self._origins = frozenset(origin.encode() for origin in origins)
         self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
-        self._callers = callers
+        self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
         self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
 
@@ -68,13 +68,13 @@ class Gate:
             if len(headers) != len(scope["headers"]):
                 _check_single(scope["headers"])
             host = _host_of(headers.get(b"host"), scope["http_version"])
-            if self._callers.loopback and host[0] not in self._own_names:
+            if self._authenticator.loopback and host[0] not in self._own_names:
                 # A page of another site can have a browser call a loopback address under that site's name.
                 raise ForeignHostError
             _check_site(scope["method"], headers, host, self._origins)
             if scope["method"] in _WITH_BODY:
                 # Before its body is read, a request must be somebody's; the route finds the owner here.
-                scope["owner"] = self._callers.owner(headers.get(b"authorization", b"").decode("latin-1"))
+                scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
                 is_import = (scope["method"], scope["path"]) == _IMPORT
                 receive = await self._checked_body(headers, receive, is_import=is_import)
         except ClientDisconnect:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smolsessions.core.events import Logged
     from smolsessions.core.records import Ref
     from smolsessions.core.turns import TurnDesk, Watch
-    from smolsessions.web.auth import Callers
+    from smolsessions.web.auth import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class TurnStream(EventSourceResponse):
         turns: TurnDesk,
         watch: Watch,
         *,
-        frames: Frames,
+        streams: EventStreams,
         send_timeout_s: float,
         after: int = 0,
         internal: bool = False,
@@ -53,28 +53,28 @@ class TurnStream(EventSourceResponse):
         """Take over the watch: it is closed when the response is over."""
         self._last_words = RECONNECT
         super().__init__(
-            frames.of(watch, after, internal=internal, last_words=lambda: self._last_words),
+            streams.frames(watch, after, internal=internal, last_words=lambda: self._last_words),
             headers={"Location": location_of(watch.turn)},
-            ping=0,  # a task and its locks for each reader: `Frames` pings instead
+            ping=0,  # a task and its locks for each reader: `EventStreams` pings instead
             sep="\n",
             send_timeout=send_timeout_s,
         )
         self._turns = turns
         self._watch = watch
-        self._frames = frames
+        self._streams = streams
         self._cancels = on_disconnect == "cancel"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._frames.readers += 1
-        callers: Callers = scope["app"].state.callers
+        self._streams.open_count += 1
+        authenticator: Authenticator = scope["app"].state.authenticator
         authorization = Headers(scope=scope).get("authorization")
         try:
-            with callers.held(authorization, self._watch.turn.ref.owner, self._revoke):
+            with authenticator.held(authorization, self._watch.turn.ref.owner, self._revoke):
                 await super().__call__(scope, receive, send)
         except SendTimeoutError:
             log.info("a reader of events takes nothing and is dropped", extra={"action": "reader.dropped"})
         finally:
-            self._frames.readers -= 1
+            self._streams.open_count -= 1
             watch = self._watch
             watch.close()
             if self._cancels and not watch.complete and not watch.stopped:
@@ -95,14 +95,14 @@ def cursor_of(header: str | None, query: str | None) -> int:
     return 0
 
 
-class Frames:
+class EventStreams:
     """Writes each event once, however many readers of this process it has."""
 
     def __init__(self) -> None:
-        self.readers = 0
+        self.open_count = 0
         self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
-    async def of(
+    async def frames(
         self, watch: Watch, after: int, *, internal: bool, last_words: Callable[[], bytes]
     ) -> AsyncIterator[bytes]:
         """Yield the events after the cursor as frames, and `last_words` if the watch is stopped early."""

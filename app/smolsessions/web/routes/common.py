@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smolsessions.core.records import Turn
-    from smolsessions.web.auth import Callers
+    from smolsessions.web.auth import Authenticator
 
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
 Internal = Annotated[bool, Query(description="Name python_interpreter and final_answer too.")]
@@ -70,8 +70,8 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, where the servic
 async def owner_of(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
     if "owner" in request.scope:
         return Owner(request.scope["owner"])
-    callers: Callers = request.app.state.callers
-    return callers.owner(request.headers.get("authorization"))
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator.owner(request.headers.get("authorization"))
 
 
 CallerOwner = Annotated[Owner, Depends(owner_of)]

@@ -10,10 +10,10 @@ from smolsessions.core.errors import ShuttingDownError
 from smolsessions.web.routes.common import answer, problems
 
 if TYPE_CHECKING:
-    from smolsessions.web.metrics import Figures
+    from smolsessions.web.metrics import MetricsSource
 
 
-def health_routes(metrics: Figures) -> APIRouter:
+def health_routes(metrics: MetricsSource) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["health"])
 

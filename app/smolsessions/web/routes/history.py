@@ -41,7 +41,7 @@ Agent = Annotated[
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
-def memory_routes(memories: Memories) -> APIRouter:
+def history_routes(memories: Memories) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}"

@@ -25,13 +25,13 @@ from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 
 if TYPE_CHECKING:
     from smolsessions.core.turns import TurnDesk
-    from smolsessions.web.sse import Frames
+    from smolsessions.web.sse import EventStreams
 
 LastEventId = Annotated[str | None, Header(description="The last event that was seen; wins over `after`.")]
 After = Annotated[str | None, Query(description="Number of an event: only those after it.")]
 
 
-def watch_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
+def watch_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
@@ -60,7 +60,7 @@ def watch_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
         return TurnStream(
             turns,
             watch,
-            frames=frames,
+            streams=streams,
             send_timeout_s=limits.send_timeout_s,
             after=cursor,
             internal=include_internal_tools,

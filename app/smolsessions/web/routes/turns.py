@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Request, Response
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
-from smolsessions.web.fast_route import LeanRoute
+from smolsessions.web.fast_route import FastRoute
 from smolsessions.web.image_checks import DECODER, read_images
 from smolsessions.web.negotiation import wait_of, wants_stream
 from smolsessions.web.routes.common import (
@@ -35,7 +35,7 @@ from smolsessions.web.sse import EVENT_STREAM, TurnStream
 if TYPE_CHECKING:
     from smolsessions.core.records import StepImage
     from smolsessions.core.turns import TurnDesk
-    from smolsessions.web.sse import Frames
+    from smolsessions.web.sse import EventStreams
 
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
 IdempotencyKey = Annotated[
@@ -67,9 +67,9 @@ class Asked:
     idempotency_key: str | None
 
 
-def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
+def turn_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIRouter:
     """Make the router."""
-    router = APIRouter(tags=["turns"], route_class=LeanRoute)
+    router = APIRouter(tags=["turns"], route_class=FastRoute)
 
     async def hand_in(
         request: Request, owner: Owner, conversation_id: str | None, body: TurnRequest, asked: Asked
@@ -83,7 +83,7 @@ def turn_routes(turns: TurnDesk, limits: Limits, frames: Frames) -> APIRouter:
             return TurnStream(
                 turns,
                 watch,
-                frames=frames,
+                streams=streams,
                 send_timeout_s=limits.send_timeout_s,
                 internal=internal,
                 on_disconnect=asked.on_disconnect,
