@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
-from benchmarks.journal import measure_journal
 from benchmarks.memory import LONG_MARKS, measure_policies
 from benchmarks.memory_report import Memories
-from benchmarks.moving import measure_moving
-from benchmarks.past import measure_building, measure_past
 from benchmarks.readers import measure_readers
 from benchmarks.replays import measure_replays
 from benchmarks.replicated import measure_replicated
 from benchmarks.report import Results, as_data, as_text
-from benchmarks.rolling import measure_rolling
-from benchmarks.sizes import measure_sizes
 from benchmarks.startup import measure_startup
 from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
 from benchmarks.takeover import measure_takeovers
@@ -33,8 +28,8 @@ from benchmarks.workers import measure_workers
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "journal", "memory")
-SCALE_PARTS = ("workers", "rolling", "replicated", "sizes")
+PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "memory")
+SCALE_PARTS = ("workers", "replicated")
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,8 @@ class Extent:
     restarts: int
     handovers: int
     replays: int
-    journal_turns: int
     memories: int
     memory_marks: tuple[int, ...]
-    memory_times: int
 
 
 @dataclass(frozen=True)
@@ -70,19 +63,12 @@ class ScaleExtent:
 
     rounds: int
     seconds: float
-    ages: tuple[int, ...]
-    rolls: int
-    quiet_s: float
-    starts: int
-    warm: int
-    passing: int
-    busy_s: float
 
 
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 30, 2, LONG_MARKS, 9)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 8, 1, LONG_MARKS[:5], 3)
-FULL_SCALE = ScaleExtent(2, 3, (20, 50, 100), 2, 15, 3, 50, 9000, 4)
-QUICK_SCALE = ScaleExtent(1, 2, (20, 50), 1, 8, 1, 20, 1000, 1.5)
+FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 2, LONG_MARKS)
+QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 1, LONG_MARKS[:5])
+FULL_SCALE = ScaleExtent(2, 3)
+QUICK_SCALE = ScaleExtent(1, 2)
 
 
 def main() -> None:
@@ -106,7 +92,7 @@ def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Resul
     """Measure the parts one after the other; this process and its store stay on their core."""
     load_before = os.getloadavg()[0]
     os.sched_setaffinity(0, [OTHER_CORE])
-    runs, marks, startup_s, first, long, crowds, replays, journal = [], [], [], [], [], [], [], []
+    runs, marks, startup_s, first, long, crowds, replays = [], [], [], [], [], [], []
     if "throughput" in parts:
         runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
     if "growth" in parts:
@@ -126,32 +112,23 @@ def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Resul
     if "takeover" in parts:
         takeovers = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
         replays = measure_replays(extent.replays, _progress)
-    if "journal" in parts:
-        journal = measure_journal(extent.rounds, extent.journal_turns, _progress)
     memory = _measure_memory(extent) if "memory" in parts else None
     return Results(
-        *(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays, journal),
+        *(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays),
         **_measure_scale(scale, parts),
         memory=memory,
     )
 
 
 def _measure_memory(extent: Extent) -> Memories:
-    bounded, records = measure_policies(extent.memories, extent.memory_marks, _progress)
-    aged, carried = measure_past(extent.memory_times, _progress)
-    return Memories(bounded, records, measure_building(extent.memory_times, _progress), aged, carried)
+    return Memories(*measure_policies(extent.memories, extent.memory_marks, _progress))
 
 
 def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]:
     """Give the figures of many processes, by their names in the results."""
     return {
         "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
-        "moved": measure_moving(scale.ages, _progress) if "workers" in parts else [],
-        "rolled": measure_rolling(scale.rolls, scale.quiet_s, _progress) if "rolling" in parts else [],
         "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],
-        "sizes": measure_sizes(scale.starts, scale.warm, scale.passing, scale.busy_s, _progress)
-        if "sizes" in parts
-        else None,
     }
 
 

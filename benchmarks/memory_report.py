@@ -1,19 +1,16 @@
-"""Table M as text, and what it is held to: memory policies, long conversations, going back."""
+"""Table M as text, and what it is held to: memory policies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.memory import POLICIES, WINDOW
-from benchmarks.past import BUILT_TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.memory import Bounded, Record
-    from benchmarks.past import Aged, Built, Carried, Took
 
 FLAT_FROM = 50  # where the prompts of all policies that bound them have their length
 
@@ -24,9 +21,6 @@ class Memories:
 
     bounded: list[Bounded]
     records: list[Record]
-    built: list[Built]
-    aged: list[Aged]
-    carried: Carried
 
     def growth(self, policy: str) -> tuple[int, float]:
         """Give the last turn, and its CPU by that of the turn from which on it is to be flat."""
@@ -60,31 +54,3 @@ def memories(found: Memories) -> Iterator[str]:
             f"   {record.policy:<22} {record.turns} turns each, {record.steps} steps in …/steps, {record.summaries} of "
             f"them summaries: {word}"
         )
-    yield from _building(found.built)
-    yield from _past(found.aged, found.carried)
-
-
-def _building(found: list[Built]) -> Iterator[str]:
-    yield f"   ms to build the messages of {BUILT_TURNS} turns:   messages   first time   one step later   x smolagents"
-    own = median(found[0].again_ms)
-    for each in found:
-        first, again = median(each.first_ms), median(each.again_ms)
-        yield f"   {each.policy:<40} {each.messages:11} {first:12.2f} {again:16.3f} {again / own:14.3f}"
-
-
-def _past(aged: list[Aged], carried: Carried) -> Iterator[str]:
-    yield "   ms (CPU ms) by length:          fork      its first turn    its second, warm   the session's building"
-    for each in aged:
-        more = median(each.cold.ms) - median(each.warm.ms)
-        yield (
-            f"   {each.steps:11} steps {_shown(each.fork):>18} {_shown(each.cold):>19} {_shown(each.warm):>19} "
-            f"{more:24.1f}"
-        )
-    yield (
-        f"   {carried.steps:11} steps: export {_shown(carried.export)}, import {_shown(carried.import_)}; the document "
-        f"has {carried.document_bytes / 1000:.0f} KB"
-    )
-
-
-def _shown(took: Took) -> str:
-    return f"{median(took.ms):.1f} ({took.cpu_ms:.1f})"

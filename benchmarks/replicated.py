@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.fleet import role
 from benchmarks.outside import Outside, outside
-from benchmarks.sizes import INSTANT
 from benchmarks.throughput import CONCURRENCIES, medians, run_of
 from tests.topology.cluster import ValkeyCluster
 
@@ -35,7 +34,11 @@ class Shape:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {**INSTANT, "DURABILITY": self.durability, "PARTITIONS": str(self.partitions)}
+        return {
+            "AGENTS": "bench=benchmarks.agents:make_agent",
+            "DURABILITY": self.durability,
+            "PARTITIONS": str(self.partitions),
+        }
 
 
 SHAPES = (

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.code_report import code
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
 from benchmarks.memory_report import FLAT_FROM, memories
-from benchmarks.scale_report import replicated, rolling, sizes, workers
+from benchmarks.scale_report import replicated, workers
 from benchmarks.stream_report import beginnings, crowds, growth_per_piece, lengths, percentiles
 from benchmarks.takeover import LEASE_S
-from benchmarks.takeover_report import journal, takeovers
+from benchmarks.takeover_report import takeovers
 from benchmarks.throughput import CONCURRENCIES, CONTENDERS, TURNS, medians
 from smolsessions.store.embedded.server import find_binary
 
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
     from benchmarks.code import Code
     from benchmarks.growth import Mark
-    from benchmarks.journal import Cost
     from benchmarks.memory_report import Memories
-    from benchmarks.moving import Moved
     from benchmarks.readers import Crowd
     from benchmarks.replays import Replay
-    from benchmarks.rolling import Rolled
-    from benchmarks.sizes import Sizes
     from benchmarks.streams import Streamed
     from benchmarks.takeover import Takeovers
     from benchmarks.throughput import Run
@@ -57,12 +53,8 @@ class Results:
     code: Code | None
     takeovers: Takeovers | None
     replays: list[Replay]
-    journal: list[Cost]
     workers: list[Scaled]
-    moved: list[Moved]
-    rolled: list[Rolled]
     replicated: list[Run]
-    sizes: Sizes | None
     memory: Memories | None
 
     def mark(self, contender: str, turn: int) -> Mark | None:
@@ -108,7 +100,6 @@ def goals(results: Results) -> list[Goal]:
         *found,
         *_stream_goals(results),
         *_takeover_goals(results),
-        *_rolling_goals(results),
         *_memory_goals(results),
     ]
 
@@ -142,12 +133,6 @@ def _takeover_goals(results: Results) -> Iterator[Goal]:
     yield Goal(what, max(waits_ms), 100, False, "ms")
 
 
-def _rolling_goals(results: Results) -> Iterator[Goal]:
-    for rolled in results.rolled:
-        what = f"turns lost, of {rolled.turns}, while {len(rolled.roles)} processes are restarted one by one"
-        yield Goal(what, len(rolled.lost), 0, False, "")
-
-
 def _memory_goals(results: Results) -> Iterator[Goal]:
     if not (found := results.memory):
         return
@@ -167,7 +152,7 @@ def machine() -> dict[str, str]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "store": f"{find_binary().name} with an append-only file, on a unix socket with the embedded store's own "
-        "options; I to L: on a port",
+        "options; I and K: on a port",
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
     }
 
@@ -216,20 +201,14 @@ def _sections(results: Results) -> Iterator[Iterable[str]]:
         yield code(results.code)
     if results.takeovers:
         yield takeovers(results.takeovers, results.replays)
-    if results.journal:
-        yield journal(results.journal)
     yield from _sections_of_scale(results)
 
 
 def _sections_of_scale(results: Results) -> Iterator[Iterable[str]]:
     if results.workers:
-        yield workers(results.workers, results.moved)
-    if results.rolled:
-        yield rolling(results.rolled)
+        yield workers(results.workers)
     if results.replicated:
         yield replicated(results.replicated)
-    if results.sizes:
-        yield sizes(results.sizes)
     if results.memory:
         yield memories(results.memory)
 

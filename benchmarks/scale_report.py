@@ -1,32 +1,23 @@
-"""Tables I to L as text: many processes on one store."""
+"""Tables I and K as text: many processes on one store."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.agents import CALL_MS
 from benchmarks.cpu import CORES
-from benchmarks.rolling import GUESTS, ORDER, PERIOD_S
-from benchmarks.sizes import BUSY_CLIENTS
-from benchmarks.throughput import percentiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.moving import Moved
-    from benchmarks.rolling import Rolled
-    from benchmarks.sizes import Sizes
     from benchmarks.throughput import Run
     from benchmarks.workers import Scaled
 
-KB, MB = 1000, 1_000_000
-KEYS_KEPT = 8192  # of Sealer
 _KINDS = ("web", "work", "serve", "store", "client")
 
 
-def workers(found: list[Scaled], moved: list[Moved]) -> Iterator[str]:
+def workers(found: list[Scaled]) -> Iterator[str]:
     """Lay out table I."""
     yield (
         f"I. A model of {CALL_MS} ms, two calls a turn: so many processes that play, on one store, with "
@@ -57,44 +48,6 @@ def workers(found: list[Scaled], moved: list[Moved]) -> Iterator[str]:
             f"   reckoned from the CPU of a turn (web + {best.count} work): a whole core of each kind does {each_core} "
             f"turns/s;\n   these {len(CORES)} cores, shared by all and the client, {whole:.0f}"
         )
-    yield "   CPU ms of a turn of a long conversation, which no worker has for itself; a model that takes no time"
-    yield "   set-up          turn    web   work  store"
-    for turn in moved:
-        yield (
-            f"   web + {turn.workers} work {turn.turn:8} {turn.web_ms:6.2f} {turn.work_ms:6.2f} {turn.store_ms:6.2f}"
-        )
-
-
-def rolling(found: list[Rolled]) -> Iterator[str]:
-    """Lay out table J."""
-    yield "J. A rolling restart under load: a new process first, then SIGTERM to the old one; clients use both"
-    yield "                                            ms of a turn, quiet:           while they roll:"
-    yield "   fleet              turns  lost  handed   times   p50   p99   most   times   p50   p99   most  end s"
-    for each in found:
-        quiet, moved = _turn_times(each.quiet_ms), _turn_times(each.rolling_ms)
-        yield (
-            f"   {_fleet(each.roles):<17} {each.turns:6} {len(each.lost):5} {each.handed_over:7} {quiet} {moved} "
-            f"{each.longest_end_s:5.1f}"
-        )
-    for each in found:
-        again = ", ".join(f"{count} x {why}" for why, count in each.sent_again.items()) or "nothing"
-        yield f"   {_fleet(each.roles)}: rolled in {each.took_s:.0f} s; {each.others:.2f} cores were gone to others"
-        yield f"   sent again, to another process, with the same key: {again}"
-        yield from (f"   LOST: {what}" for what in each.lost[:5])
-    yield (
-        f"   {GUESTS} clients, a turn each {PERIOD_S:g} s: {ORDER.calls} tool calls of {ORDER.call_ms} ms, the model's "
-        f"{ORDER.model_ms} ms before each and at the end\n   handed: played by more than one process; end: the longest "
-        "from SIGTERM to the end of a process"
-    )
-
-
-def _fleet(roles: tuple[str, ...]) -> str:
-    return ", ".join(f"{len(list(same))} {name}" for name, same in groupby(roles))
-
-
-def _turn_times(took_ms: list[float]) -> str:
-    p50, p99 = percentiles(took_ms)
-    return f"{len(took_ms):7} {p50:5.0f} {min(p99, max(took_ms)):5.0f} {max(took_ms):6.0f}"
 
 
 def replicated(found: list[Run]) -> Iterator[str]:
@@ -110,32 +63,3 @@ def replicated(found: list[Run]) -> Iterator[str]:
             f"{run.store_share:6.0%} {run.client_share:6.0%}"
         )
     yield "   primary, replicated: SMOLSESSIONS_DURABILITY; store: all its servers together, all on this machine"
-
-
-def sizes(found: Sizes) -> Iterator[str]:
-    """Lay out table L."""
-    yield f"L. Sizes: MB of a process and seconds until it is ready; busy: {BUSY_CLIENTS} clients"
-    yield "   role    ready s (each)              at rest   busy"
-    for name, same in groupby(found.starts, lambda start: start.role):
-        starts = list(same)
-        each = ", ".join(f"{start.ready_s:.2f}" for start in starts)
-        rest, busy = (median(getattr(start, what) for start in starts) / MB for what in ("rest_bytes", "busy_bytes"))
-        yield f"   {name:<7} {each:<26} {rest:8.0f} {busy:6.0f}"
-    if found.coders:
-        nursery, coder = (size / MB for size in found.coders)
-        yield f"   beside a process that plays code: {nursery:.0f} MB, and {coder:.1f} MB for each turn with code"
-        yield "   that runs (shared pages counted once)"
-    else:
-        yield "   what is beside a process that plays code can be looked at by root alone"
-    yield f"   KB of a conversation that is kept warm (in `work`), and stored; {found.conversations} conversations"
-    yield "   turns   warm session   stored: all   lasting"
-    for kept in found.kept:
-        stored = kept.stored
-        figures = (kept.session_bytes / KB, stored.used / KB, stored.used_lasting / KB)
-        yield "   {:5} {:14.0f} {:13.1f} {:9.1f}".format(kept.turns, *figures)
-    passed = found.passed
-    yield (
-        f"   after {passed.conversations} conversations that no session is kept of: `web` {passed.web_bytes / MB:.0f} "
-        f"MB, `work` {passed.work_bytes / MB:.0f} MB; they grow up to {KEYS_KEPT},\n   of which the keys are kept"
-    )
-    yield "   for each open stream see table E (part readers)"

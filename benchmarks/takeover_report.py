@@ -1,8 +1,7 @@
-"""Tables G and H as text."""
+"""Table G as text."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from benchmarks.takeover import LEASE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.journal import Cost
     from benchmarks.replays import Replay
     from benchmarks.takeover import Takeovers
 
@@ -44,39 +42,3 @@ def takeovers(found: Takeovers, replays: list[Replay]) -> Iterator[str]:
 def _row(what: str, figures: list[float], digits: int) -> str:
     shown = "".join(f"{figure:9.{digits}f}" for figure in (median(figures), min(figures), max(figures)))
     return f"   {what:<{_WIDTH}} {len(figures):5}{shown}"
-
-
-def journal(costs: list[Cost]) -> Iterator[str]:
-    """Lay out table H."""
-    services, bares = ([cost for cost in costs if cost.contender == name] for name in ("service", "bare"))
-    pairs = list(zip(services, bares, strict=True))
-    yield (
-        f"H. Tool calls that do nothing, a new conversation each turn, {len(services[0].wall_ms)} turns each: "
-        "ms of a turn"
-    )
-    yield "                        service:               bare:          service minus bare, ms a call:"
-    yield "   calls in      calls  p50 ms     CPU   store  p50 ms     CPU        ms      CPU   CPU and store's"
-    for service, bare in pairs:
-        calls, wall, bare_wall = service.order.calls, median(service.wall_ms), median(bare.wall_ms)
-        more = (wall - bare_wall, service.cpu_ms - bare.cpu_ms, service.cpu_ms + service.store_ms - bare.cpu_ms)
-        yield (
-            f"   {service.order.kind:<12} {calls:6} {wall:7.1f} {service.cpu_ms:7.1f} {service.store_ms:7.1f} "
-            f"{bare_wall:7.1f} {bare.cpu_ms:7.1f} {more[0] / calls:9.2f} {more[1] / calls:8.2f} {more[2] / calls:17.2f}"
-        )
-    for (few, bare_few), (many, bare_many) in pairwise(pairs):
-        if few.order.kind == many.order.kind:
-            wall = (_wall(many) - _wall(few)) - (_wall(bare_many) - _wall(bare_few))
-            cpu = (many.cpu_ms - few.cpu_ms) - (bare_many.cpu_ms - bare_few.cpu_ms)
-            both = cpu + many.store_ms - few.store_ms
-            shown = " ".join(
-                f"{more / (many.order.calls - few.order.calls):{width}.2f}"
-                for more, width in ((wall, 9), (cpu, 8), (both, 17))
-            )
-            span = f"each from {few.order.calls} to {many.order.calls}"
-            yield f"   {few.order.kind:<12} {span:<38} {'':<8}{shown}"
-    yield "   bare: agent.run in process, making the agent included, nothing stored; steps: one call a step; block: all"
-    yield "   in one block of code, which the service runs in a process of its own: that is in its ms, not in its CPU"
-
-
-def _wall(cost: Cost) -> float:
-    return median(cost.wall_ms)
