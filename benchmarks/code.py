@@ -198,9 +198,9 @@ def _memory(mode: str, progress: Callable[[str], None]) -> Memory:
         playing = threading.Thread(target=_together, args=(clients, "wait", WAIT_S))
         playing.start()
         time.sleep(WAIT_S / 2)
-        nurseries = service.children()
-        children = [_sizes(child) for nursery in nurseries for child in nursery.children()]
-        forking = sum(_sizes(nursery)["Pss"] for nursery in nurseries)
+        fork_servers = service.children()
+        children = [_sizes(child) for fork_server in fork_servers for child in fork_server.children()]
+        forking = sum(_sizes(fork_server)["Pss"] for fork_server in fork_servers)
         after = _sizes(service)["Pss"] + forking + sum(sizes["Pss"] for sizes in children)
         playing.join()
     if len(children) != (AT_ONCE if mode == "process" else 0):

@@ -22,7 +22,7 @@ from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession
-from smolsessions.agents.sandbox.fork_client import Nursery
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.core.events import TurnQueued, TurnStarted
 from smolsessions.core.records import (
     AgentName,
@@ -79,13 +79,13 @@ class Heard:
 
 def samples() -> Iterator[bytes]:
     kept: list[PackedStep] = []
-    nursery = Nursery([])
+    fork_client = ForkClient([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
-        session, kind = AgentSession(make(), Overlay(), {}, (), nursery), make.__name__
+        session, kind = AgentSession(make(), Overlay(), {}, (), fork_client), make.__name__
         version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
         for number, message in enumerate(messages(), 1):
             if number % 12 == 1:
-                session = AgentSession(make(), Overlay(), {}, (), nursery)
+                session = AgentSession(make(), Overlay(), {}, (), fork_client)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.turn_to_bytes(turn)
             turn = codec.started(turn, time.time(), 1)

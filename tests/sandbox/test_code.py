@@ -87,7 +87,7 @@ def printed(text: str) -> str:
     return text.removeprefix("Execution logs:\n").rpartition("\nLast output")[0]
 
 
-def zygotes(service: Service) -> list[psutil.Process]:
+def fork_servers(service: Service) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         own = psutil.Process(service.process.pid).children()
         return [process for process in own if "smolsessions.agents.sandbox.fork_server" in process.cmdline()]
@@ -97,9 +97,9 @@ def zygotes(service: Service) -> list[psutil.Process]:
 def children(service: Service) -> list[psutil.Process]:
     """Give the processes in which code runs now."""
     found = []
-    for zygote in zygotes(service):
+    for fork_server in fork_servers(service):
         with suppress(psutil.NoSuchProcess):
-            found += [child for child in zygote.children() if child.status() != psutil.STATUS_ZOMBIE]
+            found += [child for child in fork_server.children() if child.status() != psutil.STATUS_ZOMBIE]
     return found
 
 
@@ -355,7 +355,7 @@ def test_code_that_may_import_anything_finds_no_secret_no_network_and_no_file_to
         f"read('/proc/{pid}/environ')",
         f"read('/proc/{pid}/maps')",
         f"os.kill({pid}, 0)",
-        *(f"read('/proc/{zygote.pid}/environ')" for zygote in zygotes(alone)),
+        *(f"read('/proc/{fork_server.pid}/environ')" for fork_server in fork_servers(alone)),
         f"[read(str(path)) for path in pathlib.Path({str(alone.folder)!r}).rglob('*') if path.is_file()]",
         f"os.listdir({str(alone.folder / 'data')!r})",
     ]
@@ -414,7 +414,7 @@ def test_code_that_wants_to_exit_is_told_so_and_keeps_its_variables(alone: Servi
     assert turn["status"] == "finished"
 
 
-@pytest.mark.parametrize("victims", [children, zygotes])
+@pytest.mark.parametrize("victims", [children, fork_servers])
 def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     alone: Service, tmp_path: Path, victims: Callable[[Service], list[psutil.Process]]
 ) -> None:
@@ -440,11 +440,11 @@ def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         begin(service, *code(BUSY), agent="coder")
         begin(service, *code(BLOCKS["a sleep"]), agent="coder")
         until(lambda: len(children(service)) > 1)
-        left = [*zygotes(service), *children(service)]
+        left = [*fork_servers(service), *children(service)]
         left[0].kill()  # whose children are nobody's now
         begin(service, *code(BLOCKS["a power"]), agent="coder")
-        until(lambda: left[0] not in zygotes(service) and children(service))
-        left += [*zygotes(service), *children(service)]
+        until(lambda: left[0] not in fork_servers(service) and children(service))
+        left += [*fork_servers(service), *children(service)]
         service.kill()
         until(lambda: not [process for process in left if is_ours(process)], 2)
 

@@ -57,7 +57,7 @@ groups = frame.groupby('b')
 """
 WALK = "from tests.support.walks import walk\nprint(walk())"
 ESCAPES = {
-    "a tool's attribute": "lose._playground._executor.authorized_imports.append('*')",
+    "a tool's attribute": "lose._runner._executor.authorized_imports.append('*')",
     "a generator's frame": "(n for n in [1]).gi_frame.f_locals['authorized_imports'].append('*')",
     "a generator's frame in a call": "(n for n in [1]).gi_frame.f_globals.get('ast')",
     "a name that denies its underscores": (

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smolsessions.agents.sandbox.confinement import landlock, system_calls
-from smolsessions.agents.sandbox.confinement.readable_paths import Readable
+from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
-from tests.sandbox.test_code import code, is_ours, played, printed, shown, zygotes
+from tests.sandbox.test_code import code, fork_servers, is_ours, played, printed, shown
 from tests.store.test_store import begin, over, until
 from tests.support.service import Service, spawn
 from tests.worker.test_stop import stop
@@ -151,7 +151,7 @@ def test_the_level_is_in_the_log_and_in_the_list_of_agents(confined: Confined) -
 def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined: Confined) -> None:
     service, folder = confined.service, confined.folder
     pid, port = service.process.pid, service.client.base_url.port
-    (zygote,) = zygotes(service)
+    (fork_server,) = fork_servers(service)
     precious = str(folder / "precious")
     attempts = [
         f"socket.create_connection(('127.0.0.1', {port}), 2)",
@@ -159,13 +159,13 @@ def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined:
         "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '/dev/log')",
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-        *(f"os.kill({other}, 0)" for other in (pid, zygote.pid, os.getpid(), f"-{zygote.pid}", 1_000_000)),
-        f"signal.pidfd_send_signal(os.pidfd_open({zygote.pid}), 0)",
+        *(f"os.kill({other}, 0)" for other in (pid, fork_server.pid, os.getpid(), f"-{fork_server.pid}", 1_000_000)),
+        f"signal.pidfd_send_signal(os.pidfd_open({fork_server.pid}), 0)",
         f"resource.prlimit({pid}, resource.RLIMIT_NOFILE, (3, 3))",
         f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
         f"fcntl.fcntl(socket.socketpair()[0], 8, {pid})",
         f"call('ptrace', 16, {pid}, 0, 0)",
-        *(f"read('/proc/{other}/{name}')" for other in (pid, zygote.pid) for name in ("environ", "maps", "mem")),
+        *(f"read('/proc/{other}/{name}')" for other in (pid, fork_server.pid) for name in ("environ", "maps", "mem")),
         "read('/proc/self/mem')",
         "call('shmget', 0, 1 << 20, 0o1600)",
         "call('semget', 0, 1, 0o1600)",
@@ -254,7 +254,7 @@ def test_a_signal_to_its_own_group_meets_no_other_process(confined: Confined) ->
         service, *code("kept = 1", f"wait_for(path={str(gate)!r})", "print(kept)"), {"say": "done"}, agent="coder"
     )
     until(gate.with_name("gate.started").exists)
-    before = zygotes(service)
+    before = fork_servers(service)
     for number in ("SIGKILL", "SIGTERM"):
         block = f"import at_hand\nat_hand.attempt('os.killpg(0, signal.{number})')"
         played(service, block, "import at_hand\nat_hand.attempt('os.kill(-1, signal.SIGKILL)')", agent="walled")
@@ -263,12 +263,12 @@ def test_a_signal_to_its_own_group_meets_no_other_process(confined: Confined) ->
     gate.unlink()
     gate.with_name("gate.started").unlink()
     assert [text for text in shown(service, ended) if text.startswith("The process")] == []
-    assert (ended["reply"], zygotes(service)) == ("done", before)
+    assert (ended["reply"], fork_servers(service)) == ("done", before)
 
 
 def below(service: Service) -> list[psutil.Process]:
     """Return the processes in which code runs, with those that they forked."""
-    return [process for zygote in zygotes(service) for process in zygote.children(recursive=True)]
+    return [process for fork_server in fork_servers(service) for process in fork_server.children(recursive=True)]
 
 
 def test_what_code_starts_ends_with_its_turn(confined: Confined) -> None:
@@ -337,7 +337,7 @@ def test_no_hidden_path_is_readable_through_a_folder_that_is(tmp_path: Path) -> 
         path.touch()
     (folder / "b" / "token").symlink_to("..now/token")
     (folder / "b" / "loop").symlink_to(folder)
-    readable = Readable.outside([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
+    readable = ReadablePaths.outside([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
     shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
     assert shown == {"a/module.py", "c"}
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}

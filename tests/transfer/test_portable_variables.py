@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.sandbox.fork_client import Nursery
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
-from smolsessions.agents.sandbox.variable_chunks import piece_id
+from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import Variables
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
@@ -219,7 +219,7 @@ class _Writes:
 
 def piece(name: str, pickled: bytes, keys: list[str] | None = None) -> dict[str, bytes]:
     header = json.dumps([[name] if keys is None else keys, []]).encode()
-    return {f":v:{piece_id((name,))}": header + b"\n" + pickled}
+    return {f":v:{chunk_id((name,))}": header + b"\n" + pickled}
 
 
 def test_nothing_that_code_has_made_is_loaded(tmp_path: Path) -> None:
@@ -383,28 +383,28 @@ def test_an_agents_places_are_those_of_its_family() -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery([])
-    yield nursery
-    nursery.close()
+def fork_client() -> Iterator[ForkClient]:
+    fork_client = ForkClient([])
+    yield fork_client
+    fork_client.close()
 
 
-def interpreter(nursery: Nursery) -> ChildInterpreter:
-    child = ChildInterpreter(LocalPythonExecutor([]), nursery, CodeLimits(), (), lambda: None)
+def interpreter(fork_client: ForkClient) -> ChildInterpreter:
+    child = ChildInterpreter(LocalPythonExecutor([]), fork_client, CodeLimits(), (), lambda: None)
     child.send_tools({})
     return child
 
 
-def test_code_in_a_process_goes_on_with_what_was_taken_in_and_is_told_what_is_gone(nursery: Nursery) -> None:
-    before = interpreter(nursery)
+def test_code_in_a_process_goes_on_with_what_was_taken_in_and_is_told_what_is_gone(fork_client: ForkClient) -> None:
+    before = interpreter(fork_client)
     before("count = {'a': [1, 2.0, None]}\nname = 'é'\nimport math\npair = (1, 2)\ndef f():\n    return 1")
-    before.rest()
+    before.stop()
     portable = exported(variables=in_piece(before.variables))
     imported = taken_in(document_of(portable)).variables
-    after = interpreter(nursery)
+    after = interpreter(fork_client)
     after.variables = {name.removeprefix(":v:"): data for name, data in imported.items() if name.startswith(":v:")}
-    after.gone = frozenset(json.loads(imported[":gone"]))
+    after.dropped = frozenset(json.loads(imported[":gone"]))
     assert after("count['a'].append(name)\nprint(count)").logs.strip() == "{'a': [1, 2.0, None, 'é']}"
     with pytest.raises(InterpreterError, match="`pair` is gone"):
         after("print(pair)")
-    after.rest()
+    after.stop()

@@ -28,8 +28,8 @@ from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import code_runs_in, runs_in_child
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, clean_up, task_step
-from smolsessions.agents.sandbox.confinement.levels import ENOUGH
-from smolsessions.agents.sandbox.fork_client import Nursery
+from smolsessions.agents.sandbox.confinement.levels import CONFINED
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.smolagents_patches import forget_torch, keep_templates, mark_default_loggers
 from smolsessions.agents.transfer import documents
@@ -103,7 +103,7 @@ class Catalog:
             self._entries[AgentName(name)] = _checked(name, factory)
         preload = {module for entry in self._entries.values() for module in entry.preload}
         self._must_confine = must_confine
-        self._nursery = Nursery(sorted(preload), hidden, code_folders, must_confine=must_confine)
+        self._fork_client = ForkClient(sorted(preload), hidden, code_folders, must_confine=must_confine)
         self._started = False
 
     @property
@@ -113,7 +113,7 @@ class Catalog:
     def start(self) -> None:
         """Prepare for model-written code, once what is to be hidden from it is there."""
         if any("process" in entry.executors for entry in self._entries.values()):
-            self._nursery.start()
+            self._fork_client.start()
             self._started = True
 
     def check_confinement(self) -> None:
@@ -127,7 +127,7 @@ class Catalog:
                     f"the agent {name!r} runs its code in the service itself, and SMOLSESSIONS_CODE_CONFINEMENT is "
                     f"required: leave out its executor = 'thread', {mend}"
                 )
-        if self._started and self._nursery.level() not in ENOUGH:
+        if self._started and self._fork_client.level() not in CONFINED:
             raise StartError(
                 "SMOLSESSIONS_CODE_CONFINEMENT is required, and this system gives neither namespaces nor Landlock: "
                 f"allow one of them (docs/security.md), serve no agent that writes code, {mend}"
@@ -135,7 +135,7 @@ class Catalog:
 
     def confinement(self) -> dict[AgentName, Level | None]:
         """Tell what confines each agent's code; None without code here. Waits for the server of processes."""
-        level = self._nursery.level() if self._started else None
+        level = self._fork_client.level() if self._started else None
         return {
             name: "none" if "thread" in entry.executors else level if "process" in entry.executors else None
             for name, entry in self._entries.items()
@@ -152,7 +152,7 @@ class Catalog:
             overlay,
             variables,
             entry.carries,
-            self._nursery,
+            self._fork_client,
             policy=entry.info.policy,
             own_policies=entry.own_policies,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
 from smolsessions.agents.run.tool_proxy import unproxied
-from smolsessions.agents.sandbox.variables import INTERNAL, Names
+from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, InterpreterState
 from smolsessions.agents.values import CannotCrossError, dumps, loads
 from smolsessions.agents.values.json_forms import text_of
 
@@ -133,7 +133,7 @@ class AgentState:
     def rest(self) -> None:
         """End the interpreters' processes: the turn is over."""
         for interpreter in self._tree.interpreters:
-            interpreter.rest()
+            interpreter.stop()
 
     def _restore(self, node: AgentNode) -> None:
         start = f"{node.path}:"
@@ -151,8 +151,8 @@ class AgentState:
             }
             node.interpreter.variables, node.interpreter.logs = pieces, logs
         elif executor := _in_thread(node):
-            executor.state = names = Names(executor.state)
-            names.gone, names.functions = frozenset(gone | held), executor.custom_tools
+            executor.state = names = InterpreterState(executor.state)
+            names.dropped, names.functions = frozenset(gone | held), executor.custom_tools
             names["_print_outputs"] = PrintContainer().append(logs)
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
@@ -222,7 +222,7 @@ class AgentState:
 
     def _lose(self, node: AgentNode, names: set[str]) -> None:
         if node.interpreter:
-            node.interpreter.gone |= names
+            node.interpreter.dropped |= names
         else:
             self._lost[node.path] |= names
 
@@ -267,7 +267,7 @@ class AgentState:
 
     def _gone_of(self, node: AgentNode) -> set[str]:
         """Return the names that an agent had and has no longer, or will not have in the next turn."""
-        lost = {*(node.interpreter.gone if node.interpreter else self._lost[node.path])}
+        lost = {*(node.interpreter.dropped if node.interpreter else self._lost[node.path])}
         unkept = set() if _in_thread(node) else self._unkept.get(node.path, set())
         return (lost - node.agent.state.keys() - self._held_of(node)) | unkept
 
@@ -276,7 +276,7 @@ class AgentState:
         executor = _in_thread(node)
         if executor is None:
             return set()
-        names = {*executor.state, *executor.custom_tools} - INTERNAL - node.agent.state.keys()
+        names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
         names = {name for name in names if not name.startswith("__")}  # smolagents lists methods among the functions
         return names | self._unkept.get(node.path, set())
 

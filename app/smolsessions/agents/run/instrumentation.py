@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.sandbox.fork_client import Nursery
+    from smolsessions.agents.sandbox.fork_client import ForkClient
 
 
 @dataclass
@@ -47,7 +47,7 @@ class AgentNode:
 class AgentTree:
     """All agents of a session, the first one first."""
 
-    nursery: Nursery
+    fork_client: ForkClient
     carries: tuple[type, ...]
     nodes: list[AgentNode] = field(default_factory=list)
 
@@ -60,9 +60,9 @@ class AgentTree:
         return (node.interpreter for node in self.nodes if node.interpreter)
 
 
-def instrument(agent: MultiStepAgent, nursery: Nursery, carries: tuple[type, ...]) -> AgentTree:
+def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> AgentTree:
     """Put proxies into an agent and into all that it manages, once."""
-    tree = AgentTree(nursery, carries)
+    tree = AgentTree(fork_client, carries)
     _instrument(agent, tree, "")
     return tree
 
@@ -104,7 +104,7 @@ def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext
         if runs_in_child(agent):
             limits = limits_of(getattr(agent, "code_limits", {}))
             executor = node.interpreter = ChildInterpreter(
-                executor, tree.nursery, limits, tree.carries, context.check, timeout_s=_timeout_of(agent)
+                executor, tree.fork_client, limits, tree.carries, context.check, timeout_s=_timeout_of(agent)
             )
         elif context.code_runs_in == "thread":
             guard.install()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.memory_edits import Overlay
     from smolsessions.agents.memory.policies import Function
     from smolsessions.agents.run.journal import Journal
-    from smolsessions.agents.sandbox.fork_client import Nursery
+    from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Stage
@@ -78,7 +78,7 @@ class AgentSession:
         overlay: Overlay,
         variables: dict[str, bytes],
         carries: Sequence[type],
-        nursery: Nursery,
+        fork_client: ForkClient,
         *,
         policy: Policy = (),
         own_policies: dict[str, Function] | None = None,
@@ -97,7 +97,7 @@ class AgentSession:
         if self._shown:
             agent.step_callbacks.register(ActionStep, self._shown.note_shown)
             self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
-        self._tree = instrument(agent, nursery, self._carries)
+        self._tree = instrument(agent, fork_client, self._carries)
         self._state = AgentState(self._tree, variables)
         self._scratchpad = scratchpad_of(agent)
         if self._scratchpad:

@@ -234,7 +234,7 @@ class InterpreterProxy(Proxy):
 
     def _again(self, known: Effect) -> Any:
         real: Any = self._real
-        return real.again(known.returned)
+        return real.replay(known.returned)
 
     def _live(self, call: CallInProgress, agent_run: AgentRun, code_action: str) -> Any:
         call.begin(does_nothing_itself=hasattr(self._real, "seed"))  # what it calls waits, and nothing else gets out

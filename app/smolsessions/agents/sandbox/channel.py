@@ -20,7 +20,7 @@ LOOK_S = 0.05
 
 
 class ClosedError(Exception):
-    """The other side is gone."""
+    """The other side has closed."""
 
 
 class MisbehavedError(Exception):

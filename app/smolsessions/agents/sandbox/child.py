@@ -12,8 +12,8 @@ from smolagents.utils import truncate_content
 from smolsessions.agents.run.effects import error_of
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import stub
-from smolsessions.agents.sandbox.seeding import CHANCE, Chance
-from smolsessions.agents.sandbox.variables import Names, Variables
+from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
+from smolsessions.agents.sandbox.variables import InterpreterState, Variables
 from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
 from smolsessions.agents.values.json_forms import plain
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable
 
-    from smolsessions.agents.sandbox.confinement.levels import Walls
+    from smolsessions.agents.sandbox.confinement.levels import Confinement
 
 MB = 1024 * 1024
 MAX_TEXT_CHARS = 100_000  # of an output's text: the model is shown fewer
 
 
-def serve(sock: socket.socket, walls: Walls) -> None:
+def serve(sock: socket.socket, confinement: Confinement) -> None:
     """Do what the parent asks until it closes the socket."""
     channel = Channel(sock, 2**31)
     try:
         begin = channel.receive()
-        playground = _Playground(channel, begin)
-        walls.close_in(memory_mb=begin["memory_mb"], processes=begin["processes"], open_files=begin["open_files"])
-        playground.begin(begin)
+        runner = _CodeRunner(channel, begin)
+        confinement.confine(memory_mb=begin["memory_mb"], processes=begin["processes"], open_files=begin["open_files"])
+        runner.begin(begin)
         while True:
-            playground.do(channel.receive())
+            runner.do(channel.receive())
     except ClosedError:
         pass
 
 
-class _Playground:
+class _CodeRunner:
     def __init__(self, channel: Channel, begin: dict[str, Any]) -> None:
         self._channel = channel
         self._running = False
@@ -49,7 +49,7 @@ class _Playground:
         self._executor = LocalPythonExecutor([], max_print_outputs_length=begin["max_print"], timeout_seconds=None)
         self._executor.additional_authorized_imports = begin["imports"]
         self._executor.authorized_imports = begin["authorized"]  # as the parent has them: errors list them in order
-        self._executor.state = self._names = Names(self._executor.state)
+        self._executor.state = self._names = InterpreterState(self._executor.state)
         self._names.functions = self._executor.custom_tools
         tools: dict[str, Any] = {name: self._stub(name, description) for name, description in begin["tools"]}
         self._executor.send_tools(tools)
@@ -61,14 +61,14 @@ class _Playground:
         """Restore the variables: from here on model-written code may run."""
         if not begin["anew"]:  # another process had these already: what its code made of them is among the variables
             self._give(begin["given"])
-        self._chance = Chance(begin["variables"].pop(CHANCE, b""))
+        self._generators = RandomGenerators(begin["variables"].pop(RANDOM_CHUNK, b""))
         lost = self._variables.load(begin["variables"])
         if begin["anew"]:
             self._give(begin["given"])
-        self._names.gone = frozenset([*begin["gone"], *lost])
+        self._names.dropped = frozenset([*begin["dropped"], *lost])
         self._names["_print_outputs"] = PrintContainer()
         self._names["_print_outputs"] += begin["logs"]  # smolagents shows them again if the next block cannot be parsed
-        self._channel.send({"gone": sorted(self._names.gone)})
+        self._channel.send({"dropped": sorted(self._names.dropped)})
 
     def _give(self, given: dict[str, bytes]) -> None:
         """Take what the agent gives its code at the beginning of a run; it wins over variables of the same names."""
@@ -91,7 +91,7 @@ class _Playground:
         """Run a code block and tell how it went."""
         if "given" in message:
             self._give(message["given"])
-        self._chance.begin(message["seed"])
+        self._generators.begin(message["seed"])
         done: dict[str, Any] = {"output": None, "text": "None", "final": False, "error": None}
         self._running = True
         try:
@@ -108,15 +108,21 @@ class _Playground:
         logs = self._executor.state.get("_print_outputs")
         kept: dict[str, Any] = {"changed": {}, "removed": [], "given": {}, "full": False}
         try:
-            chance = self._chance.end()
+            random_states = self._generators.end()
             saved = self._variables.save()
             made = {*self._names, *self._executor.custom_tools}
-            self._names.gone = frozenset({*saved.dropped, *(name for name in self._names.gone if name not in made)})
-            kept |= {"changed": saved.changed | chance, "removed": saved.removed, "given": self._changed_in_place()}
+            self._names.dropped = frozenset(
+                {*saved.dropped, *(name for name in self._names.dropped if name not in made)}
+            )
+            kept |= {
+                "changed": saved.changed | random_states,
+                "removed": saved.removed,
+                "given": self._changed_in_place(),
+            }
         except MemoryError:
             kept["full"] = True
         self._channel.send(
-            {**done, **kept, "logs": str(logs) if logs is not None else "", "gone": sorted(self._names.gone)}
+            {**done, **kept, "logs": str(logs) if logs is not None else "", "dropped": sorted(self._names.dropped)}
         )
 
     def _stub(self, name: str, description: str) -> Callable[..., Any]:

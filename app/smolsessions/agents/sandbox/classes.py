@@ -16,7 +16,7 @@ from smolagents.local_python_executor import create_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Names = dict[str, Any]
+Attributes = dict[str, Any]
 
 _HEAP_TYPE = 1 << 9
 _INTERPRETER = create_function.__code__.co_filename
@@ -36,11 +36,11 @@ def is_made_here(kind: type) -> bool:
     if not _CLASS_FLAGS(kind) & _HEAP_TYPE:
         return False
     module = _CLASS_DICT(kind).get("__module__")
-    home: Any = sys.modules.get(module) if type(module) is str else None
-    found = home
+    scope: Any = sys.modules.get(module) if type(module) is str else None
+    found = scope
     for part in _CLASS_QUALNAME(kind).split("."):
         found = getattr(found, part, None)
-    return found is not kind and (getattr(home, "__file__", None) or "").endswith(".py")
+    return found is not kind and (getattr(scope, "__file__", None) or "").endswith(".py")
 
 
 def binds(name: str, value: Any) -> bool:
@@ -68,7 +68,7 @@ def class_parts(kind: type, is_settled: Callable[[Any], bool]) -> Any:
     return _class, (type(kind), name, bases, made), rest, None, None, _fill_class
 
 
-def _class(metaclass: Any, name: str, bases: tuple[type, ...], made: Names) -> type:
+def _class(metaclass: Any, name: str, bases: tuple[type, ...], made: Attributes) -> type:
     """Make an empty class; what is in it follows, since it may refer to the class."""
     # What a metaclass of the model's did to the class is in the class.
     metaclass_new = type.__new__ if is_made_here(metaclass) else metaclass.__new__
@@ -89,16 +89,16 @@ def _say_nothing(_: type, /, **__: Any) -> None:
     pass
 
 
-def _fill_class(kind: type, rest: Names) -> None:
+def _fill_class(kind: type, rest: Attributes) -> None:
     for name, value in rest.items():
         type.__setattr__(kind, name, value)
 
 
-def _named_tuple(name: str, fields: tuple[str, ...], defaults: Names, module: str) -> type:
+def _named_tuple(name: str, fields: tuple[str, ...], defaults: Attributes, module: str) -> type:
     return namedtuple(name, fields, defaults=tuple(defaults.values()), module=module)  # noqa: PYI024
 
 
-def _enum_namespace(namespace: Mapping[str, Any], module: str | None) -> Names:
+def _enum_namespace(namespace: Mapping[str, Any], module: str | None) -> Attributes:
     members = {name: member._value_ for name, member in namespace["_member_map_"].items()}
     written = {name: value for name, value in namespace.items() if _is_interpreted(value)}
     return {"__module__": module, **written, **members}
@@ -108,7 +108,7 @@ def _is_interpreted(value: Any) -> bool:
     return type(value) is types.FunctionType and value.__code__.co_filename == _INTERPRETER
 
 
-def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Names) -> Any:
+def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Attributes) -> Any:
     namespace = metaclass.__prepare__(name, bases)
     for key, value in written.items():
         namespace[key] = value
@@ -128,7 +128,7 @@ def instance_parts(obj: Any) -> Any:
     return _instance, (kind,), _attributes(obj), None, None, _fill_instance
 
 
-def _attributes(obj: Any) -> tuple[Names | None, Names | None]:
+def _attributes(obj: Any) -> tuple[Attributes | None, Attributes | None]:
     slots = {
         name: member.__get__(obj)
         for base in _CLASS_MRO(type(obj))
@@ -139,7 +139,7 @@ def _attributes(obj: Any) -> tuple[Names | None, Names | None]:
     return _own_dict(obj), slots or None
 
 
-def _own_dict(obj: Any) -> Names | None:
+def _own_dict(obj: Any) -> Attributes | None:
     """Give an instance's own dict, past whatever its class says `__dict__` is."""
     for base in _CLASS_MRO(type(obj)):
         descriptor = _CLASS_DICT(base).get("__dict__")
@@ -166,7 +166,7 @@ def _exception(kind: type[BaseException], origin: Any, args: tuple[Any, ...]) ->
     return error
 
 
-def _fill_instance(obj: Any, parts: tuple[Names | None, Names | None]) -> None:
+def _fill_instance(obj: Any, parts: tuple[Attributes | None, Attributes | None]) -> None:
     attributes, slots = parts
     own = _own_dict(obj)
     if attributes and own is not None:

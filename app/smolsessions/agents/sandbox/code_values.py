@@ -28,7 +28,7 @@ from smolagents.local_python_executor import (
     safer_func,
 )
 
-from smolsessions.agents.sandbox.classes import Names, class_parts, instance_parts, is_made_here
+from smolsessions.agents.sandbox.classes import Attributes, class_parts, instance_parts, is_made_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,9 @@ class Tools(Mapping[str, Any]):
     def __init__(self, executor: LocalPythonExecutor) -> None:
         self._executor = executor
         self._final = partial(_finish, None)
-        self._ids: tuple[Names, dict[int, str]] = {}, {}
+        self._ids: tuple[Attributes, dict[int, str]] = {}, {}
 
-    def bare(self) -> Names:
+    def bare(self) -> Attributes:
         return self._executor.static_tools or {}
 
     def ids(self) -> dict[int, str]:
@@ -80,12 +80,12 @@ class Tools(Mapping[str, Any]):
         return len(self.bare())
 
 
-class Home:
+class Scope:
     """Where restored functions look their names up: the live executor, or a scratch one that nothing else sees."""
 
     def __init__(self, executor: LocalPythonExecutor, *, scratch: bool = False) -> None:
-        self.state: Names = {} if scratch else executor.state
-        self.functions: Names = {} if scratch else executor.custom_tools
+        self.state: Attributes = {} if scratch else executor.state
+        self.functions: Attributes = {} if scratch else executor.custom_tools
         self.tools = Tools(executor)
         self.imports: list[str] = executor.authorized_imports
 
@@ -101,11 +101,11 @@ class Home:
 
 
 class Pickler(cloudpickle.Pickler):
-    """Writes values so that an `Unpickler` makes them again in another process, at another home."""
+    """Writes values so that an `Unpickler` makes them again in another process, at another scope."""
 
-    def __init__(self, file: Any, home: Home) -> None:
+    def __init__(self, file: Any, scope: Scope) -> None:
         super().__init__(file, protocol=PROTOCOL)  # type: ignore[no-untyped-call]
-        self._home = home
+        self._scope = scope
         self._tools: dict[int, str] = {}
         self._bound: Mapping[int, str] = {}
         self.made_here: set[int] = set()
@@ -117,7 +117,7 @@ class Pickler(cloudpickle.Pickler):
         self.globals_ref.clear()
         self.made_here.clear()
         self.needs.clear()
-        self._tools = self._home.tools.ids()
+        self._tools = self._scope.tools.ids()
         self._bound = bound
         pickle.Pickler.dump(self, obj)
 
@@ -130,7 +130,7 @@ class Pickler(cloudpickle.Pickler):
         if id(obj) in self._tools:
             return _bare_tool, (self._tools[id(obj)],)
         if kind is types.ModuleType:
-            return _module, (_authorized(obj.__name__, self._home.imports),)
+            return _module, (_authorized(obj.__name__, self._scope.imports),)
         return _parts(obj, kind)
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -150,7 +150,7 @@ class Pickler(cloudpickle.Pickler):
         state = cells["state"]
         node = cells["func_def"] if "func_def" in cells else cells["lambda_expression"]
         source, names = _read(node)
-        is_global = state is self._home.state
+        is_global = state is self._scope.state
         captured = None if is_global else {name: state[name] for name in names if name in state}
         own = {name: value for name, value in vars(function).items() if name not in _SET_BY_SMOLAGENTS}
         return _function, (source, is_global), (captured, own), None, None, _fill_function
@@ -162,38 +162,38 @@ class Pickler(cloudpickle.Pickler):
             self.needs.add(self._bound[id(kind)])
             return _bound_class, (self._bound[id(kind)],)
         self.made_here.add(id(kind))
-        return class_parts(kind, lambda value: is_settled(value, self._home))
+        return class_parts(kind, lambda value: is_settled(value, self._scope))
 
 
 class Unpickler(pickle.Unpickler):
-    """Makes the values again; their functions look names up at the home given."""
+    """Makes the values again; their functions look names up at the scope given."""
 
-    def __init__(self, file: io.BytesIO, home: Home) -> None:
+    def __init__(self, file: io.BytesIO, scope: Scope) -> None:
         super().__init__(file)
-        self._home = home
+        self._scope = scope
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name in _AT_HOME:
-            return partial(_AT_HOME[name], home=self._home)
+        if module == __name__ and name in _NEEDS_SCOPE:
+            return partial(_NEEDS_SCOPE[name], scope=self._scope)
         return super().find_class(module, name)
 
 
-def is_settled(value: Any, home: Home) -> bool:
+def is_settled(value: Any, scope: Scope) -> bool:
     """Tell a function that will have the same bytes as long as it is the same object: nothing captured, nothing set."""
     return (
         type(value) is types.FunctionType
         and (value.__code__ is _FUNCTION or value.__code__ is _LAMBDA)
         and vars(value).keys() <= _SET_BY_SMOLAGENTS
-        and _cells(value)["state"] is home.state
+        and _cells(value)["state"] is scope.state
     )
 
 
-def _function(source: str, is_global: bool, home: Home | None = None) -> Any:
-    assert home is not None
-    state, *others = home.names()
+def _function(source: str, is_global: bool, scope: Scope | None = None) -> Any:
+    assert scope is not None
+    state, *others = scope.names()
     if not is_global:
         # As with smolagents, what a closure prints goes to the block that made it, and that is over.
-        state = {_PRINTED: PrintContainer(), _COUNTED: home.state[_COUNTED]}
+        state = {_PRINTED: PrintContainer(), _COUNTED: scope.state[_COUNTED]}
     node: Any = ast.parse(source).body[0]
     _read(node, source)
     if isinstance(node, ast.FunctionDef):
@@ -201,35 +201,35 @@ def _function(source: str, is_global: bool, home: Home | None = None) -> Any:
     return evaluate_lambda(node.value, state, *others)
 
 
-def _fill_function(function: types.FunctionType, parts: tuple[Names | None, Names]) -> None:
+def _fill_function(function: types.FunctionType, parts: tuple[Attributes | None, Attributes]) -> None:
     captured, own = parts
     if captured is not None:
         _cells(function)["state"].update(captured)
     vars(function).update(own)
 
 
-def _tool(name: str, home: Home | None = None) -> Any:
-    assert home is not None
-    tools: Any = home.tools
-    return safer_func(tools[name], static_tools=tools, authorized_imports=home.imports)
+def _tool(name: str, scope: Scope | None = None) -> Any:
+    assert scope is not None
+    tools: Any = scope.tools
+    return safer_func(tools[name], static_tools=tools, authorized_imports=scope.imports)
 
 
-def _bare_tool(name: str, home: Home | None = None) -> Any:
-    assert home is not None
-    return home.tools[name]
+def _bare_tool(name: str, scope: Scope | None = None) -> Any:
+    assert scope is not None
+    return scope.tools[name]
 
 
-def _bound_class(name: str, home: Home | None = None) -> Any:
-    assert home is not None
-    return home.state[name]
+def _bound_class(name: str, scope: Scope | None = None) -> Any:
+    assert scope is not None
+    return scope.state[name]
 
 
-def _module(name: str, home: Home | None = None) -> Any:
-    assert home is not None
-    return get_safe_module(import_module(_authorized(name, home.imports)), home.imports)
+def _module(name: str, scope: Scope | None = None) -> Any:
+    assert scope is not None
+    return get_safe_module(import_module(_authorized(name, scope.imports)), scope.imports)
 
 
-_AT_HOME: dict[str, Callable[..., Any]] = {
+_NEEDS_SCOPE: dict[str, Callable[..., Any]] = {
     make.__name__: make for make in (_function, _tool, _bare_tool, _bound_class, _module)
 }
 
@@ -307,7 +307,7 @@ def _authorized(name: str, imports: list[str]) -> str:
     return name
 
 
-def _cells(function: types.FunctionType) -> Names:
+def _cells(function: types.FunctionType) -> Attributes:
     closure = function.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, closure, strict=True)}
 

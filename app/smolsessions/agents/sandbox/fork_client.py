@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from smolsessions.agents.sandbox.confinement.levels import ENOUGH, Level
-from smolsessions.agents.sandbox.process_group import Group
+from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
+from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ class RefusedError(OSError):
     """The server is well, and could not fork now."""
 
 
-class Nursery:
+class ForkClient:
     """Forks processes on demand, for any thread. Its server starts with the first one, and again when it has died."""
 
     def __init__(
@@ -94,20 +94,22 @@ class Nursery:
                     self._greet()
         return self._level
 
-    def fork(self) -> Child:
+    def fork(self) -> ChildProcess:
         """Give a fresh process. Raises `OSError` where there can be none."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             try:
-                return Child(ours, self._fork(theirs))
+                return ChildProcess(ours, self._fork(theirs))
             except RefusedError:
                 ours.close()
                 raise
             except OSError:
-                log.warning("the server of code processes is gone; starting another", extra={"action": "nursery.lost"})
+                log.warning(
+                    "the server of code processes is gone; starting another", extra={"action": "fork_server.lost"}
+                )
                 self._stop()
                 try:
-                    return Child(ours, self._fork(theirs))
+                    return ChildProcess(ours, self._fork(theirs))
                 except OSError:
                     ours.close()
                     raise
@@ -120,7 +122,7 @@ class Nursery:
         with self._lock:
             self._stop()
 
-    def _fork(self, theirs: socket.socket) -> Group:
+    def _fork(self, theirs: socket.socket) -> ProcessGroup:
         self._greet()
         assert self._control
         socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
@@ -129,7 +131,7 @@ class Nursery:
             raise OSError("the server of code processes ended")
         if not answer.isdigit():
             raise RefusedError(f"no process could be forked: {answer.decode(errors='replace')}")
-        return Group(int(answer), fds[0] if fds else None)
+        return ProcessGroup(int(answer), fds[0] if fds else None)
 
     def _greet(self) -> None:
         """Start the server if there is none, and wait until it tells its level."""
@@ -142,7 +144,7 @@ class Nursery:
             raise OSError("the server of code processes ended")
         self._level = cast("Level", told)
         _say(self._level)
-        if self._must_confine and self._level not in ENOUGH:
+        if self._must_confine and self._level not in CONFINED:
             self._stop()
             raise RefusedError("no process for code may be forked without confinement")
 
@@ -180,15 +182,15 @@ class Nursery:
 
 
 def _say(level: Level) -> None:
-    grade = logging.INFO if level in ENOUGH else logging.WARNING
-    mend = "" if level in ENOUGH else "; docs/security.md says what to do"
+    grade = logging.INFO if level in CONFINED else logging.WARNING
+    mend = "" if level in CONFINED else "; docs/security.md says what to do"
     log.log(grade, "model-written code is confined by %s%s", _MEANS[level], mend, extra={"action": "code.confined"})
 
 
-class Child:
+class ChildProcess:
     """One process, and the socket to it."""
 
-    def __init__(self, sock: socket.socket, group: Group) -> None:
+    def __init__(self, sock: socket.socket, group: ProcessGroup) -> None:
         self.sock = sock
         self._group = group
         self._alive = True

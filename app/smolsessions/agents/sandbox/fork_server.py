@@ -1,4 +1,4 @@
-"""The server that the processes for model-written code are forked from. Run by `nursery.py`, with nothing to hide."""
+"""Fork server for the processes that run model-written code. `fork_client.py` starts it without any secrets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from smolsessions.agents.sandbox import child, guard
-from smolsessions.agents.sandbox.confinement.levels import Walls
-from smolsessions.agents.sandbox.process_group import Group
+from smolsessions.agents.sandbox.confinement.levels import Confinement
+from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 
 def main() -> None:
@@ -26,23 +26,23 @@ def main() -> None:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
     guard.install()
-    walls = Walls(map(Path, order["hidden"]), map(Path, order["folders"]))
+    confinement = Confinement(map(Path, order["hidden"]), map(Path, order["folders"]))
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError):  # the service is gone
-        control.send(walls.level.encode())
-        _Server(control, walls).serve()
+        control.send(confinement.level.encode())
+        _Server(control, confinement).serve()
 
 
 class _Server:
     """Forks on request until the service is gone, and then ends all that it forked."""
 
-    def __init__(self, control: socket.socket, walls: Walls) -> None:
+    def __init__(self, control: socket.socket, confinement: Confinement) -> None:
         self._control = control
-        self._walls = walls
-        self._forked: list[Group] = []
+        self._confinement = confinement
+        self._forked: list[ProcessGroup] = []
 
     def serve(self) -> None:
         try:
@@ -60,16 +60,16 @@ class _Server:
                 group.kill()
 
     def _fork(self, fd: int) -> None:
-        self._forked = [group for group in self._forked if group.lives()]
+        self._forked = [group for group in self._forked if group.is_alive()]
         try:
-            pid = self._walls.fork()
+            pid = self._confinement.fork()
         except OSError as error:
             self._control.send(str(error).encode()[:60])
             return
         if pid == 0:
             self._be_child(fd)
         try:
-            group = Group(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
+            group = ProcessGroup(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
         except OSError as error:  # it has died already, or there are too many files
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ class _Server:
                 group.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _be_silent()
-            child.serve(socket.socket(fileno=fd), self._walls)
+            child.serve(socket.socket(fileno=fd), self._confinement)
             status = 0
         finally:
             os._exit(status)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
-    from smolsessions.agents.sandbox.fork_client import Child, Nursery
+    from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
     from smolsessions.agents.sandbox.limits import CodeLimits
 
 T = TypeVar("T")
@@ -29,8 +29,8 @@ MB = 1024 * 1024
 MOST_BYTES = 2**31  # of what this process itself makes
 MOST_EFFECT_BYTES = 64 * MB  # of a block's calls, and twice that of all that is kept of it
 MOST_CALLS = 100_000
-MOST_PIECES, MOST_GONE, MOST_NAME_CHARS = 10_000, 1000, 200
-_PIECE = re.compile(r"[0-9a-f]{8,64}")
+MAX_CHUNKS, MOST_GONE, MAX_NAME_CHARS = 10_000, 1000, 200
+_CHUNK_ID = re.compile(r"[0-9a-f]{8,64}")
 NONE_SENTENCE = "No process could be started for the code; try again."
 DIED_SENTENCE = (
     "The process that ran the code ended: it used too much memory, or was killed. What it had changed is lost."
@@ -38,12 +38,12 @@ DIED_SENTENCE = (
 
 
 class ChildInterpreter(PythonExecutor):
-    """Runs code blocks as `original` would, in a process that is forked for the first one and ended by `rest`."""
+    """Runs code blocks as `original` would, in a process that is forked for the first one and ended by `stop`."""
 
     def __init__(
         self,
         original: LocalPythonExecutor,
-        nursery: Nursery,
+        fork_client: ForkClient,
         limits: CodeLimits,
         carries: tuple[type, ...],
         check: Callable[[], None],
@@ -52,7 +52,7 @@ class ChildInterpreter(PythonExecutor):
     ) -> None:
         """`check` is called while code runs, and raises to end it. `timeout_s` bounds a block with its tool calls."""
         self._original = original
-        self._nursery = nursery
+        self._fork_client = fork_client
         self._limits = limits
         self._carries = carries
         self._check = check
@@ -60,7 +60,7 @@ class ChildInterpreter(PythonExecutor):
         self._tools: dict[str, Callable[..., Any]] = {}
         self._given: dict[str, Any] = {}
         self._gives_anew = False
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._channel: Channel | None = None
         self._is_busy = False
         self.state: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class ChildInterpreter(PythonExecutor):
         self._calls: list[tuple[str, bytes]] = []
         self._called_bytes = 0
         self.variables: dict[str, bytes] = {}
-        self.gone: frozenset[str] = frozenset()
+        self.dropped: frozenset[str] = frozenset()
         self.logs = ""
         """What the last block printed."""
 
@@ -96,19 +96,19 @@ class ChildInterpreter(PythonExecutor):
         except OSError as error:
             raise InterpreterError(NONE_SENTENCE) from error
         except (ClosedError, MisbehavedError) as error:
-            self.rest()
+            self.stop()
             self.logs = ""
             self._note(None, DIED_SENTENCE)
             raise InterpreterError(DIED_SENTENCE) from error
         except BaseException as error:
             if self._is_busy:
-                self.rest()
+                self.stop()
                 if isinstance(error, InterpreterError | ExecutionTimeoutError):
                     self.logs = ""
                     self._note(None, str(error))
             raise
 
-    def again(self, effect: bytes) -> CodeOutput:
+    def replay(self, effect: bytes) -> CodeOutput:
         """Go through a block that was run before: its tools are called again, for what they tell and keep."""
         self.state = {"_print_outputs": ""}
         self._gives_anew = False
@@ -138,10 +138,10 @@ class ChildInterpreter(PythonExecutor):
         with contextlib.suppress(CannotCrossError):
             self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MOST_EFFECT_BYTES)
 
-    def _read(self, message: dict[str, Any]) -> _Done:
-        return _Done.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
+    def _read(self, message: dict[str, Any]) -> _BlockResult:
+        return _BlockResult.read(message, self._carries, frozenset(self._given), int(self._limits.output_mb * MB))
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """End the process; the next block gets another one, with the variables as they were kept."""
         if self._child:
             self._child.kill()
@@ -150,7 +150,7 @@ class ChildInterpreter(PythonExecutor):
     def _run(self, code: str) -> dict[str, Any]:
         self._is_busy = True
         is_new = self._child is None
-        self._child = child = self._child or self._nursery.fork()
+        self._child = child = self._child or self._fork_client.fork()
         watch = _Stopwatch(self._limits, child)
         channel = self._begin(child, watch) if is_new else self._channel
         assert channel
@@ -171,7 +171,7 @@ class ChildInterpreter(PythonExecutor):
     def _written(self, values: dict[str, Any]) -> dict[str, bytes]:
         return {name: dumps_plain(value, self._carries) for name, value in values.items()}
 
-    def _begin(self, child: Child, watch: _Stopwatch) -> Channel:
+    def _begin(self, child: ChildProcess, watch: _Stopwatch) -> Channel:
         limits, original = self._limits, self._original
         self._channel = Channel(child.sock, int((limits.output_mb + 2 * limits.variables_mb + 1) * MB))
         self._channel.send(
@@ -184,7 +184,7 @@ class ChildInterpreter(PythonExecutor):
                 "given": self._written(self._given),
                 "anew": self._gives_anew,
                 "variables": self.variables,
-                "gone": sorted(self.gone),
+                "dropped": sorted(self.dropped),
                 "logs": self.logs,
                 "output_mb": limits.output_mb,
                 "variables_mb": limits.variables_mb,
@@ -196,7 +196,7 @@ class ChildInterpreter(PythonExecutor):
         )
         begun = self._channel.receive(lambda: self._look(watch))
         try:
-            self.gone = _names(begun.get("gone"))
+            self.dropped = _names(begun.get("dropped"))
         except TypeError as error:
             raise MisbehavedError("a message is not what it should be") from error
         return self._channel
@@ -218,11 +218,11 @@ class ChildInterpreter(PythonExecutor):
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
             return {"raised": list(raised(error).raised or ())}
 
-    def _output(self, done: _Done) -> CodeOutput:
+    def _output(self, done: _BlockResult) -> CodeOutput:
         self.state = {"_print_outputs": done.logs}
         self.logs = done.logs
         if done.full or (done.error and MemoryError.__name__ in done.error):
-            self.rest()  # what filled it is no longer reached, and yet not freed: the next block gets a fresh one
+            self.stop()  # what filled it is no longer reached, and yet not freed: the next block gets a fresh one
         if done.error is not None:
             raise InterpreterError(done.error)
         output = done.output
@@ -230,21 +230,21 @@ class ChildInterpreter(PythonExecutor):
             output = ValueWithText(output, done.text)  # the model is shown the text that the value had in the process
         return CodeOutput(output=output, logs=done.logs, is_final_answer=done.final)
 
-    def _keep(self, done: _Done) -> None:
+    def _keep(self, done: _BlockResult) -> None:
         kept = {**self.variables, **done.changed}
-        for piece in done.removed:
-            kept.pop(piece, None)
-        if len(kept) > MOST_PIECES or sum(map(len, kept.values())) > 2 * self._limits.variables_mb * MB:
+        for chunk in done.removed:
+            kept.pop(chunk, None)
+        if len(kept) > MAX_CHUNKS or sum(map(len, kept.values())) > 2 * self._limits.variables_mb * MB:
             raise MisbehavedError("the variables are larger than they may be")
         self.variables = kept
-        self.gone = done.gone
+        self.dropped = done.dropped
         for name, value in done.given.items():
             if name in self._given:
                 self._given[name] = value
 
 
 @dataclass(frozen=True)
-class _Done:
+class _BlockResult:
     """How a block went, as the process tells it."""
 
     output: Any
@@ -254,12 +254,14 @@ class _Done:
     error: str | None
     changed: dict[str, bytes]
     removed: list[str]
-    gone: frozenset[str]
+    dropped: frozenset[str]
     given: dict[str, Any]
     full: bool
 
     @classmethod
-    def read(cls, message: dict[str, Any], carries: tuple[type, ...], known: frozenset[str], most_bytes: int) -> _Done:
+    def read(
+        cls, message: dict[str, Any], carries: tuple[type, ...], known: frozenset[str], most_bytes: int
+    ) -> _BlockResult:
         """Believe nothing: model-written code may have written the message. `known` are the names that were given."""
         try:
             output = None if message["output"] is None else loads(message["output"], carries)
@@ -269,9 +271,9 @@ class _Done:
                 logs=text_of(_of(str, message["logs"])),
                 final=_of(bool, message["final"]),
                 error=None if message["error"] is None else text_of(_of(str, message["error"])),
-                changed={_piece(name): _of(bytes, data) for name, data in _of(dict, message["changed"]).items()},
-                removed=[_piece(name) for name in _of(list, message["removed"])],
-                gone=_names(message["gone"]),
+                changed={_chunk(name): _of(bytes, data) for name, data in _of(dict, message["changed"]).items()},
+                removed=[_chunk(name) for name in _of(list, message["removed"])],
+                dropped=_names(message["dropped"]),
                 given=_given(_of(dict, message["given"]), carries, known, most_bytes),
                 full=_of(bool, message["full"]),
             )
@@ -282,7 +284,7 @@ class _Done:
 class _Stopwatch:
     """Bounds a block's time: the limits without that of the tools that it calls, the author's own timeout with it."""
 
-    def __init__(self, limits: CodeLimits, child: Child) -> None:
+    def __init__(self, limits: CodeLimits, child: ChildProcess) -> None:
         self._limits = limits
         self._child = child
         self._cpu_before = child.cpu_s()
@@ -317,16 +319,16 @@ def _timeout(limit_s: str) -> ExecutionTimeoutError:
     return ExecutionTimeoutError(f"Code execution exceeded the maximum execution time of {limit_s} seconds")
 
 
-def _piece(name: Any) -> str:
-    if not _PIECE.fullmatch(_of(str, name)):
-        raise TypeError("that is no name of a piece")
+def _chunk(name: Any) -> str:
+    if not _CHUNK_ID.fullmatch(_of(str, name)):
+        raise TypeError("that is no name of a chunk")
     return str(name)
 
 
 def _names(names: Any) -> frozenset[str]:
     """Take names that could not be kept; what cannot be one is nobody's."""
     found = [_of(str, name) for name in _of(list, names)[:MOST_GONE]]
-    return frozenset(name for name in found if len(name) <= MOST_NAME_CHARS and name.isidentifier())
+    return frozenset(name for name in found if len(name) <= MAX_NAME_CHARS and name.isidentifier())
 
 
 def _given(

@@ -10,14 +10,14 @@ import sys
 OF_GROUP = 4  # a flag of pidfd_send_signal, from Linux 6.9 on
 
 
-class Group:
+class ProcessGroup:
     """A group by its first process; `pidfd` stands for exactly this one, if the system has such descriptors."""
 
     def __init__(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
         self.pidfd = pidfd
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether a process of the group is there. Close the descriptor of a group that has ended."""
         try:
             self._signal(0)

@@ -14,19 +14,19 @@ import struct
 import sys
 from typing import Any
 
-from smolsessions.agents.sandbox.variable_chunks import piece_id
+from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.values import dumps, loads
 
-CHANCE = piece_id(())
-"""The piece that holds the states of seeded generators: of no variable."""
+RANDOM_CHUNK = chunk_id(())
+"""The chunk that holds the states of seeded generators: of no variable."""
 _WORDS = struct.Struct("<624I")  # of a Mersenne Twister
 
 
-class Chance:
+class RandomGenerators:
     """The generators of this process: those of `random`, numpy's global one, and the system's (`secrets`, `uuid4`)."""
 
     def __init__(self, kept: bytes = b"") -> None:
-        """`kept` is the piece of an earlier process; code may have written it."""
+        """`kept` is the chunk of an earlier process; code may have written it."""
         self._kept = kept
         self._seeded: dict[str, list[Any]] = {}
         self._fresh: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ class Chance:
                 _SET[name](*state)
 
     def end(self) -> dict[str, bytes]:
-        """Return the piece if the block changed it. Words other than the fresh ones: code seeded, or drew a lot."""
+        """Return the chunk if the block changed it. Words other than the fresh ones: code seeded, or drew a lot."""
         for name, state in _states().items():
             if name in self._seeded or state[0] != self._fresh.get(name):
                 self._seeded[name] = state
@@ -60,7 +60,7 @@ class Chance:
         if data == self._kept:
             return {}
         self._kept = data
-        return {CHANCE: data}
+        return {RANDOM_CHUNK: data}
 
 
 def _states() -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""A piece: a line of JSON with names and the classes that it needs, and a pickle of the names' values."""
+"""A chunk: a line of JSON with names and the classes that it needs, and a pickle of the names' values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.sandbox.code_values import Home, Pickler, Unpickler
+from smolsessions.agents.sandbox.code_values import Pickler, Scope, Unpickler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -35,35 +35,35 @@ _CONTAINERS = frozenset({list, set, dict, tuple, frozenset})
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     keys: tuple[str, ...]
     needs: tuple[str, ...]
     data: bytes
     digest: bytes
 
 
-class Pickling:
+class ChunkPickler:
     """One pickler used again and again: making one costs more than most values."""
 
-    def __init__(self, home: Home, max_bytes: int) -> None:
-        self._home = home
+    def __init__(self, scope: Scope, max_bytes: int) -> None:
+        self._scope = scope
         self._max_bytes = max_bytes
         self._begin()
 
     def _begin(self) -> None:
         self._file = _Bounded(self._max_bytes)
-        self._pickler = Pickler(self._file, self._home)
+        self._pickler = Pickler(self._file, self._scope)
 
-    def dump(self, values: dict[str, Any], bound: Mapping[int, str]) -> tuple[Piece, list[Any]]:
-        """Make the values' piece, and give those objects in it whose identity matters."""
+    def dump(self, values: dict[str, Any], bound: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
+        """Make the values' chunk, and give those objects in it whose identity matters."""
         try:
             try:
                 self._pickler.write(values, bound)
             except RecursionError:
                 self._begin()
                 on_a_deep_stack(lambda: self._pickler.write(values, bound))
-            piece = _piece(tuple(values), sorted(self._pickler.needs), self._file.taken())
-            return piece, self._shared(values)
+            chunk = _chunk(tuple(values), sorted(self._pickler.needs), self._file.taken())
+            return chunk, self._shared(values)
         except BaseException:
             self._begin()
             raise
@@ -119,7 +119,7 @@ class _Bounded(io.BytesIO):
         return data
 
 
-class Groups:
+class SharedObjects:
     """Which keys reach a common object."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Groups:
         self.joined |= {key, other}
 
     def gather(self, classes: set[str], needs: Mapping[str, Collection[str]]) -> None:
-        """Join to the keys that share with a class the other classes that they need, since their piece is whole."""
+        """Join to the keys that share with a class the other classes that they need, since their chunk is whole."""
         before = -1
         while len(self.joined) != before:
             before = len(self.joined)
@@ -162,19 +162,19 @@ class Groups:
         return key
 
 
-def restore(pieces: Mapping[str, bytes], home: Home) -> list[str]:
-    """Load pieces and give those that cannot be.
+def restore(chunks: Mapping[str, bytes], scope: Scope) -> list[str]:
+    """Load chunks and give those that cannot be.
 
-    A `__hash__` may need what another piece holds, and where that is not there yet smolagents takes a similar
+    A `__hash__` may need what another chunk holds, and where that is not there yet smolagents takes a similar
     name instead:
     so what failed or ran code is loaded again when the others are there.
     """
-    operations = home.quiet()
-    failed = waiting = sorted(pieces, key=lambda name: len(_header(pieces[name])[1]))
+    operations = scope.quiet()
+    failed = waiting = sorted(chunks, key=lambda name: len(_header(chunks[name])[1]))
     for _ in range(_PASSES):
         before, failed_before, failed, again = operations["counter"], len(failed), [], []
         for name in waiting:
-            done = bind(pieces[name], home)
+            done = bind(chunks[name], scope)
             failed += [] if done else [name]
             again += [name] if not done or operations["counter"] != before else []
             before = operations["counter"]
@@ -184,30 +184,30 @@ def restore(pieces: Mapping[str, bytes], home: Home) -> list[str]:
     return failed
 
 
-def bind(piece: bytes, home: Home) -> bool:
+def bind(chunk: bytes, scope: Scope) -> bool:
     try:
-        values = Unpickler(io.BytesIO(piece.partition(b"\n")[2]), home).load()
+        values = Unpickler(io.BytesIO(chunk.partition(b"\n")[2]), scope).load()
         for key, value in values.items():
-            where = home.functions if key.endswith("()") else home.state
+            where = scope.functions if key.endswith("()") else scope.state
             where[key.removesuffix("()")] = value
     except BaseException:  # noqa: BLE001 - what a model's class does when it is loaded is its own affair
         return False
     return True
 
 
-def _piece(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Piece:
+def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
     data = json.dumps([keys, needs]).encode() + b"\n" + pickled
-    return Piece(keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
+    return Chunk(keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
 
 
 @lru_cache(maxsize=10_000)
-def piece_id(keys: tuple[str, ...]) -> str:
+def chunk_id(keys: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(keys).encode(), digest_size=8).hexdigest()
 
 
-def names(piece: str, data: bytes) -> list[str]:
+def chunk_names(chunk: str, data: bytes) -> list[str]:
     keys, _ = _header(data)
-    return [key.removesuffix("()") for key in keys] or [piece]
+    return [key.removesuffix("()") for key in keys] or [chunk]
 
 
 def _header(data: bytes) -> tuple[list[str], list[str]]:

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, has_own_state
 from smolsessions.agents.run.instrumentation import runs_in_child
-from smolsessions.agents.sandbox.interpreter import MOST_NAME_CHARS, MOST_PIECES
+from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.limits import limits_of
-from smolsessions.agents.sandbox.seeding import CHANCE
-from smolsessions.agents.sandbox.variable_chunks import names, piece_id
-from smolsessions.agents.sandbox.variables import INTERNAL
+from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
+from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names
+from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.transfer.json_values import flaw_of, is_whole, pointer_to
 from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
@@ -78,7 +78,7 @@ class _Export:
             self._add_state(data)
         elif rest in {GONE, HELD, TOLD}:
             self._names[TOLD if rest == TOLD else GONE] |= set(filter(_is_name, json.loads(data)))
-        elif rest in {LOGS, PIECE + CHANCE}:
+        elif rest in {LOGS, PIECE + RANDOM_CHUNK}:
             return
         elif f"{kind}:" == PIECE:
             self._add_variable(name, data)
@@ -111,9 +111,9 @@ class _Export:
         return True
 
     def _add_variable(self, piece: str, data: bytes) -> None:
-        found = [name for name in names(piece, data) if _is_name(name)]
+        found = [name for name in chunk_names(piece, data) if _is_name(name)]
         reason = "shares an object with another variable, or is a function"
-        if len(found) == 1 and piece_id((found[0],)) == piece:
+        if len(found) == 1 and chunk_id((found[0],)) == piece:
             try:
                 self._values["code"][found[0]] = _value_of(found[0], data, self._budget)
             except NotPlainError as error:
@@ -143,12 +143,12 @@ def _reason(value: Any) -> str | None:
 
 
 def _is_name(name: object) -> bool:
-    return type(name) is str and name.isidentifier() and len(name) <= MOST_NAME_CHARS and name not in INTERNAL
+    return type(name) is str and name.isidentifier() and len(name) <= MAX_NAME_CHARS and name not in INTERNAL_NAMES
 
 
-_Name = Annotated[Text, Field(max_length=MOST_NAME_CHARS)]
-_Names = Annotated[list[_Name], Field(max_length=2 * MOST_PIECES, fail_fast=True)]
-_Values = Annotated[dict[Text, Json], Field(max_length=MOST_PIECES)]
+_Name = Annotated[Text, Field(max_length=MAX_NAME_CHARS)]
+_Names = Annotated[list[_Name], Field(max_length=2 * MAX_CHUNKS, fail_fast=True)]
+_Values = Annotated[dict[Text, Json], Field(max_length=MAX_CHUNKS)]
 
 
 class _VariablesIn(Strict):
@@ -206,7 +206,7 @@ def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tu
             raise InvalidRequestError.at(
                 f"{pointer}/code", f"is larger than the {place.most_bytes} bytes that it may be"
             )
-        yield PIECE + piece_id((name,)), piece
+        yield PIECE + chunk_id((name,)), piece
     for index, name in enumerate(found.gone):
         if not _is_name(name):
             raise InvalidRequestError.at(pointer_to(pointer, "gone", index), "is no name that code could give")

@@ -13,7 +13,7 @@ from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smolsessions.agents.sandbox.confinement.readable_paths import Readable
+    from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 TELL_VERSION, PATH_BENEATH = 1, 1
@@ -27,7 +27,7 @@ TRUNCATES, CONNECTS, SCOPES = 3, 4, 6
 class Rules:
     """Rules for processes to come: they may read these files, and write devices that keep nothing."""
 
-    def __init__(self, readable: Readable) -> None:
+    def __init__(self, readable: ReadablePaths) -> None:
         """Raises `OSError` where the system has no Landlock."""
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
         self.version = version()
@@ -51,7 +51,7 @@ class Rules:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            return  # it has gone since: one path less
+            return  # it was removed meanwhile
         try:
             if not os.path.isdir(fd):  # noqa: PTH112 - a descriptor
                 rights &= ~READ_DIR

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smolsessions.agents.sandbox.confinement import landlock, namespaces, seccomp
-from smolsessions.agents.sandbox.confinement.readable_paths import Readable, import_path
+from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths, import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Level = Literal["namespaces", "landlock", "uid", "none"]
-ENOUGH: frozenset[Level] = frozenset({"namespaces", "landlock"})
+CONFINED: frozenset[Level] = frozenset({"namespaces", "landlock"})
 """The levels that keep code from the service's files, network and processes, whoever the service runs as."""
 
 MB = 1024 * 1024
@@ -27,8 +27,8 @@ CAPABILITIES_VERSION = 0x20080522
 FIRST_UID, UIDS = 2_000_000_000, 100_000_000  # no distribution gives these to users, nor container engines
 
 
-class Walls:
-    """The walls around all processes that one server forks. Made once, in that server, while it has one thread."""
+class Confinement:
+    """Restrictions of all processes that one server forks. Made once, in that server, while it has one thread."""
 
     def __init__(self, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> None:
         """Make the strongest that the platform gives; code may read these folders, and nothing that is hidden."""
@@ -36,7 +36,7 @@ class Walls:
         self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self._apart, self._rules, self._filters, self._forked = False, None, None, 0
         if self._libc:
-            readable = Readable.outside(hidden, folders)
+            readable = ReadablePaths.outside(hidden, folders)
             self._apart = _works(lambda: namespaces.enter(readable))
             if self._apart:
                 namespaces.enter(readable)
@@ -63,7 +63,7 @@ class Walls:
         self._forked += 1
         return namespaces.fork() if self._apart else os.fork()
 
-    def close_in(self, *, memory_mb: float, processes: int, open_files: int) -> None:
+    def confine(self, *, memory_mb: float, processes: int, open_files: int) -> None:
         """Bound the process that this is: its rights, its memory beyond what it began with, and what it may open."""
         if self._own_uids:
             _take_uid(FIRST_UID + self._forked % UIDS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES
 
 if TYPE_CHECKING:
-    from smolsessions.agents.sandbox.confinement.readable_paths import Readable
+    from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 
 NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 BIND, RECURSIVE, PRIVATE, DETACH = 4096, 16384, 1 << 18, 2
@@ -25,7 +25,7 @@ _STAGE = Path("/proc")  # always there; the processes see none of it
 _EMPTY = ("proc", "tmp")
 
 
-def enter(readable: Readable) -> None:
+def enter(readable: ReadablePaths) -> None:
     """Move this process, which has one thread, into namespaces of its own. Raises `OSError`, and then is half moved."""
     uid, gid = os.getuid(), os.getgid()
     wanted = NEW_NET | NEW_MOUNTS | NEW_IPC
@@ -59,7 +59,7 @@ def fork() -> int:
     return pid
 
 
-def _change_root(readable: Readable) -> None:
+def _change_root(readable: ReadablePaths) -> None:
     _call("mount", b"none", os.fsencode(_STAGE), b"tmpfs", NO_SUID | NO_DEVICES, b"mode=755")
     for folder in (*readable.listed, *map(Path, _EMPTY)):
         _staged(folder).mkdir(parents=True, exist_ok=True)

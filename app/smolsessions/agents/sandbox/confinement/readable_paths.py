@@ -21,7 +21,7 @@ _ROOT = Path("/")
 
 
 @dataclass
-class Readable:
+class ReadablePaths:
     """Paths that hold no hidden one. A folder that holds one is listed, and its other entries are readable."""
 
     whole: list[Path] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Readable:
     """Folders of which only the entries in `whole` are readable."""
 
     @classmethod
-    def outside(cls, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> Readable:
+    def outside(cls, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> ReadablePaths:
         """List Python, its packages, the agents' folders, these folders, and parts of the system."""
         imported = [Path(entry) for entry in import_path()]
         libraries = map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
