@@ -2,7 +2,7 @@
 
 python tools/check_english.py [PATH …]   (default: the package, its tools and the docs)
 
-The phrases are in PHRASES, each with its mend. Code, quotations in backticks and questions are left alone.
+The phrases are in PHRASES, each with its mend. Code, quotations, headings and questions are left alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ ROOT = Path(__file__).parent.parent
 DEFAULT = ("app", "tools", "README.md", "docs")
 MOST_WORDS = 36  # of a sentence; the aim is some 20
 
+VERBS = (
+    "is|are|was|were|has|have|had|can|cannot|may|must|does|did|do|goes|comes|came|stands|lies|runs|holds|needs|differs"
+)
+
 PHRASES = {
     r"^Gives?\b": "write Return or Yield",
-    r"^(What|Who|Where)\b(?!.*\?$)": "open with the noun",
-    r"\b[Ww]hat (?!to\b|is wrong\b|for\b)": "name the thing",
+    r"^(What|Who|Where)\b": "open with the noun",
+    rf"\b(what|who|where) ({VERBS})\b(?! wrong)": "name the thing",
     r"\b([Ww]hoever|[Nn]obody|[Ss]omebody)\b": "name the process, the caller or the reader",
     r"\b[Bb]ut for\b": "write except",
     r"\b[Tt]here (is|are|was|were)\b": "make the thing the subject",
@@ -83,7 +87,7 @@ def _of_docs(file: Path) -> Iterator[Line]:
     text = re.sub(r"```.*?```", lambda match: "\n" * match[0].count("\n"), file.read_text(), flags=re.DOTALL)
     number = 1
     for paragraph in re.split(r"(\n\s*\n|\n(?=[-|#>*]|\d+\. ))", text):
-        if paragraph.strip() and not paragraph.lstrip().startswith("|"):
+        if paragraph.strip() and not paragraph.lstrip().startswith(("|", "#")):
             text = re.sub(r"^[-#>*\d. ]+", "", paragraph.strip())
             yield from ((*line, False) for line in _sentences(number, text))
         number += paragraph.count("\n")
