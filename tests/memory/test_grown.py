@@ -11,13 +11,13 @@ from smolagents import CodeAgent, Model, ToolCallingAgent
 from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.memory.policies import Toolbox, bounded
-from smolsessions.agents.memory.prompt_builder import ShownMemory
-from smolsessions.agents.memory.prompt_cache import CallIds, Older, Weighing
+from smolsessions.agents.memory.policies import RuleContext, apply_policy
+from smolsessions.agents.memory.prompt_builder import PromptBuilder
+from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepTotals
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.step_weights import Weights
-from smolsessions.agents.memory.token_scale import Prompts
-from smolsessions.agents.smolagents_patches import make_thrifty, shown_memory_of
+from smolsessions.agents.memory.step_weights import StepCache
+from smolsessions.agents.memory.token_scale import PromptTokens
+from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.core.policies import policy_of
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def agent_of(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **more
     return agent
 
 
-def toolbox_of(agent: Any) -> Toolbox:
-    weights = Weights()
-    return Toolbox(weights, {}, Older(agent), Prompts(agent, weights))
+def toolbox_of(agent: Any) -> RuleContext:
+    weights = StepCache()
+    return RuleContext(weights, {}, RuleCache(agent), PromptTokens(agent, weights))
 
 
 def some_step(number: int, chance: random.Random) -> Any:
@@ -73,7 +73,7 @@ def some_step(number: int, chance: random.Random) -> Any:
     return step
 
 
-def as_shown(steps: Sequence[MemoryStep], weights: Weights) -> list[Any]:
+def as_shown(steps: Sequence[MemoryStep], weights: StepCache) -> list[Any]:
     return [(id(weights.origin(step)), [message.content for message in weights.messages(step)]) for step in steps]
 
 
@@ -85,20 +85,20 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
         kept = toolbox_of(agent)
-        weights, weighing = kept.weights, Weighing(agent, kept.weights)
+        weights, weighing = kept.weights, StepTotals(agent, kept.weights)
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
             afresh = toolbox_of(agent)
-            expected = bounded(steps, policy, afresh)
-            found = bounded(steps, policy, kept)
+            expected = apply_policy(steps, policy, afresh)
+            found = apply_policy(steps, policy, kept)
             assert as_shown(found, weights) == as_shown(expected, afresh.weights)
-            weighed, anew = weighing.of(found), Weighing(agent, afresh.weights).of(expected)
-            for sum_of in (Weighing.characters, Weighing.estimate):
+            weighed, anew = weighing.of(found), StepTotals(agent, afresh.weights).of(expected)
+            for sum_of in (StepTotals.characters, StepTotals.estimate):
                 for places in (None, *([place] for place in range(len(found)))):
                     assert sum_of(weighed, places) == sum_of(anew, places)
             assert weighed.copies == anew.copies
             assert (kept.prompts.scale(), kept.prompts.before) == (afresh.prompts.scale(), afresh.prompts.before)
-            weights.forget_but(steps)
+            weights.evict(steps)
 
 
 def test_another_policy_finds_nothing_of_the_one_before() -> None:
@@ -108,8 +108,8 @@ def test_another_policy_finds_nothing_of_the_one_before() -> None:
     kept = toolbox_of(agent)
     for name in [*POLICIES, *reversed(POLICIES)]:
         policy, afresh = policy_of(POLICIES[name]), toolbox_of(agent)
-        expected = bounded(steps, policy, afresh)
-        assert as_shown(bounded(steps, policy, kept), kept.weights) == as_shown(expected, afresh.weights), name
+        expected = apply_policy(steps, policy, afresh)
+        assert as_shown(apply_policy(steps, policy, kept), kept.weights) == as_shown(expected, afresh.weights), name
 
 
 def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:
@@ -130,9 +130,8 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
         """Stand for what may change any step."""
 
     agent = agent_of(kind, step_callbacks=[censor])
-    make_thrifty(agent)
-    shown = shown_memory_of(agent, {})
-    assert isinstance(shown, ShownMemory)
+    shown = patch_agent(agent, {})
+    assert isinstance(shown, PromptBuilder)
     chance = random.Random(3)
     agent.memory.steps = [some_step(number, chance) for number in range(60)]
     old = next(step for step in agent.memory.steps if isinstance(step, ActionStep))
@@ -144,9 +143,8 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
         assert old.observations not in before
         assert old.observations in str(shown())
         afresh = agent_of(kind)
-        make_thrifty(afresh)
+        other = patch_agent(afresh, {})
         afresh.memory.steps = list(agent.memory.steps)
-        other = shown_memory_of(afresh, {})
         assert other
         other.policy = shown.policy
         other()
@@ -156,10 +154,9 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_is_left_out_is_what_a_prune_would_archive(name: str) -> None:
     agent, policy, chance = agent_of(), policy_of(POLICIES[name]), random.Random(name)
-    make_thrifty(agent)
-    shown = shown_memory_of(agent, {})
+    shown = patch_agent(agent, {})
     assert shown
-    shown.begin(policy)
+    shown.begin_turn(policy)
     while len(agent.memory.steps) < 120:
         for _ in range(chance.randint(1, 9)):
             agent.memory.steps.append(some_step(len(agent.memory.steps), chance))
@@ -173,8 +170,7 @@ def test_what_is_left_out_is_what_a_prune_would_archive(name: str) -> None:
 
 def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:
     agent = agent_of()
-    make_thrifty(agent)
-    shown = shown_memory_of(agent, {})
+    shown = patch_agent(agent, {})
     assert shown
     chance = random.Random(4)
     agent.memory.steps = [some_step(number, chance) for number in range(200, 240)]
@@ -190,8 +186,7 @@ def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:
 
 def test_a_budget_of_an_empty_memory_leaves_nothing_out() -> None:
     agent = agent_of()
-    make_thrifty(agent)
-    shown = shown_memory_of(agent, {})
+    shown = patch_agent(agent, {})
     assert shown
     shown.policy = policy_of(POLICIES["token_budget"])
     shown()

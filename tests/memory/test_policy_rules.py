@@ -15,25 +15,25 @@ from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.policies import Toolbox, bounded
-from smolsessions.agents.memory.prompt_builder import ShownMemory
-from smolsessions.agents.memory.prompt_cache import Older
+from smolsessions.agents.memory.policies import RuleContext, apply_policy
+from smolsessions.agents.memory.prompt_builder import PromptBuilder
+from smolsessions.agents.memory.prompt_cache import RuleCache
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.step_weights import Weights
-from smolsessions.agents.memory.token_scale import Prompts, Scale, note_shown
+from smolsessions.agents.memory.step_weights import StepCache
+from smolsessions.agents.memory.token_scale import PromptTokens, Scale, set_shown_estimate
 from smolsessions.agents.memory.tokens import estimate_messages
-from smolsessions.agents.smolagents_patches import SilentLogger, make_thrifty, shown_memory_of
+from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
 from smolsessions.core.policies import policy_of
 from tests.support import agents, remembering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.policies import PolicyFunction
 
 SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)
-OWN: dict[str, Function] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
+OWN: dict[str, PolicyFunction] = {"tests:backwards": lambda steps: steps[::-1], "tests:shout": remembering.shout}
 
 
 def action(observations: str | None, error: Any = None, usage: int | None = None) -> ActionStep:
@@ -72,19 +72,19 @@ RULES = st.one_of(
 )
 
 
-def tools(memory: list[MemoryStep] | None = None) -> Toolbox:
-    agent, weights = agents.make_scripted(), Weights()
+def tools(memory: list[MemoryStep] | None = None) -> RuleContext:
+    agent, weights = agents.make_scripted(), StepCache()
     agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
     agent.memory.system_prompt = SYSTEM
-    return Toolbox(weights, OWN, Older(agent), Prompts(agent, weights))
+    return RuleContext(weights, OWN, RuleCache(agent), PromptTokens(agent, weights))
 
 
-def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: Toolbox) -> list[int]:
+def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: RuleContext) -> list[int]:
     at = {id(step): place for place, step in enumerate(memory)}
     return [at[id(box.weights.origin(step))] for step in shown]
 
 
-def tokens_of(steps: Sequence[MemoryStep], box: Toolbox) -> int:
+def tokens_of(steps: Sequence[MemoryStep], box: RuleContext) -> int:
     return sum(estimate_messages(box.weights.messages(step)) for step in steps)
 
 
@@ -92,7 +92,7 @@ def tokens_of(steps: Sequence[MemoryStep], box: Toolbox) -> int:
 @given(MEMORIES, st.lists(RULES, max_size=4))
 def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryStep], rules: list[Any]) -> None:
     box, before, same = tools(), copy.deepcopy(memory), list(memory)
-    shown = bounded(memory, policy_of(rules), box)
+    shown = apply_policy(memory, policy_of(rules), box)
     places = places_of(shown, same, box)
     assert places == sorted(set(places))
     assert memory == before
@@ -100,7 +100,7 @@ def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryS
     assert all(step.observations is not None for step in shown if isinstance(step, ActionStep))
     notes = [step for step in memory if isinstance(step, NoteStep)]
     assert [step for step in shown if isinstance(step, NoteStep)] == notes
-    again = bounded(memory, policy_of(rules), box)
+    again = apply_policy(memory, policy_of(rules), box)
     assert again == shown
     assert all(one is other for one, other in zip(again, shown, strict=True)), "their messages would be built again"
 
@@ -109,15 +109,15 @@ def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryS
 @given(MEMORIES, RULES)
 def test_a_rule_that_is_applied_to_what_it_gave_changes_nothing(memory: list[MemoryStep], rule: Any) -> None:
     box, policy = tools(memory), policy_of(rule)
-    shown = bounded(memory, policy, box)
-    assert bounded(shown, policy, box) == shown
+    shown = apply_policy(memory, policy, box)
+    assert apply_policy(shown, policy, box) == shown
 
 
 @settings(max_examples=200, deadline=None)
 @given(MEMORIES, st.integers(1, 8))
 def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryStep], n: int) -> None:
     box = tools()
-    shown = bounded(memory, policy_of({"name": "keep_last_n_steps", "n": n}), box)
+    shown = apply_policy(memory, policy_of({"name": "keep_last_n_steps", "n": n}), box)
     free = [step for step in memory if not isinstance(step, TaskStep | NoteStep)]
     assert [step for step in shown if not isinstance(step, TaskStep | NoteStep)] == free[-n:]
     assert [step for step in shown if isinstance(step, TaskStep)] == [
@@ -129,7 +129,7 @@ def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryS
 @given(MEMORIES, st.integers(1, 3000))
 def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: list[MemoryStep], most: int) -> None:
     box = tools(memory)
-    shown = bounded(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
+    shown = apply_policy(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
     if not memory:
         return
     last = max(place for place, step in enumerate(memory) if isinstance(step, TaskStep))
@@ -155,7 +155,7 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
 def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], last: int, most: int) -> None:
     box = tools()
     rule = {"name": "prune_old_observations", "keep_last_n": last, "max_length": most}
-    shown = bounded(memory, policy_of(rule), box)
+    shown = apply_policy(memory, policy_of(rule), box)
     assert len(shown) == len(memory)
     acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
     before: Any
@@ -175,7 +175,7 @@ def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played
 ) -> None:
     summary = SummaryStep("short", min(recent, len(before)))
     memory = [*before, summary, *after]
-    shown = bounded(memory, policy_of({"name": "summarize", "after_tokens": 1}), tools())
+    shown = apply_policy(memory, policy_of({"name": "summarize", "after_tokens": 1}), tools())
     assert shown[0] is summary
     covered = before[: len(before) - summary.recent]
     rest = [*before[len(covered) :], *after]
@@ -194,16 +194,16 @@ def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_w
     summary = SummaryStep("short", 0)
     memory = [*before, summary, *after]
     summarize = {"name": "summarize", "after_tokens": 1}
-    rest = bounded(memory, policy_of(summarize), tools())[1:]
+    rest = apply_policy(memory, policy_of(summarize), tools())[1:]
     room = most - tokens_of([summary], tools())
     for rule, bare in (
         ({"name": "keep_last_n_steps", "n": n}, {"name": "keep_last_n_steps", "n": n}),
         ({"name": "token_budget", "max_tokens": most}, {"name": "token_budget", "max_tokens": max(1, room)}),
     ):
-        shown = bounded(memory, policy_of([summarize, rule]), tools())
+        shown = apply_policy(memory, policy_of([summarize, rule]), tools())
         assert shown[0] is summary
         if any(isinstance(step, TaskStep) for step in rest):
-            assert list(shown[1:]) == list(bounded(rest, policy_of(bare), tools()))
+            assert list(shown[1:]) == list(apply_policy(rest, policy_of(bare), tools()))
 
 
 # What is reported
@@ -215,11 +215,10 @@ def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_w
 def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
     """A model that counts otherwise than is estimated, and is sent what the service does not see, before each step."""
     agent, budget, prompts = agents.make_scripted(), 12_000, []
-    make_thrifty(agent)
+    builder = patch_agent(agent, {})
     agent.memory.system_prompt = SYSTEM
-    shown_memory = shown_memory_of(agent, {})
-    assert shown_memory
-    shown_memory.begin(policy_of([*before, {"name": "token_budget", "max_tokens": budget}]))
+    assert builder
+    builder.begin_turn(policy_of([*before, {"name": "token_budget", "max_tokens": budget}]))
     chance = random.Random(str((before, unseen, counts)))
     for number in range(200):
         if number % 3 == 0:
@@ -227,7 +226,7 @@ def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: 
         messages = agent.write_memory_to_messages()
         prompts.append(unseen + round(counts * estimate_messages(messages)))
         step = action("we saw that " * chance.randint(1, 150), usage=prompts[-1])
-        shown_memory.note_shown(step)
+        builder.record_estimate(step)
         agent.memory.steps.append(step)
     assert max(prompts) <= budget * 1.01
     assert max(prompts) > budget * 0.9, "and is made use of"
@@ -242,7 +241,7 @@ def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> li
         shown = tokens_of(memory, tools())
         memory.append(action(f"answer {number} " + "so " * 60, usage=round(1.25 * (before + shown + unseen))))
         if is_noted:
-            note_shown(memory[-1], shown)
+            set_shown_estimate(memory[-1], shown)
     return memory
 
 
@@ -269,7 +268,7 @@ def test_an_answer_that_was_forced_says_nothing_of_the_scale() -> None:
     memory = conversation(3, is_noted=True)
     expected = tools(memory).prompts.scale()
     forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)
-    note_shown(forced, 10_000)
+    set_shown_estimate(forced, 10_000)
     assert tools([*memory, forced]).prompts.scale() == expected
 
 
@@ -300,9 +299,8 @@ def test_the_messages_of_finished_steps_are_built_once(policy: Any, monkeypatch:
 
         monkeypatch.setattr(kind, "to_messages", counted)
     agent = agents.make_scripted()
-    make_thrifty(agent)
-    shown = shown_memory_of(agent, {"tests.support.remembering:shout": remembering.shout})
-    assert isinstance(shown, ShownMemory)
+    shown = patch_agent(agent, {"tests.support.remembering:shout": remembering.shout})
+    assert isinstance(shown, PromptBuilder)
     shown.policy = policy_of(policy)
     for number in range(150):
         agent.memory.steps += [TaskStep(f"task {number}"), action(f"result {number} " * 20)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from smolsessions.agents.memory.scratchpad import Scratchpad, give_scratchpad, scratchpad_of
+from smolsessions.agents.memory.scratchpad import Scratchpad, add_scratchpad, scratchpad_of
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
@@ -184,7 +184,7 @@ def test_only_notes_that_a_later_one_replaces_are_found() -> None:
 def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:
     """As after an import."""
     agent = noters.make_noter()
-    give_scratchpad("noter", agent)
+    add_scratchpad("noter", agent)
     agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]
     pad = scratchpad_of(agent)
     assert pad

@@ -25,7 +25,7 @@ from smolagents.utils import AgentError, AgentExecutionError
 
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import EditStep
-from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, finished, pack, strip, unpack
+from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, strip, unpack
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import plain
 from smolsessions.core.errors import SealBrokenError
@@ -336,7 +336,7 @@ def test_what_code_of_the_model_leaves_behind_comes_back(code: str) -> None:
     agent.run(json.dumps([{"code": code}, {"say": "done"}]))
     assert len(agent.memory.steps) == 3
     for step in agent.memory.steps:
-        assert finished(step)
+        assert is_finished(step)
         again(step)
 
 
@@ -358,7 +358,7 @@ def test_every_step_of_a_run_is_finished_and_comes_back(factory: Any, script: li
     agent.run(json.dumps(script), max_steps=3)
     assert len(agent.memory.steps) > 2
     for step in agent.memory.steps:
-        assert finished(step)
+        assert is_finished(step)
         again(step)
 
 
@@ -366,7 +366,7 @@ def test_a_step_that_was_left_in_its_middle_is_not_finished() -> None:
     agent = agents.make_scripted()
     with pytest.raises(SystemExit):
         agent.run(json.dumps([{"call": [["leave", {}]]}]))
-    assert [finished(step) for step in agent.memory.steps] == [True, False]
+    assert [is_finished(step) for step in agent.memory.steps] == [True, False]
 
 
 def test_a_class_that_the_agent_carries_comes_back_as_itself() -> None:

@@ -17,11 +17,11 @@ from smolagents import MultiStepAgent
 
 import smolsessions
 from smolsessions.agents.fingerprint import fingerprint_of
-from smolsessions.agents.memory.author_policies import own_policies_of, policy_of_agent
+from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.memory_edits import Overlay
-from smolsessions.agents.memory.policies import check_own
-from smolsessions.agents.memory.prompt_preview import Insight
-from smolsessions.agents.memory.scratchpad import give_scratchpad
+from smolsessions.agents.memory.policies import check_own_rules
+from smolsessions.agents.memory.prompt_preview import PromptPreview
+from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.run.agent_state import has_own_state
@@ -31,7 +31,7 @@ from smolsessions.agents.run.session import AgentSession, clean_up, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.limits import limits_of
-from smolsessions.agents.smolagents_patches import forget_torch, keep_templates, mark_default_loggers
+from smolsessions.agents.smolagents_patches import cache_templates, mark_default_loggers, skip_torch_lookup
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import Place, places_of
 from smolsessions.agents.values.images import image_from_bytes, picture_file
@@ -41,7 +41,7 @@ from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Session
@@ -71,7 +71,7 @@ class _Entry:
     """What the processes for its code have imported beforehand."""
     executors: frozenset[str]
     """Where the code of the agent and of those that it manages runs."""
-    own_policies: dict[str, Function]
+    own_policies: dict[str, PolicyFunction]
     places: dict[str, Place]
     """What it can take of variables that are imported, by its agents' paths."""
 
@@ -88,8 +88,8 @@ class Catalog:
         must_confine: bool = False,
     ) -> None:
         """`hidden` files and folders are out of sight for model-written code; it may read `code_folders`."""
-        forget_torch()
-        keep_templates()
+        skip_torch_lookup()
+        cache_templates()
         mark_default_loggers()
         self._entries: dict[AgentName, _Entry] = {}
         for name, factory in factories:
@@ -163,31 +163,33 @@ class Catalog:
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Refuse a policy that this agent cannot have."""
-        check_own(policy, self._entry(name).own_policies, pointer)
+        check_own_rules(policy, self._entry(name).own_policies, pointer)
 
     def messages(
         self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
-        with self._insight(name, memory, policy) as insight:
-            return insight[0].messages(summary_mode=summary_mode)
+        with self._preview(name, memory, policy) as preview:
+            return preview[0].messages(summary_mode=summary_mode)
 
     def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
         """Say what a prune of the memory would leave out."""
-        with self._insight(name, memory, policy) as (insight, overlay):
-            weighed = insight.weigh()
+        with self._preview(name, memory, policy) as (preview, overlay):
+            weighed = preview.weigh()
         at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
         left_out = {overlay.order[place] for place in weighed.left_out}
         edits = tuple(at[place] for place, of in overlay.versions.items() if of in left_out)
         return replace(weighed, left_out=tuple(sorted(at[place] for place in left_out)), edits=edits)
 
     @contextmanager
-    def _insight(self, name: AgentName, memory: Memory, policy: Policy | None) -> Iterator[tuple[Insight, Overlay]]:
+    def _preview(
+        self, name: AgentName, memory: Memory, policy: Policy | None
+    ) -> Iterator[tuple[PromptPreview, Overlay]]:
         entry = self._entry(name)
         overlay = _overlay(entry, with_gaps(memory.steps), memory.attachments)
         agent, policy = self._new(entry), entry.info.policy if policy is None else policy
         try:
-            yield Insight(agent, overlay.memory(), policy, entry.own_policies), overlay
+            yield PromptPreview(agent, overlay.memory(), policy, entry.own_policies), overlay
         finally:
             clean_up(agent)
 
@@ -297,7 +299,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
             raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
     _check_tools(name, first, second)
     _look_at_retries(name, first)
-    own_policies = own_policies_of(name, first)
+    own_policies = import_own_policies(name, first)
     fingerprint = fingerprint_of(first, second)
     clean_up(first)
     clean_up(second)
@@ -310,7 +312,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
         int(first.max_steps),
         code_runs_in(first),
         fingerprint,
-        policy_of_agent(name, first, own_policies),
+        agent_policy(name, first, own_policies),
     )
     family = [agent for agent in _family(first) if runs_in_child(agent)]
     for agent in family:
@@ -369,7 +371,7 @@ def _made(name: str, factory: Callable[[], MultiStepAgent]) -> MultiStepAgent:
     """Call a factory, and add the tools that its agent asks of the service."""
     agent = factory()
     if isinstance(agent, MultiStepAgent):
-        give_scratchpad(name, agent)
+        add_scratchpad(name, agent)
     return agent
 
 

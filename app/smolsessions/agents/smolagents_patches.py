@@ -1,4 +1,4 @@
-"""What smolagents builds anew on every run and need not: the system prompt, finished steps' messages, log panels."""
+"""Patches for values that smolagents rebuilds on every run: system prompt, messages of finished steps, log panels."""
 
 from __future__ import annotations
 
@@ -15,69 +15,62 @@ from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
-from smolsessions.agents.memory.prompt_builder import ShownMemory
+from smolsessions.agents.memory.prompt_builder import PromptBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
     from contextlib import AbstractContextManager
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.policies import PolicyFunction
 
-MOST_PROMPTS = 1000
+MAX_CACHED_PROMPTS = 1000
 _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})
-"""The levels of default loggers that print nothing: INFO is smolagents' default, and a service's output no console."""
+"""Levels at which a default logger prints nothing. INFO is smolagents' default, and a service is no console."""
 
 
-def forget_torch() -> None:
-    """Where torch is not installed, let that be known: smolagents looks for it on the whole path at every answer."""
+def skip_torch_lookup() -> None:
+    """Mark torch as missing if it is not installed: smolagents searches the whole path for it at every answer."""
     if importlib.util.find_spec("torch") is None:
         sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def keep_templates() -> None:
-    """Compile each text of a template once: smolagents does it at every use, which is most of making an agent."""
-    smolagents.agents.Template = lru_cache(maxsize=MOST_PROMPTS)(Template)  # type: ignore[attr-defined, assignment]
+def cache_templates() -> None:
+    """Compile each template text once: smolagents does it at every use, which is most of the cost of an agent."""
+    smolagents.agents.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)  # type: ignore[attr-defined, assignment]
 
 
 def mark_default_loggers() -> None:
-    """Have agents make loggers that can be told from those that an author passes as `logger=`."""
+    """Make default loggers distinguishable from those that an author passes as `logger=`."""
     smolagents.agents.AgentLogger = DefaultLogger  # type: ignore[attr-defined]
 
 
-def make_thrifty(agent: MultiStepAgent) -> None:
-    """Replace two public methods and the default logger on this instance, and on its managed agents.
+def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> PromptBuilder | None:
+    """Patch this agent and its managed agents, and return the agent's prompt builder.
 
-    Prompts stay the same, and so does a logger that the author passed.
-    An agent class with methods of its own keeps them.
+    The prompts stay the same. An author's logger stays, and so do methods that the agent's class overrides.
+    Returns None if the class builds its messages itself.
     """
     if type(agent.logger) is DefaultLogger and agent.logger.level in _SILENT:
         agent.logger = agent.monitor.logger = SilentLogger()
-    kind = type(agent)
-    if kind.initialize_system_prompt in _KNOWN_PROMPTS:
-        agent.initialize_system_prompt = _KeptPrompt(agent)  # type: ignore[method-assign]
-    if kind.write_memory_to_messages is MultiStepAgent.write_memory_to_messages:
-        agent.write_memory_to_messages = ShownMemory(agent)  # type: ignore[method-assign]
+    if type(agent).initialize_system_prompt in _KNOWN_PROMPTS:
+        agent.initialize_system_prompt = _CachedSystemPrompt(agent)  # type: ignore[method-assign]
     if type(agent.step_callbacks) is CallbackRegistry:
-        agent.step_callbacks = KeptCallbacks(agent.step_callbacks)
+        agent.step_callbacks = CachedCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
-        make_thrifty(managed)
-
-
-def shown_memory_of(agent: MultiStepAgent, own_policies: dict[str, Function]) -> ShownMemory | None:
-    """Give what stands for a thrifty agent's `write_memory_to_messages`; nothing where its class has its own."""
-    shown = agent.write_memory_to_messages
-    if not isinstance(shown, ShownMemory):
+        patch_agent(managed, {})
+    if type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
         return None
-    shown.own(own_policies)
-    return shown
+    builder = PromptBuilder(agent, own_policies)
+    agent.write_memory_to_messages = builder  # type: ignore[method-assign]
+    return builder
 
 
-class KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
-    """Calls an agent's callbacks, each of which is looked at once: smolagents inspects its signature at every step.
+class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
+    """Callback registry that inspects each signature once; smolagents does so at every step.
 
-    They run inside the context manager that `around` returns for the step.
+    The callbacks run inside the context manager that `around` returns for the step.
     """
 
     def __init__(self, registry: CallbackRegistry) -> None:
@@ -106,11 +99,11 @@ class KeptCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
 
 
 class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
-    """The logger of an agent whose author passed none."""
+    """Logger of an agent whose author passed none."""
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
-    """Prints nothing and builds nothing to print: prompts and answers are not for a service's output."""
+    """Logger that neither prints nor formats: prompts and answers do not belong in a service's output."""
 
     def __init__(self) -> None:
         super().__init__(level=LogLevel.OFF, console=Console(quiet=True))
@@ -121,24 +114,24 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
 
 
-class _KeptPrompt:
-    """The rendered system prompt, shared by all agents into whose prompt the same goes."""
+class _CachedSystemPrompt:
+    """Rendered system prompt, shared by all agents with the same inputs."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
 
     def __call__(self) -> str:
-        ingredients = _ingredients(self._agent)
-        prompt = _rendered.get(ingredients)
+        inputs = _prompt_inputs(self._agent)
+        prompt = _rendered.get(inputs)
         if prompt is None:
             prompt = type(self._agent).initialize_system_prompt(self._agent)
-            if len(_rendered) >= MOST_PROMPTS:
+            if len(_rendered) >= MAX_CACHED_PROMPTS:
                 _rendered.clear()
-            _rendered[ingredients] = prompt
+            _rendered[inputs] = prompt
         return prompt
 
 
-def _ingredients(agent: MultiStepAgent) -> tuple[Hashable, ...]:
+def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
     tools = [
         (name, tool.__class__, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
         for name, tool in agent.tools.items()

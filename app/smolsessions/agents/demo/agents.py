@@ -25,7 +25,7 @@ from smolsessions.agents.demo.rules import (
     Part,
     Turn,
     short,
-    summed_up,
+    summarize_by_rules,
     understand,
 )
 from smolsessions.agents.demo.tools import TOOLS
@@ -100,7 +100,7 @@ class RuleModel(Model):
         **_: Any,
     ) -> ChatMessage:
         if not (stop_sequences or tools_to_call_from) and text_in(messages[0]) == INSTRUCTION:
-            content = summed_up(text_in(messages[-1]))
+            content = summarize_by_rules(text_in(messages[-1]))
             return ChatMessage(MessageRole.ASSISTANT, content, token_usage=TokenUsage(0, len(content.split())))
         turn = Turn.current(messages)
         if FORCED_FAILURE.fullmatch(turn.task):

@@ -40,7 +40,7 @@ HELP = """I am a small set of rules and no language model (LLM). I know a few En
 Several can be joined: What is 12 * 7 and what time is it?"""
 
 
-def summed_up(text: str) -> str:
+def summarize_by_rules(text: str) -> str:
     """Sum a conversation up as rules can: what was asked, and the results, each cut short."""
     before, found = _SUMMARY.match(text), _TOLD.findall(text)
     told = [f"{'Asked' if kind == TASK else 'Result'}: {' '.join(what.split())[:SUM_CHARS]}" for kind, what in found]

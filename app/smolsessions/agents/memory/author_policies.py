@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
-from smolsessions.agents.memory.policies import check_own
+from smolsessions.agents.memory.policies import check_own_rules
 from smolsessions.core.errors import InvalidRequestError, StartError
 from smolsessions.core.policies import policy_of, what_is_wrong
 
 if TYPE_CHECKING:
-    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.core.policies import Policy
 
 
-def own_policies_of(name: str, agent: MultiStepAgent) -> dict[str, Function]:
+def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:
     """Import the functions `(steps) -> steps` that are listed as `own_policies`."""
     named = getattr(agent, "own_policies", ())
     if not isinstance(named, list | tuple):
@@ -34,11 +34,11 @@ def own_policies_of(name: str, agent: MultiStepAgent) -> dict[str, Function]:
     return functions
 
 
-def policy_of_agent(name: str, agent: MultiStepAgent, own: dict[str, Function]) -> Policy:
+def agent_policy(name: str, agent: MultiStepAgent, own: dict[str, PolicyFunction]) -> Policy:
     """Read what is written as `memory_policy` (without it nothing is bounded), and check `summary_model`."""
     try:
         policy = policy_of(getattr(agent, "memory_policy", []))
-        check_own(policy, own, "memory_policy")
+        check_own_rules(policy, own, "memory_policy")
     except ValidationError as error:
         raise StartError(f"the memory_policy of agent {name!r} is none: {what_is_wrong(error)}") from error
     except InvalidRequestError as error:
@@ -54,10 +54,10 @@ def policy_of_agent(name: str, agent: MultiStepAgent, own: dict[str, Function]) 
     return policy
 
 
-def _imported(name: str) -> Function:
+def _imported(name: str) -> PolicyFunction:
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute)
     if not callable(function):
         raise TypeError(f"{attribute} is no function")
-    called: Function = function
+    called: PolicyFunction = function
     return called

@@ -73,7 +73,7 @@ class Overlay:
             self.steps = {each: step for each, step in self.steps.items() if each in left}
 
 
-class Edits:
+class EditTracker:
     """Finds changes of an agent's memory that are not in the record yet."""
 
     def __init__(self, overlay: Overlay) -> None:
@@ -86,7 +86,7 @@ class Edits:
         """Until the first callback is called, all new steps are the agent's."""
         self._own: dict[int, MemoryStep] | None = None
 
-    def note_own(self, step: MemoryStep) -> None:
+    def expect_step(self, step: MemoryStep) -> None:
         """Take a step that the agent is about to add to its memory; callbacks are called with it before."""
         self._own = (self._own or {}) | {id(step): step}
 

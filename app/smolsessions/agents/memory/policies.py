@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,15 +24,15 @@ from smolsessions.core.policies import (
 )
 
 if TYPE_CHECKING:
-    from smolsessions.agents.memory.prompt_cache import Older
-    from smolsessions.agents.memory.step_weights import Weights
-    from smolsessions.agents.memory.token_scale import Prompts
+    from smolsessions.agents.memory.prompt_cache import RuleCache
+    from smolsessions.agents.memory.step_weights import StepCache
+    from smolsessions.agents.memory.token_scale import PromptTokens
     from smolsessions.core.policies import Policy, Rule
 
 log = logging.getLogger(__name__)
 
 Steps = Sequence[MemoryStep]
-Function = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
+PolicyFunction = Callable[[list[MemoryStep]], Sequence[MemoryStep]]
 CUT_SENTENCE = "… ({left} more characters were left out)"
 WORTH_CUTTING = 100  # characters: about as long as the words of what was left out
 _ALWAYS = (TaskStep, NoteStep)
@@ -46,17 +46,17 @@ class PolicyFailedError(ConflictError):
 
 
 @dataclass(frozen=True)
-class Toolbox:
+class RuleContext:
     """What rules need to know of an agent: what its steps weigh, what older ones were made to, its own functions."""
 
-    weights: Weights
-    own: dict[str, Function]
+    weights: StepCache
+    own: Mapping[str, PolicyFunction]
     """By import string."""
-    older: Older
-    prompts: Prompts
+    older: RuleCache
+    prompts: PromptTokens
 
 
-def bounded(steps: Steps, policy: Policy, tools: Toolbox) -> Steps:
+def apply_policy(steps: Steps, policy: Policy, tools: RuleContext) -> Steps:
     """Give what the model is shown of the steps, in their order; a step that is shown cut is a copy.
 
     Notes are always shown, but those that another one replaces. Raises `PolicyFailedError`.
@@ -66,13 +66,13 @@ def bounded(steps: Steps, policy: Policy, tools: Toolbox) -> Steps:
     return steps
 
 
-def begins_turn(steps: Steps, end: int | None = None) -> int:
+def turn_start(steps: Steps, end: int | None = None) -> int:
     """Give the place where the newest turn begins, of the steps before `end`."""
     places = range(len(steps) if end is None else end)
     return next((place for place in reversed(places) if isinstance(steps[place], TaskStep)), 0)
 
 
-def check_own(policy: Policy, own: dict[str, Function], pointer: str) -> None:
+def check_own_rules(policy: Policy, own: dict[str, PolicyFunction], pointer: str) -> None:
     """Refuse a policy that names a function which the agent does not list: it would run whatever a client names."""
     for place, rule in enumerate(policy):
         if isinstance(rule, OwnRule) and rule.name not in own:
@@ -82,11 +82,11 @@ def check_own(policy: Policy, own: dict[str, Function], pointer: str) -> None:
             )
 
 
-def _all(steps: Steps, _rule: Rule, _tools: Toolbox, _place: int) -> Steps:
+def _all(steps: Steps, _rule: Rule, _tools: RuleContext, _place: int) -> Steps:
     return steps
 
 
-def _last_steps(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+def _last_steps(steps: Steps, rule: Any, tools: RuleContext, place: int) -> Steps:
     summary = _summary_of(steps)
     left, start = rule.n, len(steps)
     while start > len(summary) and left:
@@ -96,7 +96,7 @@ def _last_steps(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
     return [*summary, *kept, *steps[start:]] if len(summary) + len(kept) < start else steps
 
 
-def _cut_observations(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+def _cut_observations(steps: Steps, rule: Any, tools: RuleContext, place: int) -> Steps:
     left, start = rule.keep_last_n, len(steps)
     while start and left:
         start -= 1
@@ -124,11 +124,11 @@ def _cut(step: ActionStep, max_length: int) -> ActionStep:
     return short
 
 
-def _within_budget(steps: Steps, rule: Any, tools: Toolbox, place: int) -> Steps:
+def _within_budget(steps: Steps, rule: Any, tools: RuleContext, place: int) -> Steps:
     """Keep a summary, notes, the newest turn's task and its last step, whatever they weigh; then the newest turns."""
     if not steps:
         return steps
-    weight, turn = tools.weights.estimate, begins_turn(steps)
+    weight, turn = tools.weights.estimate, turn_start(steps)
     notes, summary = tools.older.notes(place, steps, turn), _summary_of(steps) if turn else ()
     kept = {at for at in range(turn, len(steps)) if isinstance(steps[at], NoteStep)} | {turn, len(steps) - 1}
     left = rule.max_tokens / tools.prompts.scale().factor - tools.prompts.before
@@ -157,7 +157,7 @@ def _summary_of(steps: Steps) -> Steps:
     return steps[:1] if steps and isinstance(steps[0], SummaryStep) else ()
 
 
-def _summed_up(steps: Steps, _rule: Rule, tools: Toolbox, place: int) -> Steps:
+def _summed_up(steps: Steps, _rule: Rule, tools: RuleContext, place: int) -> Steps:
     """Give what is shown beside the newest summary: notes, the task that is played, and what it does not cover."""
     newest = next((at for at in reversed(range(len(steps))) if isinstance(steps[at], SummaryStep)), None)
     if newest is None:
@@ -167,12 +167,12 @@ def _summed_up(steps: Steps, _rule: Rule, tools: Toolbox, place: int) -> Steps:
     recent = [step for step in steps[covered:] if not isinstance(step, SummaryStep)]
     kept: list[MemoryStep] = [*tools.older.notes(place, steps, covered)]
     if covered and not any(isinstance(step, TaskStep) for step in recent):  # the turn that is played began before
-        began = begins_turn(steps, covered)
+        began = turn_start(steps, covered)
         kept += [steps[began]] if isinstance(steps[began], TaskStep) else []
     return [summary, *kept, *recent]
 
 
-def _own(steps: Steps, rule: Any, tools: Toolbox, _place: int) -> Steps:
+def _own(steps: Steps, rule: Any, tools: RuleContext, _place: int) -> Steps:
     """Call the operator's function with copies: what it changes in them is shown changed, and kept as it was."""
     name, weights = rule.name, tools.weights
     function = tools.own.get(name)
@@ -218,7 +218,7 @@ def _copied(step: MemoryStep) -> MemoryStep:
     return copied
 
 
-def _check_whole(shown: Steps, steps: Steps, rule: Any, tools: Toolbox) -> None:
+def _check_whole(shown: Steps, steps: Steps, rule: Any, tools: RuleContext) -> None:
     """A call without its result, or the same call twice, is what providers refuse."""
     as_they_were = {id(step) for step in steps}
     for step in shown:
@@ -238,7 +238,7 @@ def _ids(steps: Steps) -> Counter[str]:
     return Counter(call.id for step in steps if isinstance(step, ActionStep) for call in step.tool_calls or ())
 
 
-_RULES: dict[type, Callable[[Steps, Any, Toolbox, int], Steps]] = {
+_RULES: dict[type, Callable[[Steps, Any, RuleContext, int], Steps]] = {
     NoPruning: _all,
     KeepLastNSteps: _last_steps,
     PruneOldObservations: _cut_observations,

@@ -1,23 +1,23 @@
-"""What the model is shown of an agent's memory: bounded by the policy of the conversation, built once."""
+"""What the model is shown of an agent's memory: apply_policy by the policy of the conversation, built once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.memory.policies import Function, Toolbox, bounded
-from smolsessions.agents.memory.prompt_cache import CallIds, Messages, Older, Weighing
+from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, apply_policy
+from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMessages, StepTotals
 from smolsessions.agents.memory.step_types import replaced_notes
-from smolsessions.agents.memory.step_weights import Weights, text_in
-from smolsessions.agents.memory.token_scale import Prompts, note_shown
+from smolsessions.agents.memory.step_weights import StepCache, text_in
+from smolsessions.agents.memory.token_scale import PromptTokens, set_shown_estimate
 from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, Weighed, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
 
     Steps = Sequence[MemoryStep]
-    SumUp = Callable[[Steps, int], None]
+    Summarizing = Callable[[Steps, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,47 +41,43 @@ class _Without:
     estimate: int
 
 
-class ShownMemory:
+class PromptBuilder:
     """Stands for an agent's `write_memory_to_messages`."""
 
-    def __init__(self, agent: MultiStepAgent) -> None:
+    def __init__(self, agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> None:
         self._agent = agent
-        self._weights = Weights()
-        self._prompts = Prompts(agent, self._weights)
-        self._tools = Toolbox(self._weights, {}, Older(agent), self._prompts)
+        self._weights = StepCache()
+        self._prompts = PromptTokens(agent, self._weights)
+        self._tools = RuleContext(self._weights, own_policies, RuleCache(agent), self._prompts)
         self._calls = CallIds(agent)
-        self._messages = Messages(agent, self._weights)
-        self._shown = Weighing(agent, self._weights)
+        self._messages = StepMessages(agent, self._weights)
+        self._shown = StepTotals(agent, self._weights)
         self.policy: Policy = ()
-        self.sum_up: SumUp | None = None
+        self.summarize: Summarizing | None = None
         """Takes what is shown before a summary, and the tokens after which one is made; may add one to the memory."""
         self._last: tuple[Steps, Steps, int] = ((), (), 0)
         """What was shown the last time, and of what: the steps of a memory up to a place."""
 
-    def own(self, functions: dict[str, Function]) -> None:
-        """Take the agent's own policies, by their import strings."""
-        self._tools = replace(self._tools, own=functions)
-
-    def begin(self, policy: Policy) -> None:
+    def begin_turn(self, policy: Policy) -> None:
         """Bound by this from now on; nothing was left out yet."""
         self.policy = policy
         self._last = ((), (), 0)
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
-        if self.sum_up and not summary_mode:
+        if self.summarize and not summary_mode:
             for place, rule in enumerate(self.policy):
                 if isinstance(rule, Summarize):
-                    self.sum_up(self._bounded(self.policy[: place + 1]), rule.after_tokens)
+                    self.summarize(self._bounded(self.policy[: place + 1]), rule.after_tokens)
         shown = self._bounded(self.policy)
         self._last = (shown, self._agent.memory.steps, len(self._agent.memory.steps))
         if summary_mode:
             built = (self._weights.messages(step, summary_mode=True) for step in shown)
             return [*self._system(summary_mode=True), *chain.from_iterable(built)]
         messages = [*self._system(), *self._messages.of(shown)]
-        self._weights.forget_but(shown, self._agent.memory.steps)
+        self._weights.evict(shown, self._agent.memory.steps)
         return messages
 
-    def before_next(self, *, summary_mode: bool) -> list[ChatMessage]:
+    def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
         """Give what is shown before the next task, which counts as the turn that is played."""
         memory, task = self._agent.memory.steps, TaskStep("")
         memory.append(task)
@@ -101,16 +97,16 @@ class ShownMemory:
         """The ids of all calls in the memory, where a policy bounds it."""
         return self._calls.ids() if self.policy else ()
 
-    def note_shown(self, step: MemoryStep) -> None:
+    def record_estimate(self, step: MemoryStep) -> None:
         """Have a step that is over say what its prompt showed: what the model counted is of that."""
         if self.policy:
-            note_shown(step, self._messages.estimate())
+            set_shown_estimate(step, self._messages.estimate())
 
     def tokens(self, steps: Steps) -> int:
         """Give what steps weigh."""
         return self._prompts.scale().tokens(sum(map(self._weights.estimate, steps)))
 
-    def text_of(self, step: MemoryStep) -> str:
+    def step_text(self, step: MemoryStep) -> str:
         """Give a step as the model is shown it, without images."""
         return "\n".join(map(text_in, self._weights.messages(step)))
 
@@ -174,7 +170,7 @@ class ShownMemory:
         steps: Steps = self._agent.memory.steps
         if replaced := self._replaced(steps, len(steps)):
             steps = [step for step in steps if id(step) not in replaced]
-        return bounded(steps, policy, self._tools)
+        return apply_policy(steps, policy, self._tools)
 
     def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents import CodeAgent, ToolCallingAgent
 
 from smolsessions.agents.memory.step_types import NoteStep
-from smolsessions.agents.memory.step_weights import mark_of
+from smolsessions.agents.memory.step_weights import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-    from smolsessions.agents.memory.step_weights import Weights
+    from smolsessions.agents.memory.step_weights import StepCache
 
 RECENT = 8  # steps that are looked at again, whatever was known of them
 
 
-class Looked:
+class UnchangedPrefix:
     """The steps that were looked at the last time."""
 
     def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
@@ -56,17 +56,17 @@ class Looked:
         else:
             known = len(list(takewhile(bool, map(is_, islice(before, count), islice(steps, end)))))
         if self._compares:
-            marks, self._marks = self._marks, [mark_of(step) for step in islice(steps, end)]
+            marks, self._marks = self._marks, [content_of(step) for step in islice(steps, end)]
             known = len(list(takewhile(bool, map(eq, islice(marks, known), self._marks))))
         return min(known, max(0, count - RECENT))
 
 
-class Older:
+class RuleCache:
     """What rules make of older steps, each one alone."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
-        self._new = {at_contents: Looked(agent, at_contents=at_contents) for at_contents in (False, True)}
-        self._made: dict[Hashable, tuple[Looked, list[MemoryStep], list[int]]] = {}
+        self._new = {at_contents: UnchangedPrefix(agent, at_contents=at_contents) for at_contents in (False, True)}
+        self._made: dict[Hashable, tuple[UnchangedPrefix, list[MemoryStep], list[int]]] = {}
 
     def made(
         self,
@@ -104,7 +104,7 @@ class CallIds:
 
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
-        self._looked = Looked(agent)
+        self._looked = UnchangedPrefix(agent)
         self._ids: set[str] = set()
 
     def ids(self) -> Collection[str]:
@@ -118,12 +118,12 @@ class CallIds:
         return self._ids
 
 
-class Messages:
+class StepMessages:
     """The messages of the steps that are shown, one after the other."""
 
-    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+    def __init__(self, agent: MultiStepAgent, weights: StepCache) -> None:
         self._weights = weights
-        self._looked = Looked(agent, at_contents=True)
+        self._looked = UnchangedPrefix(agent, at_contents=True)
         self._steps: Sequence[MemoryStep] = ()
         self._messages: list[ChatMessage] = []
         self._ends = [0]
@@ -146,18 +146,18 @@ class Messages:
         return self._sums[-1]
 
 
-class Weighing:
+class StepTotals:
     """What steps weigh, and what they are copies of."""
 
-    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+    def __init__(self, agent: MultiStepAgent, weights: StepCache) -> None:
         self._weights = weights
-        self._looked = Looked(agent, at_contents=True)
+        self._looked = UnchangedPrefix(agent, at_contents=True)
         # Up to each place, so that the whole is at hand:
         self._estimates, self._characters, self._copies = [0], [0], [0]
         self.origins: list[int] = []
         """The `id` of the step that each one was made of; of those that are no copy, their own. Not to be changed."""
 
-    def of(self, steps: Sequence[MemoryStep], end: int | None = None) -> Weighing:
+    def of(self, steps: Sequence[MemoryStep], end: int | None = None) -> StepTotals:
         """Weigh these, up to `end`."""
         end = len(steps) if end is None else end
         known = self._looked.again(steps, end)

@@ -185,7 +185,7 @@ class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
         return self.pad.read()
 
 
-def give_scratchpad(name: str, agent: MultiStepAgent) -> None:
+def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
     """Add the tools to an agent that asks for them, and to none that it manages."""
     wanted = getattr(agent, "scratchpad", False)
     if not isinstance(wanted, bool):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Error = TypeVar("Error", bound=AgentError)
 
 
-def restore_fields(step: MemoryStep) -> list[str]:
+def repair_fields(step: MemoryStep) -> list[str]:
     """Replace the values of a wrong kind, in place, and return the names of their fields."""
     restored = []
     for kind, rules in _RULES:

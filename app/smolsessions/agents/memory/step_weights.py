@@ -33,7 +33,7 @@ class _Built:
     copies: dict[Hashable, MemoryStep] = field(default_factory=dict)
 
 
-class Weights:
+class StepCache:
     """Keeps what is made of steps. A step that a callback changed since is built again.
 
     The messages are shared between model calls: a model must not change those that it is given (smolagents' own copy).
@@ -84,11 +84,11 @@ class Weights:
         """
         built = self._at(step)
         copied, known = built.copies[name], built.copies.get((name, "changed"))
-        mark = mark_of(copied)
+        mark = content_of(copied)
         if mark == built.mark:
             return step
         del built.copies[name]
-        outdated = copied if known and mark_of(known) == mark else known
+        outdated = copied if known and content_of(known) == mark else known
         if outdated:
             self._origins.pop(id(outdated), None)
         if outdated is copied and known:
@@ -106,7 +106,7 @@ class Weights:
             step = found[1]
         return step
 
-    def forget_but(self, *kept_steps: Sequence[MemoryStep]) -> None:
+    def evict(self, *kept_steps: Sequence[MemoryStep]) -> None:
         """Let go of what no memory holds any more, now and then."""
         if len(self._built) <= NEAR * self._kept + ROOM:
             return
@@ -121,7 +121,7 @@ class Weights:
         self._kept = len(self._built)
 
     def _at(self, step: MemoryStep) -> _Built:
-        built, mark = self._built.get(id(step)), mark_of(step)
+        built, mark = self._built.get(id(step)), content_of(step)
         if built is None or built.step is not step or built.mark != mark:
             for one in built.copies.values() if built else ():
                 self._origins.pop(id(one), None)
@@ -137,7 +137,7 @@ def text_in(message: ChatMessage) -> str:
     return content or ""
 
 
-def mark_of(step: MemoryStep) -> tuple[object, ...]:
+def content_of(step: MemoryStep) -> tuple[object, ...]:
     """Give what a step's messages are made of; compared by identity first, so equal ones cost nothing.
 
     It is asked of each step that is shown at each model call.

@@ -24,7 +24,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
-from smolsessions.agents.memory.step_fields import error_of, restore_fields
+from smolsessions.agents.memory.step_fields import error_of, repair_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, name_of
@@ -74,7 +74,7 @@ class StepTooLargeError(ServiceError):
     code = "agent_error"
 
 
-def finished(step: MemoryStep) -> bool:
+def is_finished(step: MemoryStep) -> bool:
     """Tell a whole step from the half one that smolagents appends when a run is left in the middle of it."""
     return not isinstance(step, ActionStep) or step.error is not None or step.observations is not None
 
@@ -84,7 +84,7 @@ def strip(step: MemoryStep) -> None:
 
     The first are the repeated history, the provider's own object, and the frames of an error.
     """
-    if names := restore_fields(step):
+    if names := repair_fields(step):
         log.warning(
             "a callback left a value of a wrong kind in %s of a step; it was replaced: keep to smolagents' kinds",
             ", ".join(names),
@@ -136,7 +136,7 @@ def unpack(
         raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
     if not isinstance(step, Step):
         raise SealBrokenError("a stored step is no step")
-    restore_fields(step.step if isinstance(step, EditStep) and step.step else step)
+    repair_fields(step.step if isinstance(step, EditStep) and step.step else step)
     return step
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from smolsessions.agents.memory.policies import begins_turn
+from smolsessions.agents.memory.policies import turn_start
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.values.json_forms import text_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smolagents import Model, MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.memory.prompt_builder import ShownMemory
+    from smolsessions.agents.memory.prompt_builder import PromptBuilder
     from smolsessions.agents.run.model_proxy import ModelProxy
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ INSTRUCTION = (
 class Summarizer:
     """Adds summaries to an agent's memory; a summary is a step of its own, made by an effect of the turn."""
 
-    def __init__(self, agent: MultiStepAgent, shown: ShownMemory, model: Model | None) -> None:
+    def __init__(self, agent: MultiStepAgent, shown: PromptBuilder, model: Model | None) -> None:
         """`model` is the agent's `summary_model`; without one its own is asked."""
         self._agent = agent
         self._shown = shown
@@ -56,12 +56,12 @@ class Summarizer:
         turn = sum(isinstance(step, TaskStep) for step in memory)
         if turn == self._failed_in:
             return
-        recent = memory[begins_turn(memory) :]
+        recent = memory[turn_start(memory) :]
         if self._shown.tokens(recent) > after_tokens * RECENT_SHARE:
             recent = memory[-1:]
         kept = {id(step) for step in recent}
         old = [step for step in steps if id(step) not in kept and not isinstance(step, NoteStep)]
-        task = memory[begins_turn(memory)]  # is shown all the same as long as its turn is played
+        task = memory[turn_start(memory)]  # is shown all the same as long as its turn is played
         fresh = [step for step in old if not isinstance(step, SummaryStep) and step is not task]
         if self._shown.tokens(fresh) <= after_tokens * WORTH_SHARE:
             return
@@ -101,7 +101,7 @@ class Summarizer:
             if part and weight + tokens > most:
                 yield "\n\n".join(part)
                 part, weight = [], 0
-            part.append(self._shown.text_of(step))
+            part.append(self._shown.step_text(step))
             weight += tokens
         if part:
             yield "\n\n".join(part)

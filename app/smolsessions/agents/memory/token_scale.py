@@ -10,7 +10,7 @@ from smolagents import ToolCallingAgent
 from smolagents.memory import ActionStep
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.prompt_cache import Weighing
+from smolsessions.agents.memory.prompt_cache import StepTotals
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
-    from smolsessions.agents.memory.step_weights import Weights
+    from smolsessions.agents.memory.step_weights import StepCache
 
 NEWEST = 20  # steps among which a count is looked for
 LEAST = 0.5  # of the estimate: a count of less is not one of the whole prompt (some leave out what they had cached)
@@ -41,15 +41,15 @@ class Scale:
         return round(estimated * self.factor)
 
 
-class Prompts:
+class PromptTokens:
     """What the prompts of an agent weigh, by its memory alone: a replay in another process finds the same."""
 
-    def __init__(self, agent: MultiStepAgent, weights: Weights) -> None:
+    def __init__(self, agent: MultiStepAgent, weights: StepCache) -> None:
         self._agent = agent
         self._known: tuple[object, int] = (None, 0)
-        self._weighing = Weighing(agent, weights)
+        self._weighing = StepTotals(agent, weights)
 
-    def weighed(self, steps: Sequence[MemoryStep], end: int | None = None) -> Weighing:
+    def weighed(self, steps: Sequence[MemoryStep], end: int | None = None) -> StepTotals:
         """Give what the steps of the memory weigh, up to `end`."""
         return self._weighing.of(steps, end)
 
@@ -82,7 +82,7 @@ class Prompts:
         return Scale()
 
 
-def note_shown(step: MemoryStep, estimated: int) -> None:
+def set_shown_estimate(step: MemoryStep, estimated: int) -> None:
     """Note with an action's step how many tokens of steps its prompt showed, as estimated."""
     vars(step)[_SHOWN] = estimated
 

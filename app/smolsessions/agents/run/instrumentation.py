@@ -10,7 +10,7 @@ from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPy
 from smolagents.memory import ActionStep, PlanningStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.memory.steps import finished
+from smolsessions.agents.memory.steps import is_finished
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.tool_proxy import (
     AgentProxy,
@@ -125,5 +125,5 @@ def _timeout_of(agent: CodeAgent) -> float | None:
 def _show_finished(context: RunContext, step: MemoryStep) -> None:
     """Show a managed agent's step, which is kept nowhere."""
     agent_run = context.agent_run
-    if agent_run and finished(step) and (event := agent_run.finish(step)):
+    if agent_run and is_finished(step) and (event := agent_run.finish(step)):
         agent_run.recorder.tell(event)

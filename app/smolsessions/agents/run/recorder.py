@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep
 
-from smolsessions.agents.memory.step_fields import restore_fields
+from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.run.cancellation import TurnStopped
 from smolsessions.agents.run.effects import Effect, raised
 from smolsessions.agents.run.journal import Journal
@@ -254,7 +254,7 @@ class AgentRun:
         self._asked.clear()
         if where is None or not isinstance(step, ActionStep | PlanningStep):
             return None
-        restore_fields(step)  # of a managed agent; the others are restored before they are packed
+        repair_fields(step)  # of a managed agent; the others are restored before they are packed
         usage, duration = step.token_usage, step.timing.duration
         error = getattr(step, "error", None)
         observations = getattr(step, "observations", None)

@@ -18,12 +18,12 @@ from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.memory_edits import Edits
+from smolsessions.agents.memory.memory_edits import EditTracker
 from smolsessions.agents.memory.policies import PolicyFailedError
 from smolsessions.agents.memory.prompt_cache import CallIds, may_change_steps
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
-from smolsessions.agents.memory.steps import Step, StepTooLargeError, finished, pack, step_type, strip, unpack
+from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.run.agent_state import AgentState
 from smolsessions.agents.run.cancellation import ReplayDivergedError, TurnStopped
@@ -32,7 +32,7 @@ from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_s
 from smolsessions.agents.run.instrumentation import instrument
 from smolsessions.agents.run.recorder import AgentRun, Recorder
 from smolsessions.agents.run.tool_proxy import proxy_tools
-from smolsessions.agents.smolagents_patches import KeptCallbacks, make_thrifty, shown_memory_of
+from smolsessions.agents.smolagents_patches import CachedCallbacks, patch_agent
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes, images_in, output_images
 from smolsessions.agents.values.json_forms import labelled, plain, text_of
 from smolsessions.agents.values.truncation import joined
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.memory.memory_edits import Overlay
-    from smolsessions.agents.memory.policies import Function
+    from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.agents.run.journal import Journal
     from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.events import StepEvent
@@ -81,22 +81,22 @@ class AgentSession:
         fork_client: ForkClient,
         *,
         policy: Policy = (),
-        own_policies: dict[str, Function] | None = None,
+        own_policies: dict[str, PolicyFunction] | None = None,
     ) -> None:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
         self._agent = agent
         self._carries = tuple(carries)
         agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
-        make_thrifty(agent)
-        self._edits = Edits(overlay) if may_change_steps(agent) else None
+        self._prompt_builder = patch_agent(agent, own_policies or {})
+        self._edits = EditTracker(overlay) if may_change_steps(agent) else None
         self._policy = policy
         self._calls = CallIds(agent)
-        self._shown = shown_memory_of(agent, own_policies or {})
         if isinstance(agent, CodeAgent) and (overlay.has_gaps or not self._edits):
             agent.step_callbacks.register(ActionStep, self._name_calls_apart)
-        if self._shown:
-            agent.step_callbacks.register(ActionStep, self._shown.note_shown)
-            self._shown.sum_up = Summarizer(agent, self._shown, getattr(agent, "summary_model", None))
+        if self._prompt_builder:
+            agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
+            summary_model = getattr(agent, "summary_model", None)
+            self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
         self._tree = instrument(agent, fork_client, self._carries)
         self._state = AgentState(self._tree, variables)
         self._scratchpad = scratchpad_of(agent)
@@ -115,7 +115,7 @@ class AgentSession:
     ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
         outcome = self._run_turn(turn, given, stage, past, self._policy if policy is None else policy)
-        return replace(outcome, left_out=self._shown.left_out()) if self._shown else outcome
+        return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
 
     def _run_turn(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None, policy: Policy) -> Outcome:
         recorder = Recorder(stage, turn.attempts, past)
@@ -190,13 +190,13 @@ class AgentSession:
 
         Also what another release of the agent is made with.
         """
-        if not self._shown:
+        if not self._prompt_builder:
             return
         if is_replay:
             policy = policy_of(from_json(journal.chosen(POLICY) or b"[]"))
         elif policy:
             journal.once(POLICY, lambda: to_json(policy_data(policy)))
-        self._shown.begin(policy)
+        self._prompt_builder.begin_turn(policy)
 
     def _name_calls_apart(self, step: ActionStep) -> None:
         """Give the block of code an id of its own: smolagents counts the steps in memory, which a prune makes fewer."""
@@ -257,8 +257,8 @@ class StepWriter:
         past: Past | None,
     ) -> None:
         self._agent = agent
-        self._edits: Edits | None = None
-        self._callbacks: KeptCallbacks | None = None
+        self._edits: EditTracker | None = None
+        self._callbacks: CachedCallbacks | None = None
         self._turn = turn
         self._carries = carries
         self._stage = stage
@@ -285,11 +285,11 @@ class StepWriter:
         last = self._memory.steps[-1] if self._memory.steps else None
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
-    def watch(self, edits: Edits, agent: MultiStepAgent) -> None:
+    def watch(self, edits: EditTracker, agent: MultiStepAgent) -> None:
         """Record steps before the author's callbacks may take them away, and edits afterwards."""
         self._edits = edits
         edits.begin_turn()
-        if isinstance(agent.step_callbacks, KeptCallbacks):
+        if isinstance(agent.step_callbacks, CachedCallbacks):
             self._callbacks = agent.step_callbacks
             self._callbacks.around = self._around_callbacks
 
@@ -302,7 +302,7 @@ class StepWriter:
         """Record the steps so far, and the present one if its callbacks fail: smolagents drops it then."""
         self.keep_whole()
         if self._edits:
-            self._edits.note_own(step)
+            self._edits.expect_step(step)
         memory, before = self._memory, list(self._memory.steps)
         try:
             yield
@@ -325,7 +325,7 @@ class StepWriter:
         elif len(self._memory.steps) == self._looked_at:  # asked at every event of the run
             return
         self._looked_at = len(self._memory.steps)
-        self._keep(list(itertools.takewhile(finished, self._memory.steps[self._next :])))
+        self._keep(list(itertools.takewhile(is_finished, self._memory.steps[self._next :])))
 
     def keep_whole(self) -> None:
         """Pack all new steps while none is half: a callback may have taken from one what tells that it is finished."""

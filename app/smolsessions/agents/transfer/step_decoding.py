@@ -12,7 +12,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error
-from smolsessions.agents.memory.token_scale import note_shown
+from smolsessions.agents.memory.token_scale import set_shown_estimate
 from smolsessions.agents.transfer.document_models import (
     Count,
     ImageName,
@@ -149,7 +149,7 @@ class ActionIn(StepIn):
             is_final_answer=self.is_final_answer,
         )
         if self.shown_estimate is not None:
-            note_shown(step, self.shown_estimate)
+            set_shown_estimate(step, self.shown_estimate)
         return step
 
 
