@@ -29,7 +29,7 @@ VERBS = (
 PHRASES = {
     r"^Gives?\b": "write Return or Yield",
     r"^(What|Who|Where)\b": "open with the noun",
-    rf"\b(what|who|where) ({VERBS})\b(?! wrong)": "name the thing",
+    rf"\b(what|where) ({VERBS})\b(?! wrong)": "name the thing",
     r"\b([Ww]hoever|[Nn]obody|[Ss]omebody)\b": "name the process, the caller or the reader",
     r"\b[Bb]ut for\b": "write except",
     r"\b[Tt]here (is|are|was|were)\b": "make the thing the subject",
@@ -96,7 +96,7 @@ def _of_docs(file: Path) -> Iterator[Line]:
 def _sentences(number: int, text: str) -> Iterator[tuple[int, str]]:
     """Yield each sentence with the number of the line that it begins in."""
     for block in re.split(r"(\n\s*\n|\n(?= *[-*] |    ))", text):
-        for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`])", block.strip()):
+        for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`¹²³⁴])", block.replace("**", "").strip()):
             words = " ".join(sentence.split())
             if words and not words.startswith(">>>"):
                 yield number + text[: text.find(sentence)].count("\n"), words
