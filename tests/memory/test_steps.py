@@ -27,7 +27,7 @@ from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import EditStep
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, strip, unpack
 from smolsessions.agents.values.images import image_from_bytes
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
 from tests.support.service import AGENTS, Service
@@ -651,7 +651,7 @@ def test_what_is_shown_of_a_value_is_bounded(kind: type) -> None:
     for _ in range(60):  # two to the power of sixty leaves
         value = {"a": value, "b": value} if kind is dict else kind([value, value])
     began = time.monotonic()
-    assert len(json.dumps(plain(value))) < 60_000_000
+    assert len(json.dumps(json_form(value))) < 60_000_000
     assert time.monotonic() - began < 20
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.memory.steps import Step, pack, strip, unpack
 from smolsessions.agents.transfer import documents
-from smolsessions.agents.transfer.variables import Place
+from smolsessions.agents.transfer.variables import ImportTarget
 from smolsessions.core.document_format import FORMAT, VERSION, read_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smolsessions.core.records import Imported, Portable
 
 MAX_PIXELS = 1_000_000
-CODE = {"": Place(4_000_000, frozenset({"notes"}))}
+CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
 
 
 def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
@@ -51,9 +51,9 @@ def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
     return document_of(exported(steps), **more)
 
 
-def taken_in(document: Any, places: dict[str, Place] | None = None) -> Imported:
+def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> Imported:
     """Take in a document that came as the bytes of its JSON."""
-    return documents.take_in(
+    return documents.import_document(
         read_json(json.dumps(document, allow_nan=False).encode()), CODE if places is None else places, MAX_PIXELS
     )
 

@@ -328,7 +328,7 @@ def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json
     if through_json:
         steps = json.loads(json.dumps(steps, default=str))
     data = {"format": MEMORY_FORMAT, "steps": [SystemPromptStep("You are.").dict(), *steps]}
-    back = documents.take_in(data, {}, MAX_PIXELS)
+    back = documents.import_document(data, {}, MAX_PIXELS)
     assert [shown(step) for step in steps_of(back)] == [shown(step) for step in agent.memory.steps]
     tasks = [isinstance(step, TaskStep) for step in agent.memory.steps]
     assert [step.turn for step in back.steps] == [sum(tasks[: index + 1]) for index in range(len(tasks))]
@@ -340,7 +340,7 @@ def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json
 
 def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:
     steps = [action().dict(), TaskStep("a").dict(), action().dict(), TaskStep("b").dict()]
-    back = documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
+    back = documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
     assert [step.turn for step in back.steps] == [1, 2, 2, 3]
 
 
@@ -348,7 +348,7 @@ def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> No
 def test_a_role_is_taken_in_any_of_its_forms(role: object) -> None:
     message = {"role": role, "content": {"a": 1}, "tool_calls": None, "raw": object(), "token_usage": None}
     step = action().dict() | {"model_output_message": message}
-    (back,) = steps_of(documents.take_in({"format": MEMORY_FORMAT, "steps": [step]}, {}, MAX_PIXELS))
+    (back,) = steps_of(documents.import_document({"format": MEMORY_FORMAT, "steps": [step]}, {}, MAX_PIXELS))
     assert isinstance(back, ActionStep)
     assert back.model_output_message
     assert back.model_output_message.role is MessageRole.ASSISTANT
@@ -361,7 +361,8 @@ def test_smolagents_images_are_refused_with_the_step_that_has_them(member: str) 
     of_action = action(observations_images=[PIL.Image.new("L", (2, 2))]).dict()
     steps = [TaskStep("a").dict(), of_task if member == "task_images" else of_action]
     assert (
-        pointer_of(lambda: documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, 1)) == f"/steps/1/{member}"
+        pointer_of(lambda: documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, 1))
+        == f"/steps/1/{member}"
     )
 
 
@@ -443,7 +444,7 @@ WRONG_STEPS: list[tuple[Any, str]] = [
 def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
     data = document([TaskStep("before")])
     data["steps"].append(step)
-    assert pointer_of(lambda: documents.take_in(data, CODE, MAX_PIXELS)) == f"/steps/1{where}"
+    assert pointer_of(lambda: documents.import_document(data, CODE, MAX_PIXELS)) == f"/steps/1{where}"
 
 
 @pytest.mark.parametrize(
@@ -470,12 +471,12 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
     ],
 )
 def test_a_document_that_is_wrong_is_refused_with_the_place(change: dict[str, Any], where: str) -> None:
-    assert pointer_of(lambda: documents.take_in(document([]) | change, CODE, MAX_PIXELS)) == where
+    assert pointer_of(lambda: documents.import_document(document([]) | change, CODE, MAX_PIXELS)) == where
 
 
 @pytest.mark.parametrize("data", [None, [], "steps", 1, nested(100_000)])
 def test_what_is_no_document_is_refused(data: Any) -> None:
-    assert pointer_of(lambda: documents.take_in(data, CODE, MAX_PIXELS)) == ""
+    assert pointer_of(lambda: documents.import_document(data, CODE, MAX_PIXELS)) == ""
 
 
 @pytest.mark.parametrize(
@@ -492,7 +493,10 @@ def test_what_is_no_document_is_refused(data: Any) -> None:
 )
 def test_a_step_of_smolagents_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
     steps = [TaskStep("t").dict(), step]
-    assert pointer_of(lambda: documents.take_in({"format": MEMORY_FORMAT, "steps": steps}, {}, 1)) == f"/steps/1{where}"
+    assert (
+        pointer_of(lambda: documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, 1))
+        == f"/steps/1{where}"
+    )
 
 
 def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
@@ -515,7 +519,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     data = with_images(png(1000, 1000), shows=500)
     data["steps"] *= 2000  # each on its own, their pixels would take 125 GB as they are shown, 250 MB as they are read
     catalog = Catalog([("scripted", agents.make_scripted)])
-    imported = catalog.take_in(AgentName("scripted"), data, MAX_PIXELS)
+    imported = catalog.import_document(AgentName("scripted"), data, MAX_PIXELS)
     steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments
     assert catalog.export(AgentName("scripted"), steps, attachments, {}).images == data["images"]
     session = catalog.build(AgentName("scripted"), steps, attachments, {})
@@ -587,7 +591,7 @@ def test_a_document_with_any_part_replaced_is_taken_in_or_refused(seed: int, val
     parent, name = random.Random(seed).choice(places)
     parent[name] = value
     try:
-        documents.take_in(data, CODE, MAX_PIXELS)
+        documents.import_document(data, CODE, MAX_PIXELS)
     except InvalidRequestError as error:
         json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
 

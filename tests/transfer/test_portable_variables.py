@@ -22,7 +22,7 @@ from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import Variables
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
-from smolsessions.agents.transfer.variables import Place, export_variables, places_of
+from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
 from tests.support import agents
 from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, taken_in
@@ -196,7 +196,7 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
         ("state", "when"),
         ("tool", "bag"),
     ]
-    imported = taken_in(document_of(portable), {**CODE, "helper": Place(None, frozenset())}).variables
+    imported = taken_in(document_of(portable), {**CODE, "helper": ImportTarget(None, frozenset())}).variables
     assert loads(loads(imported[":state"])["count"]) == {"a": [1, 2.5]}
     assert loads(imported[":tool:notes"]) == ["a", {"b": None}]
     assert {name: imported[name] for name in (":reset:bag", ":gone", ":told")} == {
@@ -342,8 +342,8 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("variables", "where"), WRONG)
 def test_variables_that_are_wrong_are_refused_with_the_place(variables: Any, where: str) -> None:
     data = document_of(exported()) | {"variables": variables}
-    places = {**CODE, "helper": Place(None, frozenset())}
-    assert pointer_of(lambda: documents.take_in(data, places, MAX_PIXELS)).startswith(where)
+    places = {**CODE, "helper": ImportTarget(None, frozenset())}
+    assert pointer_of(lambda: documents.import_document(data, places, MAX_PIXELS)).startswith(where)
 
 
 class Notes(Tool):  # type: ignore[misc, unused-ignore]
@@ -375,10 +375,10 @@ def test_an_agents_places_are_those_of_its_family() -> None:
     threaded = quiet(CodeAgent, tools=[], name="threaded", description="Codes.")
     threaded.executor = "thread"
     head = quiet(ToolCallingAgent, tools=[agents.echo], managed_agents=[coder, threaded])
-    assert places_of(head) == {
-        "": Place(None, frozenset()),
-        "coder": Place(2 * MB, frozenset({"notes"})),
-        "threaded": Place(None, frozenset()),
+    assert import_targets(head) == {
+        "": ImportTarget(None, frozenset()),
+        "coder": ImportTarget(2 * MB, frozenset({"notes"})),
+        "threaded": ImportTarget(None, frozenset()),
     }
 
 

@@ -33,8 +33,8 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.smolagents_patches import cache_templates, mark_default_loggers, skip_torch_lookup
 from smolsessions.agents.transfer import documents
-from smolsessions.agents.transfer.variables import Place, places_of
-from smolsessions.agents.values.images import image_from_bytes, picture_file
+from smolsessions.agents.transfer.variables import ImportTarget, import_targets
+from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, Usage, with_gaps
 
@@ -72,7 +72,7 @@ class _Entry:
     executors: frozenset[str]
     """Where the code of the agent and of those that it manages runs."""
     own_policies: dict[str, PolicyFunction]
-    places: dict[str, Place]
+    places: dict[str, ImportTarget]
     """What it can take of variables that are imported, by its agents' paths."""
 
 
@@ -210,13 +210,13 @@ class Catalog:
         """Give steps, images and variables as JSON data."""
         return documents.export(steps, attachments, variables, self._entry(name).carries)
 
-    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
         """Make steps and pieces of such data, or of what smolagents' own memory gives."""
-        return documents.take_in(data, self._entry(name).places, max_pixels)
+        return documents.import_document(data, self._entry(name).places, max_pixels)
 
     def picture(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
-        return picture_file(data)
+        return browser_image(data)
 
     def usage(self, past: Past) -> Usage:
         """Return the tokens of the model calls that a turn's journal holds."""
@@ -321,7 +321,7 @@ def _checked(name: str, factory: Callable[[], MultiStepAgent]) -> _Entry:
     preload = frozenset(module.removesuffix(".*") for module in imports if module != "*")
     preload |= {kind.__module__ for kind in carries} if family else set()
     executors = frozenset(place for agent in _family(first) if (place := code_runs_in(agent)))
-    return _Entry(factory, info, tuple(carries), preload, executors, own_policies, places_of(first))
+    return _Entry(factory, info, tuple(carries), preload, executors, own_policies, import_targets(first))
 
 
 def _check_tools(name: str, first: MultiStepAgent, second: MultiStepAgent) -> None:

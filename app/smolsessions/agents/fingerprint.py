@@ -8,7 +8,7 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.json_forms import json_form
 
 if TYPE_CHECKING:
     from smolagents import MultiStepAgent
@@ -40,12 +40,12 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         "kind": type(agent).__qualname__,
         "model": [type(agent.model).__qualname__, str(getattr(agent.model, "model_id", ""))],
         "system_prompt": _DATE.sub("", str(agent.initialize_system_prompt())),
-        "templates": _DATE.sub("", json.dumps(plain(dict(agent.prompt_templates)))),
+        "templates": _DATE.sub("", json.dumps(json_form(dict(agent.prompt_templates)))),
         "instructions": _DATE.sub("", str(agent.instructions)),
-        **{name: plain(getattr(agent, name, None)) for name in _OPTIONS},
+        **{name: json_form(getattr(agent, name, None)) for name in _OPTIONS},
     }
     for name, tool in agent.tools.items():
-        parts[f"tool {name}"] = [tool.description, plain(tool.inputs), tool.output_type]
+        parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]
     found = {f"{path}:{name}": part for name, part in parts.items()}
     for name, managed in agent.managed_agents.items():
         found |= _parts(managed, f"{path}/{name}")

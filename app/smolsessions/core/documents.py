@@ -154,7 +154,7 @@ _ENVELOPE, _MEMORY = TypeAdapter(_Envelope), TypeAdapter(_Memory)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ParsedDocument:
     """A document, its outer part checked; `memory` is what the agents' room takes in."""
 
     agent: AgentName | None
@@ -188,7 +188,7 @@ def document_of(record: Record, portable: Portable) -> dict[str, Any]:
     }
 
 
-def opened(document: Any) -> Opened:
+def parse_document(document: Any) -> ParsedDocument:
     """Read the outer part of a document. Raises `InvalidRequestError`."""
     kind = document.get("format") if isinstance(document, dict) else None
     if kind not in FORMATS:
@@ -209,7 +209,7 @@ def opened(document: Any) -> Opened:
         memory |= {"version": VERSION, "images": told.images, "variables": told.variables}
         _check_numbers(told.turns)
         _check_rollbacks(told.rollbacks, len(told.turns))
-    return Opened(
+    return ParsedDocument(
         agent=None if told.agent is None else AgentName(told.agent),
         metadata=told.metadata,
         policy=None if told.policy is None else tuple(told.policy),
@@ -219,7 +219,7 @@ def opened(document: Any) -> Opened:
     )
 
 
-def turns_of(told: Opened, version: AgentVersion, last: int, now: float) -> list[Turn]:
+def imported_turns(told: ParsedDocument, version: AgentVersion, last: int, now: float) -> list[Turn]:
     """Make the records of a document's turns; where it tells of none, bare ones of its tasks.
 
     `last` is the number of the last turn that has a step; `now` is when they were brought in.

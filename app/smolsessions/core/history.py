@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.documents import document_of, opened, turns_of
+from smolsessions.core.documents import document_of, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError
 from smolsessions.core.records import Brought, Draft, Ref, with_gaps
 
@@ -85,13 +85,13 @@ class Memories:
         self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
     ) -> Conversation:
         """Make a conversation of a document; its agent is the document's, unless another one is named."""
-        told = opened(document)
+        told = parse_document(document)
         name = self._conversations.known(told.agent if agent is None else agent)
-        given = await asyncio.to_thread(self._agents.take_in, name, told.memory, self._max_pixels)
+        given = await asyncio.to_thread(self._agents.import_document, name, told.memory, self._max_pixels)
         draft = Draft(told.metadata, told.policy)
         self._conversations.check(name, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
-        turns = tuple(replace(turn, ref=ref) for turn in turns_of(told, version, last, time.time()))
+        turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, version, last, time.time()))
         return await self._store.adopt(ref, name, draft, Brought(turns, told.jumps, given))

@@ -513,7 +513,7 @@ class Agents(Protocol):
         """
         ...
 
-    def take_in(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
         """Make steps and pieces of a document's `format`, `version`, `steps`, `images` and `variables`; in a thread.
 
         Its steps may be smolagents' own (`MEMORY_FORMAT`). `max_pixels` bounds a step's images together.

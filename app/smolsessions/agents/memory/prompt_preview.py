@@ -8,7 +8,7 @@ from smolagents.memory import SystemPromptStep
 
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -61,6 +61,6 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
     if part.get("type") != "image":
-        return {"type": "text", "text": plain(part.get("text", ""))}
+        return {"type": "text", "text": json_form(part.get("text", ""))}
     (image,) = stored_images([part["image"]])
     return {"type": "image", "name": image.name, "width": image.width, "height": image.height}

@@ -18,7 +18,7 @@ from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.values import loads
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Scratchpad:
 
     def write(self, text: str, replaces: int | None) -> int:
         """Take a note and give its number. One that is there already is not taken twice: a call may be made again."""
-        text = text_of(text).strip()
+        text = utf8_text(text).strip()
         with self._lock:
             expected = [note for note in self._expected if note.number not in self._known]
             for note in [*self._live.values(), *expected]:

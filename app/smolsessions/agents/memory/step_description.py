@@ -8,7 +8,7 @@ from smolagents.memory import ActionStep, PlanningStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.values.images import images_in, stored_images
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.json_forms import json_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 def describe(step: MemoryStep) -> dict[str, Any]:
     """Give what the step holds; images by name and size."""
     if isinstance(step, TaskStep):
-        return {"task": plain(step.task), "images": _images(step.task_images)}
+        return {"task": json_form(step.task), "images": _images(step.task_images)}
     if isinstance(step, PlanningStep):
-        return {"plan": plain(step.plan), **_cost(step)}
+        return {"plan": json_form(step.plan), **_cost(step)}
     if isinstance(step, NoteStep):
-        return {"number": step.number, "text": plain(step.text), "replaces": step.replaces}
+        return {"number": step.number, "text": json_form(step.text), "replaces": step.replaces}
     if isinstance(step, SummaryStep):
-        return {"text": plain(step.text), "recent": step.recent}
+        return {"text": json_form(step.text), "recent": step.recent}
     assert isinstance(step, ActionStep)
     return {
         "step": step.step_number,
-        "model_output": plain(step.model_output),
-        "code": plain(step.code_action),
+        "model_output": json_form(step.model_output),
+        "code": json_form(step.code_action),
         "tool_calls": [
-            {"id": call.id, "name": call.name, "arguments": plain(call.arguments)} for call in step.tool_calls or ()
+            {"id": call.id, "name": call.name, "arguments": json_form(call.arguments)} for call in step.tool_calls or ()
         ],
-        "observations": plain(step.observations),
+        "observations": json_form(step.observations),
         "images": _images((*(step.observations_images or ()), *images_in(step.action_output))),
-        "output": plain(step.action_output),
-        "error": plain(step.error.dict()) if step.error else None,
+        "output": json_form(step.action_output),
+        "error": json_form(step.error.dict()) if step.error else None,
         "is_final_answer": step.is_final_answer,
         **_cost(step),
     }

@@ -12,7 +12,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
-from smolsessions.agents.values.json_forms import plain, text_of
+from smolsessions.agents.values.json_forms import json_form, utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +49,9 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return text_of(str(value if isinstance(value, Exception) else plain(value)))
+        return utf8_text(str(value if isinstance(value, Exception) else json_form(value)))
     except Exception:  # noqa: BLE001 - a foreign exception's own text
-        return str(plain(value))
+        return str(json_form(value))
 
 
 def _text_or_none(value: Any) -> str | None:

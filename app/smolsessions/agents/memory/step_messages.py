@@ -9,8 +9,8 @@ from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.values.json_forms import text_of
-from smolsessions.agents.values.truncation import as_text, joined
+from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.truncation import as_text, joined_text
 
 if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
@@ -26,11 +26,11 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
     if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
         return _forced(step)
     if isinstance(step, ActionStep) and isinstance(step.model_output, list):  # which smolagents' own fails at
-        step = replace(step, model_output=joined(step.model_output))
+        step = replace(step, model_output=joined_text(step.model_output))
     return step.to_messages(summary_mode=summary_mode)
 
 
 def _forced(step: ActionStep) -> list[ChatMessage]:
     output = step.action_output
-    text = "" if output is None else text_of(joined(output) or as_text(output)).strip()
+    text = "" if output is None else utf8_text(joined_text(output) or as_text(output)).strip()
     return [ChatMessage(role=MessageRole.ASSISTANT, content=[{"type": "text", "text": text}])] if text else []

@@ -27,8 +27,8 @@ from smolagents.utils import AgentError
 from smolsessions.agents.memory.step_fields import error_of, repair_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.run.failures import is_swallowed_failure
-from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, name_of
-from smolsessions.agents.values.json_forms import labelled, plain
+from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, stored_name
+from smolsessions.agents.values.json_forms import json_form, label_of
 from smolsessions.core.errors import SealBrokenError, ServiceError
 from smolsessions.core.records import PackedStep
 
@@ -171,7 +171,7 @@ def _simplified(step: Any, carries: frozenset[type]) -> Any:
         fields["tool_calls"] = calls
     message = step.model_output_message
     if message is not None and _sound(message, carries) is not message:
-        fields["model_output_message"] = ChatMessage(role=message.role, content=labelled(message.content))
+        fields["model_output_message"] = ChatMessage(role=message.role, content=label_of(message.content))
     return ActionStep(**fields)
 
 
@@ -183,7 +183,7 @@ def _sound(value: Any, carries: frozenset[type]) -> Any:
         pickler.dump(value)
         _Unpickler(io.BytesIO(file.getvalue()), pickler.attachments, carries).load()
     except BaseException:  # noqa: BLE001 - see pack
-        return labelled(value)
+        return label_of(value)
     return value
 
 
@@ -209,12 +209,12 @@ class _Pickler(pickle.Pickler):
             return _image, (self._attach(obj), issubclass(kind, AgentImage))
         if kind is AgentText:
             return _value, (str(obj),)
-        return _value, (labelled(obj) if kind is AgentAudio else plain(obj),)
+        return _value, (label_of(obj) if kind is AgentAudio else json_form(obj),)
 
     def _attach(self, image: PIL.Image.Image) -> str:
         raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
         data = image_to_bytes(raw)
-        name = name_of(raw, data)
+        name = stored_name(raw, data)
         self.attachments[name] = data
         name_image(raw, name)
         return name

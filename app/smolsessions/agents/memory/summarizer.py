@@ -10,7 +10,7 @@ from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.policies import turn_start
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ class Summarizer:
             content: Any = answer.content
             if isinstance(content, list):
                 content = "".join(str(piece.get("text", "")) for piece in content)
-            summary = text_of(str(content or "")).strip()
+            summary = utf8_text(str(content or "")).strip()
             if not summary:
                 raise ValueError("the summary is empty")
             if answer.token_usage:

@@ -11,8 +11,8 @@ from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, InterpreterState
-from smolsessions.agents.values import CannotCrossError, dumps, loads
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values import CodecError, dumps, loads
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,7 +206,7 @@ class AgentState:
         for name, value in node.agent.state.copy().items():  # other calls may be at it
             try:
                 found[name] = dumps(value, self._tree.carries)
-            except CannotCrossError:
+            except CodecError:
                 if self._made[node.path].get(name) is not value:
                     found[name] = b""
         return found
@@ -292,7 +292,7 @@ def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
 
 
 def _logs_of(executor: LocalPythonExecutor | None) -> str:
-    return text_of(str(executor.state.get("_print_outputs", ""))) if executor else ""
+    return utf8_text(str(executor.state.get("_print_outputs", ""))) if executor else ""
 
 
 def has_own_state(tool: Any) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
 
-from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -116,15 +116,15 @@ def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[
     if type(bare) in _SCALARS:
         return Effect(to_json(bare), "json"), value
     try:
-        data = (dumps_plain if as_plain else dumps)(bare, carries, max_bytes=MAX_BYTES)
+        data = (dumps_lossy if as_plain else dumps)(bare, carries, max_bytes=MAX_BYTES)
         effect = Effect(data, kind=kind)
         again = effect.outcome(carries)
-    except CannotCrossError:
+    except CodecError:
         return Effect(), value
     if as_plain or type(again) is type(value):
         return effect, again
     try:
-        text = text_of(str(value))
+        text = utf8_text(str(value))
     except Exception:  # noqa: BLE001 - a foreign class's text may be code that fails
         return Effect(), value
     return replace(effect, text=text), ValueWithText(again, text)
@@ -157,7 +157,7 @@ def error_of(name: str, base: str, text: str) -> Exception:
 def error_text(error: BaseException) -> str:
     """Give an error's own text."""
     try:
-        return text_of(str(error))
+        return utf8_text(str(error))
     except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
         return type(error).__name__
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.run.cancellation import ReplayDivergedError
 from smolsessions.agents.run.effects import Effect
-from smolsessions.agents.values import CannotCrossError, canonical
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values import CodecError, canonical
+from smolsessions.agents.values.json_forms import json_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,8 +112,8 @@ def digest_of(name: str, arguments: Any) -> str:
 def _canonical(asked: Any) -> bytes:
     try:
         return canonical(asked, max_bytes=MAX_KEY_BYTES)
-    except CannotCrossError:
-        return _ADDRESS.sub(b"", canonical(plain(asked)))
+    except CodecError:
+        return _ADDRESS.sub(b"", canonical(json_form(asked)))
 
 
 def _place_of(name: str) -> str:

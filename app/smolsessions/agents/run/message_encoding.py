@@ -11,7 +11,7 @@ from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.run.effects import Effect, error_of, raised
 from smolsessions.agents.run.failures import error_marks
-from smolsessions.agents.values import CannotCrossError, dumps
+from smolsessions.agents.values import CodecError, dumps
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         pass
     try:
         effect = Effect(dumps(fields))
-    except CannotCrossError:
+    except CodecError:
         return Effect(), message
     return effect, decode_message(effect)
 

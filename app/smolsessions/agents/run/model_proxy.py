@@ -24,7 +24,7 @@ from smolsessions.agents.run.message_encoding import MODEL_KEY, decode_message, 
 from smolsessions.agents.run.model_connections import connected
 from smolsessions.agents.run.partial_json import PartialJson
 from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
-from smolsessions.agents.values.json_forms import plain, text_of
+from smolsessions.agents.values.json_forms import json_form, utf8_text
 from smolsessions.core.events import MessageDelta, Where
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class DeltaEmitter:
             self._content(content)
         for index, call in enumerate(message.tool_calls or ()):
             arguments = call.function.arguments
-            text = arguments if isinstance(arguments, str) else json.dumps(plain(arguments), ensure_ascii=False)
+            text = arguments if isinstance(arguments, str) else json.dumps(json_form(arguments), ensure_ascii=False)
             self._arguments(index, call.function.name, text)
         self.end()
 
@@ -248,7 +248,7 @@ class DeltaEmitter:
 
     def _arguments(self, index: int, name: str | None, text: str) -> None:
         if name:
-            self._names[index] = text_of(str(name))
+            self._names[index] = utf8_text(str(name))
         name = self._names.get(index, "")
         if name == "final_answer":
             self._sorted(self._answers.setdefault(index, PartialJson("answer")).feed(text))
@@ -260,7 +260,7 @@ class DeltaEmitter:
             self._tell(cast("Channel", channel), text)
 
     def _tell(self, channel: Channel, text: str, index: int | None = None, name: str | None = None) -> None:
-        self._recorder.tell(MessageDelta(self._where, self._call_id, channel, text_of(text), index, name))
+        self._recorder.tell(MessageDelta(self._where, self._call_id, channel, utf8_text(text), index, name))
 
 
 class _SilentEmitter(DeltaEmitter):
@@ -361,7 +361,7 @@ def _refuse_garbled_answers(message: ChatMessage) -> None:
             message.tool_calls = None
             message.raw = GarbledAnswerError(
                 f"the arguments of final_answer are no JSON ({error}), so they were not taken as the answer, and no "
-                f"tool was called. They were: {truncate_content(text_of(arguments))}"
+                f"tool was called. They were: {truncate_content(utf8_text(arguments))}"
             )
             return
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Literal
 
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,11 +188,11 @@ class _Pairs:
     def join(self, text: str) -> str:
         text = self._half + text
         self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return text_of(text[:-1] if self._half else text)
+        return utf8_text(text[:-1] if self._half else text)
 
     def end(self) -> str:
         half, self._half = self._half, ""
-        return text_of(half)
+        return utf8_text(half)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:

@@ -21,8 +21,8 @@ from smolsessions.agents.run.replay_filter import ReplayFilter
 from smolsessions.agents.run.tool_calls import CallInProgress
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import plain, text_of
-from smolsessions.agents.values.truncation import shortened, shown
+from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.agents.values.truncation import truncate_json, truncated
 from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from smolsessions.core.records import ToolCall, Usage
 
@@ -129,7 +129,7 @@ class Recorder:
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MOST_WHOLE_CALLS:
-            call = replace(call, arguments=shortened(call.arguments))
+            call = replace(call, arguments=truncate_json(call.arguments))
         self._calls[call.call_id] = call
 
     def note_usage(self, usage: TokenUsage | None) -> None:
@@ -238,8 +238,8 @@ class AgentRun:
             number = self._number_of(name, arguments)
         call = ToolCall(
             call_id=f"{self._where.step_id}.{number}",
-            name=text_of(name),
-            arguments=plain(arguments),
+            name=utf8_text(name),
+            arguments=json_form(arguments),
             agent=self.path,
             step_id=self._where.step_id,
             internal=name in INTERNAL_TOOLS,
@@ -261,8 +261,8 @@ class AgentRun:
         return StepFinished(
             where=where,
             kind=self._kind,
-            error=StepError(type(error).__name__, shown(str(error))) if error else None,
-            observations=shown(str(observations)) if observations is not None else None,
+            error=StepError(type(error).__name__, truncated(str(error))) if error else None,
+            observations=truncated(str(observations)) if observations is not None else None,
             images=stored_images(getattr(step, "observations_images", None)),
             is_final_answer=bool(getattr(step, "is_final_answer", False)),
             usage=Usage(usage.input_tokens, usage.output_tokens) if usage else None,

@@ -34,8 +34,8 @@ from smolsessions.agents.run.recorder import AgentRun, Recorder
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.smolagents_patches import CachedCallbacks, patch_agent
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes, images_in, output_images
-from smolsessions.agents.values.json_forms import labelled, plain, text_of
-from smolsessions.agents.values.truncation import joined
+from smolsessions.agents.values.json_forms import json_form, label_of, utf8_text
+from smolsessions.agents.values.truncation import joined_text
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
 
@@ -471,18 +471,18 @@ def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, writer: St
             failure = FINAL_ANSWER_FAILED
     if failure:
         return writer.outcome("failed", state=state, error=failure)
-    return writer.outcome("finished", reply=_reply(output), output=plain(output), state=state, images=writer.images)
+    return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, images=writer.images)
 
 
 def _reply(output: Any) -> str:
     """Give an answer as text: a text as it is, content parts joined, data as JSON."""
     if isinstance(output, str):
-        text = text_of(str(output))
-    elif (parts := joined(output)) is not None:
-        text = text_of(parts)
+        text = utf8_text(str(output))
+    elif (parts := joined_text(output)) is not None:
+        text = utf8_text(parts)
     elif isinstance(output, PIL.Image.Image):
-        text = labelled(output)
+        text = label_of(output)
     else:
-        value = plain(output)
+        value = json_form(output)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_REPLY_CHARS else f"{text[:MAX_REPLY_CHARS]}… ({len(text)} characters)"

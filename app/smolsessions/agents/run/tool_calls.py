@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from smolsessions.agents.run.cancellation import TurnStopped
 from smolsessions.agents.run.effects import error_of, error_text, raised
 from smolsessions.agents.run.journal import digest_of
-from smolsessions.agents.values.truncation import as_text, shortened, shown
+from smolsessions.agents.values.truncation import as_text, truncate_json, truncated
 from smolsessions.core.events import ToolCalled, ToolReturned
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class CallInProgress:
         call = self._call
         self._recorder.note_call(call)
         told = ToolCalled(
-            self._where, call.call_id, call.name, shortened(call.arguments), call.internal, repeated=call.repeated
+            self._where, call.call_id, call.name, truncate_json(call.arguments), call.internal, repeated=call.repeated
         )
         self._recorder.tell(told)
         return self
@@ -109,8 +109,8 @@ class CallInProgress:
                 call.name,
                 call.internal,
                 ok=error is None,
-                result=None if error else shown(as_text(self.result)),
-                error=shown(_words(error)) if error else None,
+                result=None if error else truncated(as_text(self.result)),
+                error=truncated(_words(error)) if error else None,
                 duration_ms=duration_ms,
                 repeated=call.repeated,
             ),

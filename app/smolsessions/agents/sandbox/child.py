@@ -14,8 +14,8 @@ from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import stub
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
 from smolsessions.agents.sandbox.variables import InterpreterState, Variables
-from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
+from smolsessions.agents.values.json_forms import json_form
 
 if TYPE_CHECKING:
     import socket
@@ -81,7 +81,7 @@ class _CodeRunner:
         """Give back what was given and was changed since: in the agent's own process that would be the same object."""
         changed = {}
         for name, (value, known) in self._given.items():
-            data = dumps_plain(value, self._carries)
+            data = dumps_lossy(value, self._carries)
             if data != known:
                 changed[name] = data
                 self._given[name] = (value, data)
@@ -96,7 +96,7 @@ class _CodeRunner:
         self._running = True
         try:
             result = self._executor(message["code"])
-            output = dumps_plain(result.output, self._carries, max_bytes=self._most_bytes)
+            output = dumps_lossy(result.output, self._carries, max_bytes=self._most_bytes)
             done |= {"output": output, "final": result.is_final_answer, "text": _text(result.output)}
         except Exception as error:  # noqa: BLE001 - all that code can raise is for the model to read
             done["error"] = str(error) or type(error).__name__
@@ -140,7 +140,7 @@ class _CodeRunner:
             raise error_of(*answer["raised"])
         if is_answer and len(args) + len(kwargs) == 1:
             (answered,) = (*args, *kwargs.values())
-            if answer["returned"] == dumps_plain(answered, self._carries):
+            if answer["returned"] == dumps_lossy(answered, self._carries):
                 return answered  # as it is, also where only its label could cross
         return loads(answer["returned"], self._carries)
 
@@ -148,11 +148,11 @@ class _CodeRunner:
         """Give a call's arguments as bytes. An answer that cannot cross crosses in its JSON form or as its label."""
         try:
             return dumps([list(args), kwargs], self._carries, max_bytes=self._most_bytes)
-        except CannotCrossError:
+        except CodecError:
             if not as_plain:
                 raise
-        named = {name: plain(value) for name, value in kwargs.items()}
-        return dumps([[plain(value) for value in args], named], max_bytes=self._most_bytes)
+        named = {name: json_form(value) for name, value in kwargs.items()}
+        return dumps([[json_form(value) for value in args], named], max_bytes=self._most_bytes)
 
 
 def _classes(names: Iterable[list[str]]) -> Iterable[type]:

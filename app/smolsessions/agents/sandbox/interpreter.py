@@ -12,8 +12,8 @@ from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, 
 
 from smolsessions.agents.run.effects import ValueWithText, raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
-from smolsessions.agents.values import CannotCrossError, dumps, dumps_plain, loads
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,7 +135,7 @@ class ChildInterpreter(PythonExecutor):
 
     def _note(self, message: dict[str, Any] | None, error: str = "") -> None:
         """Keep how the block went; one that is too large for that runs again after a crash."""
-        with contextlib.suppress(CannotCrossError):
+        with contextlib.suppress(CodecError):
             self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MOST_EFFECT_BYTES)
 
     def _read(self, message: dict[str, Any]) -> _BlockResult:
@@ -169,7 +169,7 @@ class ChildInterpreter(PythonExecutor):
         watch.check()
 
     def _written(self, values: dict[str, Any]) -> dict[str, bytes]:
-        return {name: dumps_plain(value, self._carries) for name, value in values.items()}
+        return {name: dumps_lossy(value, self._carries) for name, value in values.items()}
 
     def _begin(self, child: ChildProcess, watch: _Stopwatch) -> Channel:
         limits, original = self._limits, self._original
@@ -211,7 +211,7 @@ class ChildInterpreter(PythonExecutor):
             self._note_call(name, message["given"])
             with watch.paused():
                 result = without_text(self._tools[name](*args, **kwargs))
-            returned = dumps_plain(result, self._carries, max_bytes=MOST_BYTES)
+            returned = dumps_lossy(result, self._carries, max_bytes=MOST_BYTES)
             if len(returned) > self._limits.output_mb * MB:
                 raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
@@ -267,10 +267,10 @@ class _BlockResult:
             output = None if message["output"] is None else loads(message["output"], carries)
             return cls(
                 output=output,
-                text=text_of(_of(str, message["text"])),
-                logs=text_of(_of(str, message["logs"])),
+                text=utf8_text(_of(str, message["text"])),
+                logs=utf8_text(_of(str, message["logs"])),
                 final=_of(bool, message["final"]),
-                error=None if message["error"] is None else text_of(_of(str, message["error"])),
+                error=None if message["error"] is None else utf8_text(_of(str, message["error"])),
                 changed={_chunk(name): _of(bytes, data) for name, data in _of(dict, message["changed"]).items()},
                 removed=[_chunk(name) for name in _of(list, message["removed"])],
                 dropped=_names(message["dropped"]),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import PIL.Image
 
-from smolsessions.agents.transfer.json_values import pointer_to
-from smolsessions.agents.values.images import FORMATS, RAW, image_from_bytes, image_to_bytes, look_at, stand_in
+from smolsessions.agents.transfer.json_values import json_pointer
+from smolsessions.agents.values.images import FORMATS, RAW, image_from_bytes, image_to_bytes, open_header, placeholder
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.image_names import NAME_DIGITS, image_name
 
@@ -64,7 +64,7 @@ class Images:
         distinct = {name: self._found[name] for name in names.values()}
         if sum(found.pixels for found in distinct.values()) > self._max_pixels:
             raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
-        images = {name: stand_in(found.data, name) for name, found in distinct.items()}
+        images = {name: placeholder(found.data, name) for name, found in distinct.items()}
         return [images[name] for name in names.values()]
 
     def check_all_are_used(self) -> None:
@@ -84,7 +84,7 @@ def _found(name: str, kind: str, text: str) -> _Found:
     except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
         raise _error(name, _BROKEN) from None
     if found != kind:
-        raise InvalidRequestError.at(pointer_to("/images", name, "type"), f"is not {found}, which the image is")
+        raise InvalidRequestError.at(json_pointer("/images", name, "type"), f"is not {found}, which the image is")
     return _Found(data, pixels)
 
 
@@ -93,7 +93,7 @@ def _looked_at(data: bytes) -> tuple[str, int]:
     if not data.startswith(RAW):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
-            image = look_at(data)
+            image = open_header(data)
         return PIL.Image.MIME[image.format or ""], image.width * image.height
     header = data[len(RAW) : len(RAW) + _MOST_HEADER_BYTES].partition(b"\n")[0]
     _mode, width, height, _palette = json.loads(header)
@@ -116,4 +116,4 @@ def _check(name: str, data: bytes) -> None:
 
 
 def _error(name: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError.at(pointer_to("/images", name), message)
+    return InvalidRequestError.at(json_pointer("/images", name), message)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from smolsessions.agents.transfer.json_values import MOST_COUNT, flaw_of, is_whole, pointer_to
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.transfer.json_values import MOST_COUNT, is_utf8, json_flaw, json_pointer
+from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -35,11 +35,11 @@ def checked(model: type[Model], data: Any, pointer: str) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise InvalidRequestError.at(pointer_to(pointer, *problem["loc"]), text_of(problem["msg"])) from None
+        raise InvalidRequestError.at(json_pointer(pointer, *problem["loc"]), utf8_text(problem["msg"])) from None
 
 
 def _is_name(name: object) -> bool:
-    return type(name) is str and is_whole(name)
+    return type(name) is str and is_utf8(name)
 
 
 def _refusal(message: str) -> PydanticCustomError:
@@ -47,7 +47,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 
 def _json(value: Any) -> Any:
-    if flaw := flaw_of(value):
+    if flaw := json_flaw(value):
         where, reason = flaw
         raise _refusal(f"{reason} (at {where} in it)" if where else reason)
     return value
@@ -61,7 +61,7 @@ def _text_or_parts(value: Any) -> Any:
 
 
 def _whole(text: str) -> str:
-    if not is_whole(text):
+    if not is_utf8(text):
         raise _refusal("holds half a character")
     return text
 

@@ -11,12 +11,12 @@ from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
 from smolsessions.agents.transfer.document_images import Images, image_as_json
 from smolsessions.agents.transfer.document_models import Strict, checked
-from smolsessions.agents.transfer.json_values import pointer_to
+from smolsessions.agents.transfer.json_values import json_pointer
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
 from smolsessions.agents.transfer.step_encoding import written
 from smolsessions.agents.transfer.variables import export_variables, import_variables
-from smolsessions.agents.values.images import look_at
+from smolsessions.agents.values.images import open_header
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Imported, PackedStep, Portable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.transfer.variables import Place
+    from smolsessions.agents.transfer.variables import ImportTarget
 
 MOST_STEPS = 100_000
 MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them
@@ -45,7 +45,7 @@ def export(
 
     Empty bytes stand for a step that is destroyed: the distances between entries are those of the document.
     """
-    opened = [unpack(step, attachments, carries, look_at) if step else None for step in steps]
+    opened = [unpack(step, attachments, carries, open_header) if step else None for step in steps]
     documents = tuple(written(step) for step in without_gaps(opened) if step is not None)
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
     shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
@@ -54,7 +54,7 @@ def export(
     return Portable(documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing)
 
 
-def take_in(data: Any, places: Mapping[str, Place], max_pixels: int) -> Imported:
+def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> Imported:
     """Make steps and pieces of a document's members. Raises `InvalidRequestError` at what is wrong with it."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("", "is no object")
@@ -103,7 +103,7 @@ def _take_in_memory(data: dict[str, Any]) -> tuple[PackedStep, ...]:
 def _check_members(data: dict[str, Any], known: set[str]) -> None:
     for name in data:
         if name not in known:
-            raise InvalidRequestError.at(pointer_to("", name), "is no member of this format")
+            raise InvalidRequestError.at(json_pointer("", name), "is no member of this format")
 
 
 def _steps_of(data: dict[str, Any]) -> list[Any]:
@@ -120,7 +120,7 @@ def _read_images(data: Any, max_pixels: int) -> Images:
         raise InvalidRequestError.at("/images", "is no object")
     found: dict[str, tuple[str, str]] = {}
     for name, one in data.items():
-        pointer = pointer_to("/images", name)
+        pointer = json_pointer("/images", name)
         if not _IMAGE_NAME.fullmatch(str(name)):
             raise InvalidRequestError.at(pointer, "is no name of an image: 32 digits of a hash")
         image = checked(_ImageIn, one, pointer)

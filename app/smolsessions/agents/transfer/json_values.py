@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smolsessions.agents.values.json_forms import MAX_BITS, MAX_DEPTH, text_of
+from smolsessions.agents.values.json_forms import MAX_BITS, MAX_DEPTH, utf8_text
 
 MOST_NODES = 1_000_000
 MOST_COUNT = 2**53 - 1  # what every reader of JSON takes for a whole number
@@ -13,7 +13,7 @@ _MOST_POINTER_CHARS = 200
 _HALF = "is a text with half a character"
 
 
-def flaw_of(value: Any) -> tuple[str, str] | None:
+def json_flaw(value: Any) -> tuple[str, str] | None:
     """Say where (as a JSON pointer) and why a value would not come back from JSON as itself; None where it would."""
     left = MOST_NODES
     levels: list[tuple[str, Any, int]] = [("", value, 0)]
@@ -29,37 +29,37 @@ def flaw_of(value: Any) -> tuple[str, str] | None:
                     return pointer, reason
                 scalar = type(inner)
                 if scalar is dict or scalar is list:
-                    levels.append((pointer_to(pointer, part), inner, depth + 1))
+                    levels.append((json_pointer(pointer, part), inner, depth + 1))
                 elif reason := _flaw_of_scalar(inner):
-                    return pointer_to(pointer, part), reason
+                    return json_pointer(pointer, part), reason
         elif reason := _flaw_of_scalar(node):
             return pointer, reason
     return None
 
 
-def pointer_to(pointer: str, *parts: object) -> str:
+def json_pointer(pointer: str, *parts: object) -> str:
     """Add parts to a JSON pointer (RFC 6901), each cut where it is long, and in characters that can be told."""
     for part in parts:
-        shown = text_of(str(part)[:_MOST_POINTER_CHARS]).replace("~", "~0").replace("/", "~1")
+        shown = utf8_text(str(part)[:_MOST_POINTER_CHARS]).replace("~", "~0").replace("/", "~1")
         pointer += f"/{shown}"
     return pointer
 
 
-def is_whole(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """Tell whether UTF-8 can say a text."""
-    return text.isascii() or text_of(text) is text
+    return text.isascii() or utf8_text(text) is text
 
 
 def _flaw_of_key(key: Any) -> str | None:
     if type(key) is not str:
         return "has a key that is no text"
-    return None if is_whole(key) else "has a key with half a character"
+    return None if is_utf8(key) else "has a key with half a character"
 
 
 def _flaw_of_scalar(value: Any) -> str | None:
     kind = type(value)
     if kind is str:
-        return None if is_whole(value) else _HALF
+        return None if is_utf8(value) else _HALF
     if kind is int:
         return None if value.bit_length() <= MAX_BITS else "is a number of too many digits"
     if kind is float:

@@ -13,9 +13,9 @@ from smolagents.models import MessageRole
 from smolsessions.agents.memory.step_types import EditStep, NoteStep
 from smolsessions.agents.memory.steps import step_type
 from smolsessions.agents.memory.token_scale import shown_estimate
-from smolsessions.agents.transfer.json_values import MOST_COUNT, flaw_of
+from smolsessions.agents.transfer.json_values import MOST_COUNT, json_flaw
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import plain, text_of
+from smolsessions.agents.values.json_forms import json_form, utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ class _Writing:
             "observations_images": _images(step.observations_images),
             "action_output": None if image else self._value("/action_output", output),
             "action_output_image": image,
-            "error": {"type": type(step.error).__name__, "message": text_of(str(step.error))} if step.error else None,
+            "error": {"type": type(step.error).__name__, "message": utf8_text(str(step.error))} if step.error else None,
             "is_final_answer": bool(step.is_final_answer),
             "shown_estimate": shown_estimate(step),
             **_cost(step.timing, step.token_usage),
@@ -134,15 +134,15 @@ class _Writing:
 
     def _text(self, pointer: str, text: Any) -> str:
         if type(text) is str:
-            return text_of(text)
+            return utf8_text(text)
         self._labels.add(pointer)
-        return text_of(str(plain(text)))
+        return utf8_text(str(json_form(text)))
 
     def _value(self, pointer: str, value: Any) -> Any:
-        if flaw_of(value) is None:
+        if json_flaw(value) is None:
             return value
         self._labels.add(pointer)
-        return plain(value)
+        return json_form(value)
 
 
 def _cost(timing: Timing, usage: TokenUsage | None) -> dict[str, Any]:

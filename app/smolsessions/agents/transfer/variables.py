@@ -17,10 +17,10 @@ from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
 from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
-from smolsessions.agents.transfer.json_values import flaw_of, is_whole, pointer_to
+from smolsessions.agents.transfer.json_values import is_utf8, json_flaw, json_pointer
 from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
-from smolsessions.agents.values import CannotCrossError, dumps, loads
-from smolsessions.agents.values.json_forms import text_of
+from smolsessions.agents.values import CodecError, dumps, loads
+from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ _MOST_NOT_EXPORTED = 10_000
 
 
 @dataclass(frozen=True)
-class Place:
+class ImportTarget:
     """What one agent of a family can take: variables of its code (None: it has none in a process) and tools' states."""
 
     most_bytes: int | None
     tools: frozenset[str]
 
 
-def places_of(agent: MultiStepAgent, path: str = "") -> dict[str, Place]:
+def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Say what an agent and those that it manages can take, by their paths."""
     most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
-    places = {path: Place(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
+    places = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
-        places |= places_of(managed, f"{path}/{name}" if path else name)
+        places |= import_targets(managed, f"{path}/{name}" if path else name)
     return places
 
 
@@ -95,12 +95,12 @@ class _Export:
             self._add_crossed("state", "state", name, value)
 
     def _add_crossed(self, member: str, kind: str, name: str, data: bytes) -> bool:
-        if type(name) is not str or not is_whole(name):
-            self._miss(kind, text_of(str(name)), "has a name that is no text of JSON")
+        if type(name) is not str or not is_utf8(name):
+            self._miss(kind, utf8_text(str(name)), "has a name that is no text of JSON")
             return False
         try:
             value = loads(data)
-        except CannotCrossError:
+        except CodecError:
             self._miss(kind, name, "is or holds an instance of a class that the agent carries")
             return False
         reason = _reason(value)
@@ -138,7 +138,7 @@ def _value_of(name: str, data: bytes, budget: Budget) -> Any:
 
 
 def _reason(value: Any) -> str | None:
-    flaw = flaw_of(value)
+    flaw = json_flaw(value)
     return f"{flaw[1]} (at {flaw[0]} in it)" if flaw and flaw[0] else flaw[1] if flaw else None
 
 
@@ -160,13 +160,13 @@ class _VariablesIn(Strict):
     reset: _Names = Field(default_factory=list)
 
 
-def import_variables(data: Any, places: Mapping[str, Place]) -> dict[str, bytes]:
+def import_variables(data: Any, places: Mapping[str, ImportTarget]) -> dict[str, bytes]:
     """Make the pieces again. Raises `InvalidRequestError` where the agent has no place for them."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/variables", "is no object")
     pieces: dict[str, bytes] = {}
     for path, members in data.items():
-        pointer = pointer_to("/variables", path)
+        pointer = json_pointer("/variables", path)
         if path not in places:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(_VariablesIn, members, pointer)
@@ -176,7 +176,7 @@ def import_variables(data: Any, places: Mapping[str, Place]) -> dict[str, bytes]
     return pieces
 
 
-def _pieces_of(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tuple[str, bytes]]:
+def _pieces_of(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
     yield from _code_pieces(found, place, pointer)
     if found.state:
         state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
@@ -184,7 +184,8 @@ def _pieces_of(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tupl
     for name, value in found.tools.items():
         if name not in place.tools:
             raise InvalidRequestError.at(
-                pointer_to(pointer, "tools", name), "is the state of a tool that this agent does not have, or has none"
+                json_pointer(pointer, "tools", name),
+                "is the state of a tool that this agent does not have, or has none",
             )
         yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
     for name in found.reset:
@@ -193,13 +194,13 @@ def _pieces_of(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tupl
         yield TOLD, json.dumps(sorted(set(found.told))).encode()
 
 
-def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tuple[str, bytes]]:
+def _code_pieces(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
     if place.most_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
     left = place.most_bytes or 0
     for name, value in found.code.items():
         if not _is_name(name):
-            raise InvalidRequestError.at(pointer_to(pointer, "code", name), "is no name that code could give")
+            raise InvalidRequestError.at(json_pointer(pointer, "code", name), "is no name that code could give")
         piece = json.dumps([[name], []]).encode() + b"\n" + pickle.dumps({name: value}, 5)
         left -= len(piece)
         if left < 0:
@@ -209,7 +210,7 @@ def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tu
         yield PIECE + chunk_id((name,)), piece
     for index, name in enumerate(found.gone):
         if not _is_name(name):
-            raise InvalidRequestError.at(pointer_to(pointer, "gone", index), "is no name that code could give")
+            raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")
     if found.gone:
         yield GONE, json.dumps(sorted(set(found.gone))).encode()
 
@@ -217,5 +218,5 @@ def _code_pieces(found: _VariablesIn, place: Place, pointer: str) -> Iterator[tu
 def _crossed(value: Any, pointer: str, name: str) -> bytes:
     try:
         return dumps(value)
-    except CannotCrossError as error:
-        raise InvalidRequestError.at(pointer_to(pointer, name), str(error)) from None
+    except CodecError as error:
+        raise InvalidRequestError.at(json_pointer(pointer, name), str(error)) from None

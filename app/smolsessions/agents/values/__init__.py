@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.values.classes import Carried
-from smolsessions.agents.values.json_forms import plain
+from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.parts import MAX_BYTES
 from smolsessions.agents.values.reader import Reader
 from smolsessions.agents.values.writer import RefusalError, Writer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-class CannotCrossError(TypeError):
+class CodecError(TypeError):
     """What cannot be handed over and where in the value it is; or why what was handed over cannot be read."""
 
 
@@ -39,28 +39,28 @@ def canonical(value: Any, carries: Collection[type] = (), *, max_bytes: int = MA
 def loads(data: bytes, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> Any:
     """Make the value again. The bytes may be anybody's: whatever is wrong with them is a CannotCrossError."""
     if len(data) > max_bytes:
-        raise CannotCrossError(f"what was handed over is larger than {max_bytes:,} bytes")
+        raise CodecError(f"what was handed over is larger than {max_bytes:,} bytes")
     try:
         return Reader(bytes(data), Carried(carries)).whole()
     except Exception as error:
-        raise CannotCrossError(f"what was handed over cannot be read: {error}"[:500]) from error
+        raise CodecError(f"what was handed over cannot be read: {error}"[:500]) from error
 
 
 def _written(value: Any, writer: Writer) -> bytes:
     try:
         return writer.whole(value)
     except RefusalError as refusal:
-        raise CannotCrossError(str(refusal)) from None
+        raise CodecError(str(refusal)) from None
     except Exception as error:
-        raise CannotCrossError(f"it cannot be handed over; {type(error).__name__}") from error
+        raise CodecError(f"it cannot be handed over; {type(error).__name__}") from error
 
 
-def dumps_plain(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:
+def dumps_lossy(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:
     """Make a value's bytes; of one that cannot cross those of its JSON form, or of its label where it has none.
 
     The value's class is asked for that form: call this where its code may run.
     """
     try:
         return dumps(value, carries, max_bytes=max_bytes)
-    except CannotCrossError:
-        return dumps(plain(value), max_bytes=max_bytes)
+    except CodecError:
+        return dumps(json_form(value), max_bytes=max_bytes)

@@ -33,7 +33,7 @@ _DECODERS = threading.BoundedSemaphore(2)  # images of a step that are decoded a
 _undecoded: dict[type, type] = {}
 
 
-class Undecoded(PIL.ImageFile.ImageFile):
+class LazyImage(PIL.ImageFile.ImageFile):
     """Mixin for a class of Pillow's: a picture file of a step, which holds its bytes until its pixels are needed.
 
     smolagents copies and saves the images of a message for each model call. Neither leaves pixels behind.
@@ -100,7 +100,7 @@ def drop_pixels(steps: Iterable[Any]) -> int:
     held: dict[int, int] = {}
     for step in steps:
         for image in _held_by(step):
-            if isinstance(image, Undecoded):
+            if isinstance(image, LazyImage):
                 image.drop_pixels()
             data = getattr(image, "undecoded", None)
             held[id(data or image)] = (
@@ -149,29 +149,29 @@ def image_from_bytes(data: bytes) -> PIL.Image.Image:
     return image
 
 
-def _open(data: bytes) -> Undecoded:
+def _open(data: bytes) -> LazyImage:
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     kind = type(image)
-    made = _undecoded.get(kind) or type(kind.__name__, (Undecoded, kind), {"__module__": kind.__module__})
+    made = _undecoded.get(kind) or type(kind.__name__, (LazyImage, kind), {"__module__": kind.__module__})
     image.__class__ = _undecoded.setdefault(kind, made)  # two threads may make it
     image.undecoded = data
     image.info[_SOURCE] = (data, None)
-    return cast("Undecoded", image)
+    return cast("LazyImage", image)
 
 
-def look_at(data: bytes) -> PIL.Image.Image:
+def open_header(data: bytes) -> PIL.Image.Image:
     """Give the image without reading its pixels, where its file tells the size without them."""
     return image_from_bytes(data) if data.startswith(RAW) else PIL.Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def stand_in(data: bytes, name: str) -> PIL.Image.Image:
+def placeholder(data: bytes, name: str) -> PIL.Image.Image:
     """Give a tiny image that is stored as these bytes, which are of this name and known to be an image."""
     image = PIL.Image.new("1", (1, 1))
     image.info |= {_SOURCE: (data, _pixels(image)), _NAMED: (data, name)}
     return image
 
 
-def name_of(image: PIL.Image.Image, data: bytes) -> str:
+def stored_name(image: PIL.Image.Image, data: bytes) -> str:
     """Give the name of what `image_to_bytes` gave; that of its own bytes is made once."""
     known: tuple[bytes, str] | None = image.info.get(_NAMED)
     if known and known[0] is data:
@@ -229,7 +229,7 @@ def output_images(value: Any, attachments: Container[str]) -> tuple[StepImage, .
     return tuple(dict.fromkeys(images))
 
 
-def picture_file(data: bytes) -> tuple[str, bytes]:
+def browser_image(data: bytes) -> tuple[str, bytes]:
     """Give an image's media type and bytes as a browser takes it: as stored, or as PNG where only we read that."""
     if data.startswith(RAW):
         buffer = io.BytesIO()

@@ -33,12 +33,12 @@ _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
 
 
-def plain(value: Any) -> Any:
+def json_form(value: Any) -> Any:
     """Give a value's JSON form, or its label. Never raises, whatever the value's class does, and stays bounded."""
     return _Walk().plain(value, MAX_DEPTH)
 
 
-def text_of(text: str) -> str:
+def utf8_text(text: str) -> str:
     """Give a text that UTF-8 can say: half a surrogate pair, as models cut them, becomes a replacement character."""
     try:
         text.encode()
@@ -47,7 +47,7 @@ def text_of(text: str) -> str:
     return text
 
 
-def labelled(value: Any) -> str:
+def label_of(value: Any) -> str:
     """Give a text that says what it stands for."""
     kind = type(value)
     try:
@@ -60,7 +60,7 @@ def labelled(value: Any) -> str:
         text = f"without text: {type(error).__name__}"
     if len(text) > MAX_LABEL_CHARS:
         text = f"{text[:MAX_LABEL_CHARS]}… ({len(text)} characters)"
-    return text_of(f"[{kind.__module__}.{kind.__qualname__}] {text}")
+    return utf8_text(f"[{kind.__module__}.{kind.__qualname__}] {text}")
 
 
 class _Walk:
@@ -73,17 +73,17 @@ class _Walk:
         kind = type(value)
         self._left -= len(value) if kind is str else NODE_CHARS
         if self._left < 0 or depth == 0:
-            return labelled(value)
+            return label_of(value)
         if kind is str:
-            return text_of(value)
+            return utf8_text(value)
         if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
-            return value if kind is not int or value.bit_length() <= MAX_BITS else labelled(value)
+            return value if kind is not int or value.bit_length() <= MAX_BITS else label_of(value)
         if kind is float:
             return str(value)
         try:
             return self._collection(value, depth) if issubclass(kind, _COLLECTIONS) else self._foreign(value, depth)
         except BaseException:  # noqa: BLE001 - see labelled
-            return labelled(value)
+            return label_of(value)
 
     def _collection(self, value: Any, depth: int) -> Any:
         if issubclass(type(value), Mapping):
@@ -107,7 +107,7 @@ class _Walk:
             return self._collection({name: getattr(value, name) for name in names}, depth)
         if issubclass(kind, _WITH_JSON_FORM):
             return self.plain(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
-        return labelled(value)
+        return label_of(value)
 
     def _key(self, key: Any) -> str:
-        return text_of(key) if type(key) is str else str(self.plain(key, 1))
+        return utf8_text(key) if type(key) is str else str(self.plain(key, 1))

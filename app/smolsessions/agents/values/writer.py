@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.values.classes import Carried, class_name, is_in, member_name, mro_of, state_of
-from smolsessions.agents.values.json_forms import labelled
+from smolsessions.agents.values.json_forms import label_of
 from smolsessions.agents.values.kinds import kind_of, parts_of
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Parts
 
@@ -70,7 +70,7 @@ class Writer:
 
     def _label(self, value: Any, refusal: RefusalError) -> None:
         try:
-            label = labelled(value)
+            label = label_of(value)
         except BaseException:  # noqa: BLE001 - a foreign class may fail in any way, and leave, too
             label = f"[{class_name(type(value))}]"
         if len(self._out) + 4 * len(label) > self._max_bytes and self._out:
