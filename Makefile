@@ -59,6 +59,7 @@ check: $(VENV)/test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_english.py
 
 $(DEPLOY)/ready: requirements-deploy.lock | python
 	@echo "setting up $(DEPLOY) from requirements-deploy.lock (once) …"
