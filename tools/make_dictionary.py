@@ -60,21 +60,21 @@ def messages() -> Iterator[str]:
 class Heard:
     """A stage that keeps what it is told."""
 
-    halted = pausing = is_late = hands_over = False
+    stop_requested = pause_requested = is_late = hands_over = False
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
         self.steps: list[PackedStep] = []
 
-    def tell(
+    def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         assert effect is None or effect[0]
         self.events += [event] if event else []
         self.steps += [step] if step else []
 
-    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
-        self.tell(None, None, effect)
+    def flush(self, effect: tuple[str, bytes] | None = None) -> None:
+        self.emit(None, None, effect)
 
 
 def samples() -> Iterator[bytes]:

@@ -17,17 +17,17 @@ class Role(Enum):
     WORK = "work"
 
     @property
-    def answers(self) -> bool:
+    def serves_http(self) -> bool:
         """It takes turns in and shows them."""
         return self is not Role.WORK
 
     @property
-    def plays(self) -> bool:
+    def runs_turns(self) -> bool:
         return self is not Role.WEB
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessSlot:
     """One process of a set. It is given on the command line, so there is nothing in it that must not be seen."""
 
     number: int

@@ -15,9 +15,9 @@ from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
-from smolsessions.core.history import Memories
+from smolsessions.core.history import History
 from smolsessions.core.records import AgentName
-from smolsessions.core.turns import TurnDesk
+from smolsessions.core.turns import Turns
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
@@ -29,7 +29,7 @@ from smolsessions.web.metrics import Metrics, MetricsSource
 from smolsessions.web.metrics_merge import share_metrics
 from smolsessions.web.routes.common import Limits
 from smolsessions.worker.idler import Idler
-from smolsessions.worker.session_pool import Registry
+from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
 from smolsessions.worker.worker import Worker
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from smolsessions.roles import Place, Role
+    from smolsessions.roles import ProcessSlot, Role
     from smolsessions.settings import Settings
 
 
@@ -52,7 +52,7 @@ class Service:
     app: FastAPI
     protocol: Callable[..., asyncio.Protocol]
     worker: Worker | Idler
-    turns: TurnDesk
+    turns: Turns
     threads: Threads
     store: str
     running: list[asyncio.Future[None]]
@@ -102,7 +102,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 
 
 @contextlib.asynccontextmanager
-async def make_service(settings: Settings, role: Role, place: Place | None = None) -> AsyncIterator[Service]:
+async def make_service(settings: Settings, role: Role, place: ProcessSlot | None = None) -> AsyncIterator[Service]:
     """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
     authenticator = _authenticator(settings, role)
     catalog, default = make_catalog(settings, *([Path(place.folder)] if place else []))
@@ -118,8 +118,8 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         if is_embedded:
             where = f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
-        threads = Threads(settings.threads if role.plays else 0)
-        registry = Registry(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
+        threads = Threads(settings.threads if role.runs_turns else 0)
+        registry = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(registry))
         metrics_source: MetricsSource = metrics
         if place:
@@ -135,16 +135,16 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
         queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
         worker: Worker | Idler = Idler(queues)
-        if role.plays:
+        if role.runs_turns:
             catalog.start()
             await asyncio.to_thread(catalog.check_confinement)
             worker = Worker(
                 store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
             )
-        turns = TurnDesk(store.turns, catalog, default, metrics.turn_ended)
+        turns = Turns(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
-        memories = Memories(store.memories, catalog, conversations, settings.max_image_pixels)
-        if role.answers:
+        memories = History(store.memories, catalog, conversations, settings.max_image_pixels)
+        if role.serves_http:
             app = create_app(
                 turns,
                 conversations,
@@ -165,7 +165,7 @@ async def make_service(settings: Settings, role: Role, place: Place | None = Non
 def _authenticator(settings: Settings, role: Role) -> Authenticator:
     """Find out who may connect; what only plays has nothing to show to anyone."""
     path, anonymous = settings.api_keys_file, settings.allow_anonymous
-    if not role.answers:
+    if not role.serves_http:
         path, anonymous = None, True
     return Authenticator.read(path, loopback=settings.loopback, anonymous=anonymous)
 

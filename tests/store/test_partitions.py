@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from smolsessions.core.records import MOST_COUNTED, Draft
+from smolsessions.core.records import MAX_CRASHES, ConversationFields
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.store import Options, open_store
 from tests.store.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
@@ -192,7 +192,7 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server:
         for number in range(12):
             await submit(store, str(number))
         suspect = f"{place_of(raw, '3')}:run:{ref_of('3')}:1"
-        raw.hset(suspect, "counted", MOST_COUNTED - 1)
+        raw.hset(suspect, "counted", MAX_CRASHES - 1)
         claims = []
         while leases := await store.scheduler.claim({AGENT: KIND}, 20, idle=True):
             claims.append({lease.turn.ref.id for lease in leases})
@@ -203,7 +203,7 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server:
 async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(server: Server, raw: Raw) -> None:
     async with opened(server) as store:
         await submit(store, "3")
-        raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MOST_COUNTED - 1)
+        raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
         others = [str(number) for number in range(4, 40)]
         for name in others:
             await submit(store, name)
@@ -240,7 +240,7 @@ async def test_a_list_of_conversations_is_merged_newest_first(server: Server, ra
     async with opened(server) as store:
         names = [str(number) for number in range(30)]
         for name in names:
-            await store.conversations.create(ref_of(name), AGENT, Draft({}))
+            await store.conversations.create(ref_of(name), AGENT, ConversationFields({}))
         for limit in (1, 3, 7, 29, 30, 31):
             found, cursor = [], None
             while True:
@@ -257,7 +257,7 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(server:
     async with opened(server) as store:
         names = [str(number) for number in range(12)]
         for name in names:
-            await store.conversations.create(ref_of(name), AGENT, Draft({}))
+            await store.conversations.create(ref_of(name), AGENT, ConversationFields({}))
         owner = ref_of("").owner
         firsts: dict[str, str] = {}
         for name in names:

@@ -36,11 +36,11 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import TurnEnded, TurnStarted
 from smolsessions.core.records import (
-    MOST_COUNTED,
+    MAX_CRASHES,
     AgentName,
     AgentVersion,
-    Draft,
-    Once,
+    ConversationFields,
+    IdempotentRequest,
     Outcome,
     Owner,
     PackedStep,
@@ -149,7 +149,7 @@ async def submit(
     asked: bool = True,
     new: bool = True,
     on_busy: OnBusy = "reject",
-    once: Once | None = None,
+    once: IdempotentRequest | None = None,
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version(agent), "hello", TurnOptions(), Timing(time.time()))
     accepted, _ = await store.turns.submit(
@@ -164,7 +164,7 @@ async def claim(store: Store, *agents: AgentName, most: int = 10) -> list[HeldLe
     for lease in leases:
         lease.emit(f"started:{lease.attempt}")
         with suppress(SealBrokenError):
-            await lease.settled()
+            await lease.flush()
     return leases
 
 
@@ -233,7 +233,7 @@ async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) 
     assert old.lost
     await one.scheduler.renew([old])
     assert (raw.dump(key("conversation", "c")), log_of(raw, "c"), steps_of(raw, "c")) == before
-    await new.past()
+    await new.load_replay_state()
     await new.commit(DONE)
     assert await texts_of(one, "c") == ["kept"]
     with pytest.raises(LeaseLostError):
@@ -273,7 +273,7 @@ async def test_a_task_that_no_step_followed_is_kept(stores: tuple[Store, Store],
             expire(raw, "c")
             await other.scheduler.sweep()
             lease = await claim_one(other)
-            await lease.past()
+            await lease.load_replay_state()
         await lease.commit(DONE)
         assert lease.kept_steps == len(more)
     assert await texts_of(one, "c") == ["task 1", "step", "task 2", "task 3", "another"]
@@ -373,7 +373,7 @@ async def test_the_end_of_a_turn_waits_while_the_store_refuses_and_loses_no_step
     assert await texts_of(other, "c") == ["before", "refused"]
     assert log_of(raw, "c")[-1] == "turn.finished"
     assert await submit(other, "c") == 2
-    (await claim_one(other)).check()
+    (await claim_one(other)).check_readable()
 
 
 def refusals(raw: Raw) -> int:
@@ -394,7 +394,7 @@ async def test_an_expired_lease_goes_to_another_with_the_steps_that_were_finishe
     assert await one.scheduler.sweep() == 1
     new = await claim_one(other)
     assert (new.turn.number, new.attempt) == (1, 2)
-    await new.past()
+    await new.load_replay_state()
     await emit(raw, new, "step:2", a_step("and on"))
     assert (await new.commit(DONE)).attempts == 2
     assert await texts_of(other, "c") == ["finished", "and on"]
@@ -415,7 +415,7 @@ async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_anot
     expire(raw, "c")
     assert await other.scheduler.sweep() == 1
     again = await claim_one(other)
-    await again.past()
+    await again.load_replay_state()
     assert (await again.commit(DONE)).status == "finished"
     assert await texts_of(one, "c") == ["step"]
 
@@ -517,7 +517,7 @@ async def test_an_owner_is_passed_over_while_nothing_of_it_may_be_taken(stores: 
     one, other = stores
     for name in ("many/0", "few/0", "many/1"):
         await submit(one, name)
-    raw.hset(key("run", "many/0", 1), "counted", MOST_COUNTED - 1)
+    raw.hset(key("run", "many/0", 1), "counted", MAX_CRASHES - 1)
     taken = [
         str(lease.turn.ref) for _ in range(2) for lease in await other.scheduler.claim({AGENT: KIND}, 9, idle=True)
     ]
@@ -711,10 +711,10 @@ async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
     lease = await second_turn(stores, raw)
     assert await submit(other, "c", on_busy="rollback" if heard else "enqueue") == 3
     if heard:
-        assert await lease.stopped == "rolled_back"
+        assert await lease.stop_reason == "rolled_back"
     else:  # as where the message was lost: the wish stands in the store alone
         raw.hset(key("run", "c", 2), "cancel", "rollback:3")
-    assert lease.stopped.done() == heard
+    assert lease.stop_reason.done() == heard
     ended = await lease.commit(replace(DONE, steps=1, output="x", state="success", dropped_variables=("z",)))
     assert (await lease.commit(DONE)).outcome == ended.outcome  # asked twice it is done once
     assert (ended.status, code_of(ended)) == ("cancelled", "rolled_back")
@@ -722,7 +722,7 @@ async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
     assert await texts_of(other, "c") == ["first"]
     assert log_of(raw, "c", 2) == ["turn.queued", "turn.started", "turn.cancelled"]
     third = await claim_one(one)
-    third.check()
+    third.check_readable()
     assert (third.turn.number, await third.variables()) == (3, {"x": b"1"})
     assert raw.keys("*fresh*") == []
     await third.commit(DONE)
@@ -737,8 +737,8 @@ async def test_a_turn_that_is_rolled_back_leaves_nothing_of_an_earlier_attempt(
     await other.scheduler.sweep()
     assert await submit(one, "c", on_busy="rollback") == 3
     again = await claim_one(other)
-    assert await again.stopped == "rolled_back"
-    past = await again.past()
+    assert await again.stop_reason == "rolled_back"
+    past = await again.load_replay_state()
     assert (again.attempt, past.steps) == (2, (b"second",))
     assert code_of(await again.commit(DONE)) == "rolled_back"
     assert await texts_of(one, "c") == ["first"]
@@ -751,7 +751,7 @@ async def test_a_turn_that_ends_by_itself_while_it_is_interrupted_ends_so(
     one, other = stores
     lease = await second_turn(stores, raw)
     assert await submit(other, "c", on_busy="interrupt") == 3
-    assert await lease.stopped == "interrupted"
+    assert await lease.stop_reason == "interrupted"
     ended = await lease.commit(replace(DONE, status=status))
     assert (ended.status, code_of(ended)) == (status, code)
     assert await texts_of(other, "c") == ["first", "second"]
@@ -775,7 +775,7 @@ async def test_a_claim_brings_what_leaves_least(
     for on_busy in asked:
         await submit(other, "c", on_busy=on_busy)
     lease = await claim_one(one)
-    assert await lease.stopped == code
+    assert await lease.stop_reason == code
     ended = await lease.commit(replace(DONE, status="cancelled"))
     assert code_of(ended) == code
     assert ended.outcome
@@ -796,7 +796,7 @@ async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, 
     one, other = stores
     lease = await second_turn(stores, raw)
     one.scheduler.hear_stop(b"", b"local/c\n2")  # an older release's words
-    assert await lease.stopped == "cancelled"
+    assert await lease.stop_reason == "cancelled"
     raw.client_kill_filter(_type="pubsub")
     await submit(other, "c", on_busy="interrupt")
     await one.scheduler.renew([lease])
@@ -812,7 +812,7 @@ async def test_what_cannot_be_read_is_not_rolled_back_but_told(stores: tuple[Sto
     await submit(one, "c", on_busy="rollback")
     broken = await claim_one(other)
     with pytest.raises(SealBrokenError):
-        broken.check()
+        broken.check_readable()
     assert (await broken.commit(replace(DONE, status="failed"))).status == "failed"
     assert steps_of(raw, "c") == 2
     assert (await claim_one(one)).turn.number == 3
@@ -870,7 +870,7 @@ async def test_an_id_that_is_free_again_can_have_another_agent(stores: tuple[Sto
     await one.conversations.delete(ref_of("c"))
     raw.delete(*raw.keys("*local/c*"))  # as their times to live would
     other_agent = AgentName("other")
-    await one.conversations.create(ref_of("c"), other_agent, Draft({}))
+    await one.conversations.create(ref_of("c"), other_agent, ConversationFields({}))
     assert await submit(one, "c", other_agent, new=False) == 1
 
 
@@ -899,10 +899,10 @@ async def test_what_cannot_be_opened_is_claimed_with_its_defect_and_spares_the_o
         raw.hset(key("conversation", "b"), "head", "x" * 60)
     first, broken, last = await claim(one)
     for lease in (first, last):
-        lease.check()
+        lease.check_readable()
         await lease.commit(DONE)
     with pytest.raises(SealBrokenError):
-        broken.check()
+        broken.check_readable()
     await broken.commit(replace(DONE, status="failed"))
     assert log_of(raw, "b")[-1] == "turn.failed"
 
@@ -952,10 +952,10 @@ async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path,
 
 async def test_a_conversation_without_its_time_accepts_no_turn(stores: tuple[Store, Store], raw: Raw) -> None:
     one, _ = stores
-    await one.conversations.create(ref_of("c"), AGENT, Draft({}))
+    await one.conversations.create(ref_of("c"), AGENT, ConversationFields({}))
     raw.hdel(key("conversation", "c"), "created")
     with pytest.raises(SealBrokenError):
-        await submit(one, "c", new=False, once=Once("key", b"digest"))
+        await submit(one, "c", new=False, once=IdempotentRequest("key", b"digest"))
     assert (raw.llen(key("turns", "c")), raw.zcard(READY)) == (0, 0)
 
 
@@ -1078,7 +1078,7 @@ class Machine(RuleBasedStateMachine):
         self.played: defaultdict[str, Played] = defaultdict(Played)
         self.ready = Ready()
         self.held: list[HeldLease] = []
-        self.kept: dict[str, tuple[Once, Played, int]] = {}
+        self.kept: dict[str, tuple[IdempotentRequest, Played, int]] = {}
         self.count = 0
 
     def lose_the_way(self) -> None:
@@ -1147,7 +1147,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), replica=replicas, on_busy=busy, key=keys, request=requests)
     def submit_once(self, data: st.DataObject, replica: int, on_busy: OnBusy, key: str, request: bytes) -> None:
         name = data.draw(st.sampled_from(self.live()))
-        once = Once(f"{self.era}{key}", name.encode() + request)
+        once = IdempotentRequest(f"{self.era}{key}", name.encode() + request)
         key = f"{owner_of(name)}/{key}"
         work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
         known, should, number = self.kept.get(key, (None, self.played[name], 0))
@@ -1231,12 +1231,12 @@ class Machine(RuleBasedStateMachine):
         turn = should.first
         should.holder = number
         turn.claim()
-        assert (lease.turn.number, lease.attempt, lease.counted) == (turn.number, turn.attempts, turn.counted)
-        reason = lease.stopped.result() if lease.stopped.done() else None
+        assert (lease.turn.number, lease.attempt, lease.crashes) == (turn.number, turn.attempts, turn.counted)
+        reason = lease.stop_reason.result() if lease.stop_reason.done() else None
         assert reason == (turn.wish.reason if turn.wish else None)
         assert self.loop.run(lease.variables()) == should.variables
         if turn.journal:
-            past = self.loop.run(lease.past())
+            past = self.loop.run(lease.load_replay_state())
             assert list(past.steps) == [text.encode() for text in turn.tail]
             assert dict.fromkeys(past.effects, True) | dict.fromkeys(past.begun, False) == turn.journal
 
@@ -1244,7 +1244,7 @@ class Machine(RuleBasedStateMachine):
         lease, events = self.held[number], [TurnStarted(1, 0.0)] if step else []
         lease.emit(name, result=b"done" if effect else b"", step=step, events=events)
         with suppress(LeaseLostError):
-            self.loop.run(lease.settled())
+            self.loop.run(lease.flush())
         assert lease.lost is not self.holds(number)
         if not self.holds(number):
             return
@@ -1283,7 +1283,7 @@ class Machine(RuleBasedStateMachine):
             if self.holds(number):
                 should = self.of(number)
                 should.expired, should.first.told = False, True
-                assert lease.stopped.done() == (should.first.wish is not None)
+                assert lease.stop_reason.done() == (should.first.wish is not None)
 
     @precondition(lambda self: self.held)
     @rule(conversation=conversations)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.core.records import Imported, Portable
+    from smolsessions.core.records import ExportedMemory, ImportedMemory
 
 MAX_PIXELS = 1_000_000
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
@@ -31,12 +31,12 @@ def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple
 
 def exported(
     steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, carries: tuple[type, ...] = ()
-) -> Portable:
+) -> ExportedMemory:
     data, attachments = stored(steps, carries)
     return documents.export(data, attachments, variables or {}, carries)
 
 
-def document_of(portable: Portable, **more: Any) -> dict[str, Any]:
+def document_of(portable: ExportedMemory, **more: Any) -> dict[str, Any]:
     """Put what was exported into a document, all in one turn."""
     return {
         "format": FORMAT,
@@ -51,18 +51,18 @@ def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
     return document_of(exported(steps), **more)
 
 
-def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> Imported:
+def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
     """Take in a document that came as the bytes of its JSON."""
     return documents.import_document(
         read_json(json.dumps(document, allow_nan=False).encode()), CODE if places is None else places, MAX_PIXELS
     )
 
 
-def steps_of(imported: Imported) -> list[Step]:
+def steps_of(imported: ImportedMemory) -> list[Step]:
     return [unpack(step.data, step.attachments) for step in imported.steps]
 
 
-def again(portable: Portable) -> Portable:
+def again(portable: ExportedMemory) -> ExportedMemory:
     """Export what an import of it made."""
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}

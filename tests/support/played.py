@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from smolsessions.core.records import MOST_COUNTED
+from smolsessions.core.records import MAX_CRASHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Open:
 
     @property
     def suspect(self) -> bool:
-        return self.counted == MOST_COUNTED - 1
+        return self.counted == MAX_CRASHES - 1
 
     def stop(self, wish: Wish) -> None:
         """Take the wish where it is stronger than the one that is there; its worker may or may not hear of it."""

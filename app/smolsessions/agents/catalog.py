@@ -45,8 +45,17 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import Session
-    from smolsessions.core.records import Imported, LeftOut, Memory, PackedStep, Portable, Turn, TurnInput, Weighed
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.records import (
+        ExportedMemory,
+        ImportedMemory,
+        LeftOut,
+        Memory,
+        PackedStep,
+        PrunePreview,
+        Turn,
+        TurnInput,
+    )
+    from smolsessions.core.replay_state import ReplayState
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 log = logging.getLogger(__name__)
@@ -157,9 +166,9 @@ class Catalog:
             own_policies=entry.own_policies,
         )
 
-    def task_step(self, turn: Turn, given: TurnInput) -> PackedStep:
+    def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran."""
-        return task_step(turn, given)
+        return task_step(turn, turn_input)
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Refuse a policy that this agent cannot have."""
@@ -172,7 +181,7 @@ class Catalog:
         with self._preview(name, memory, policy) as preview:
             return preview[0].messages(summary_mode=summary_mode)
 
-    def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
+    def preview_prune(self, name: AgentName, memory: Memory, policy: Policy | None) -> PrunePreview:
         """Say what a prune of the memory would leave out."""
         with self._preview(name, memory, policy) as (preview, overlay):
             weighed = preview.weigh()
@@ -200,27 +209,27 @@ class Catalog:
             log.exception("the factory of agent %s failed", entry.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
 
-    def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
+    def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
         return describe(unpack(step, attachments, self._entry(name).carries))
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
-    ) -> Portable:
+    ) -> ExportedMemory:
         """Give steps, images and variables as JSON data."""
         return documents.export(steps, attachments, variables, self._entry(name).carries)
 
-    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         """Make steps and pieces of such data, or of what smolagents' own memory gives."""
         return documents.import_document(data, self._entry(name).places, max_pixels)
 
-    def picture(self, data: bytes) -> tuple[str, bytes]:
+    def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
         return browser_image(data)
 
-    def usage(self, past: Past) -> Usage:
+    def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls that a turn's journal holds."""
-        used = [usage_of(data) for key, data in past.effects.items() if key.startswith(MODEL_KEY)]
+        used = [usage_of(data) for key, data in replay.effects.items() if key.startswith(MODEL_KEY)]
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
 
     def _entry(self, name: AgentName) -> _Entry:

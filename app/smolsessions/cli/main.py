@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smolsessions import __version__
 from smolsessions.core.errors import StartError
-from smolsessions.roles import Place, Role
+from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.process import listen, log_to_stderr, run_process
 from smolsessions.runtime.reaper import stand_before
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = add(role.value, _run, text)
         sub.set_defaults(role=role)
         sub.add_argument("--processes", type=_count, default=1, metavar="N", help="processes that share the port (1)")
-        sub.add_argument("--place", type=Place.read, help=argparse.SUPPRESS)  # for the supervisor's processes
+        sub.add_argument("--place", type=ProcessSlot.read, help=argparse.SUPPRESS)  # for the supervisor's processes
     add("settings", _settings, "list all settings with their defaults")
     add("new-key", _new_key, "print a new key for SMOLSESSIONS_SEAL_KEYS")
     add("openapi", _openapi, "print the description of the HTTP interface")

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import UnknownAgentError
 from smolsessions.core.metadata import bounded
-from smolsessions.core.records import AgentName, Draft, Page, Ref
+from smolsessions.core.records import AgentName, ConversationFields, Page, Ref
 
 if TYPE_CHECKING:
-    from smolsessions.core.ports import Agents
-    from smolsessions.core.ports import Conversations as Store
+    from smolsessions.core.ports import AgentCatalog, ConversationStore
     from smolsessions.core.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
 
 
-Patch = Callable[[Draft], Draft]
+Patch = Callable[[ConversationFields], ConversationFields]
 
 
 class Conversations:
     """An owner's conversations."""
 
-    def __init__(self, store: Store, agents: Agents, default_agent: AgentName, on_end: Callable[[Turn], None]) -> None:
+    def __init__(
+        self, store: ConversationStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
+    ) -> None:
         self._on_end = on_end
         self._store = store
         self._agents = agents
@@ -38,7 +39,7 @@ class Conversations:
         return await asyncio.to_thread(self._agents.confinement)
 
     async def create(
-        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: Draft
+        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: ConversationFields
     ) -> Conversation:
         """Make an empty conversation."""
         agent = self.known(agent)
@@ -63,8 +64,8 @@ class Conversations:
     async def patch(self, ref: Ref, patch: Patch) -> Conversation:
         """Change what callers may change; metadata by a JSON merge patch (RFC 7396)."""
 
-        def changed(now: Conversation) -> Draft:
-            draft = patch(Draft(now.metadata, now.policy, now.ttl_s))
+        def changed(now: Conversation) -> ConversationFields:
+            draft = patch(ConversationFields(now.metadata, now.policy, now.ttl_s))
             self.check(now.agent, draft)
             return draft
 
@@ -80,7 +81,7 @@ class Conversations:
     ) -> Page[dict[str, Any]]:
         """Give steps as JSON, hidden ones too, those that were archived or rolled back if asked for."""
         agent, page, attachments = await self._store.steps(ref, first, limit, kind, archived=archived)
-        describe = self._agents.describe
+        describe = self._agents.describe_step
 
         def describe_all() -> tuple[dict[str, Any], ...]:
             return tuple(_about(step) | describe(agent, step.data, attachments) for step in page.items)
@@ -89,9 +90,9 @@ class Conversations:
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         """Give the media type and the bytes of an image that a step shows."""
-        return await asyncio.to_thread(self._agents.picture, await self._store.image(ref, name))
+        return await asyncio.to_thread(self._agents.image_file, await self._store.image(ref, name))
 
-    def check(self, agent: AgentName, draft: Draft) -> None:
+    def check(self, agent: AgentName, draft: ConversationFields) -> None:
         """Refuse what a conversation with this agent cannot have."""
         bounded(draft.metadata)
         if draft.policy is not None:

@@ -17,11 +17,11 @@ from smolsessions.core.records import (
     AgentName,
     AgentVersion,
     Failure,
-    Jump,
     LeftOut,
     Outcome,
     Owner,
     Ref,
+    Rollback,
     RunState,
     StepImage,
     Timing,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import Portable, Record
+    from smolsessions.core.records import ConversationRecord, ExportedMemory
 
 MOST_PROBLEMS = 20
 FORMATS = (FORMAT, MEMORY_FORMAT)
@@ -162,11 +162,11 @@ class ParsedDocument:
     policy: Policy | None
     turns: tuple[TurnDocument, ...] | None
     """None: it tells of no turns, only of steps."""
-    jumps: tuple[Jump, ...]
+    jumps: tuple[Rollback, ...]
     memory: dict[str, Any]
 
 
-def document_of(record: Record, portable: Portable) -> dict[str, Any]:
+def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[str, Any]:
     """Put a conversation that is taken out into a document."""
     conversation = record.conversation
     return {
@@ -214,7 +214,7 @@ def parse_document(document: Any) -> ParsedDocument:
         metadata=told.metadata,
         policy=None if told.policy is None else tuple(told.policy),
         turns=tuple(told.turns) if kind == FORMAT else None,
-        jumps=tuple(Jump(*each) for each in told.rollbacks) if kind == FORMAT else (),
+        jumps=tuple(Rollback(*each) for each in told.rollbacks) if kind == FORMAT else (),
         memory=memory,
     )
 

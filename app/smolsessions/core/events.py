@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
     from smolsessions.core.frozen import dataclass
 
-Channel = Literal["answer", "thought", "code", "plan", "arguments"]
+MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]
 
 
@@ -62,7 +62,7 @@ class MessageDelta:
     type: ClassVar[Literal["message.delta"]] = "message.delta"
     where: Where
     call_id: str
-    channel: Channel
+    channel: MessageChannel
     text: str
     index: int | None = None
     name: str | None = None

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.documents import document_of, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.core.records import Brought, Draft, Ref, with_gaps
+from smolsessions.core.records import ConversationFields, ImportedConversation, Ref, with_gaps
 
 if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import Agents
-    from smolsessions.core.ports import Memories as Store
-    from smolsessions.core.records import AgentName, Conversation, LeftOut, Owner, Weighed
+    from smolsessions.core.ports import AgentCatalog, HistoryStore
+    from smolsessions.core.records import AgentName, Conversation, LeftOut, Owner, PrunePreview
 
 MOST_TRIES = 5
 
 
-class Memories:
+class History:
     """Memories of an owner's conversations. What changes one raises `BusyError` while a turn runs."""
 
-    def __init__(self, store: Store, agents: Agents, conversations: Conversations, max_pixels: int) -> None:
+    def __init__(
+        self, store: HistoryStore, agents: AgentCatalog, conversations: Conversations, max_pixels: int
+    ) -> None:
         """`max_pixels` bounds the images of a step that is brought in."""
         self._store = store
         self._agents = agents
@@ -41,7 +42,7 @@ class Memories:
 
     async def prune(
         self, ref: Ref, policy: Policy | None, *, dry_run: bool, destroy: bool
-    ) -> tuple[Weighed, int, Conversation | None]:
+    ) -> tuple[PrunePreview, int, Conversation | None]:
         """Archive what a policy (None: the conversation's) leaves out, or destroy that and all that is archived.
 
         Gives what changes, how many steps are archived or destroyed, and the conversation as it is then. A dry run
@@ -52,7 +53,7 @@ class Memories:
             wanted = memory.terms.policy if policy is None else policy
             if policy is not None:
                 self._agents.check_policy(memory.agent, policy, "/policy")
-            weighed = await asyncio.to_thread(self._agents.weigh, memory.agent, memory, wanted)
+            weighed = await asyncio.to_thread(self._agents.preview_prune, memory.agent, memory, wanted)
             count, places = len(weighed.left_out), [memory.steps[at].index for at in weighed.left_out + weighed.edits]
             if dry_run:
                 more = (await self._conversations.show(ref)).archived_steps if destroy else 0
@@ -88,10 +89,10 @@ class Memories:
         told = parse_document(document)
         name = self._conversations.known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.import_document, name, told.memory, self._max_pixels)
-        draft = Draft(told.metadata, told.policy)
+        draft = ConversationFields(told.metadata, told.policy)
         self._conversations.check(name, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
         turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, version, last, time.time()))
-        return await self._store.adopt(ref, name, draft, Brought(turns, told.jumps, given))
+        return await self._store.adopt(ref, name, draft, ImportedConversation(turns, told.jumps, given))

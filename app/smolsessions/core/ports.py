@@ -15,20 +15,21 @@ if TYPE_CHECKING:
         AgentInfo,
         AgentName,
         AgentVersion,
-        Brought,
         Conversation,
-        Draft,
-        Imported,
+        ConversationFields,
+        ConversationRecord,
+        ExportedMemory,
+        IdempotentRequest,
+        ImportedConversation,
+        ImportedMemory,
         LeftOut,
         Memory,
         OnBusy,
-        Once,
         Outcome,
         Owner,
         PackedStep,
         Page,
-        Portable,
-        Record,
+        PrunePreview,
         Ref,
         StepType,
         StoredStep,
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
         TurnInput,
         Usage,
         Version,
-        Weighed,
     )
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.replay_state import ReplayState
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
@@ -67,19 +67,19 @@ class LogReader(Protocol):
         ...
 
 
-class Turns(Protocol):
+class TurnStore(Protocol):
     """Accepting turns and looking at them."""
 
     async def submit(
         self,
         turn: Turn,
-        given: TurnInput,
+        turn_input: TurnInput,
         *,
         create: dict[str, Any] | None,
         asked: bool,
         version_of: Callable[[AgentName], AgentVersion],
         on_busy: OnBusy = "reject",
-        once: Once | None = None,
+        once: IdempotentRequest | None = None,
     ) -> tuple[Turn, bool]:
         """Accept a turn in one atomic step and give it back with its number and its conversation's agent.
 
@@ -95,7 +95,7 @@ class Turns(Protocol):
         """
         ...
 
-    async def recall(self, owner: Owner, once: Once) -> Turn | None:
+    async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         """Give the turn that this request made before, if it did.
 
         Raises `IdempotencyKeyReusedError` where its key came with another request, and `ConversationNotFoundError`
@@ -127,10 +127,10 @@ class Turns(Protocol):
         ...
 
 
-class Conversations(Protocol):
+class ConversationStore(Protocol):
     """Conversations at rest."""
 
-    async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         """Raise `ConversationExistsError` where the id is taken."""
         ...
 
@@ -142,7 +142,7 @@ class Conversations(Protocol):
         """Give an owner's conversations, newest first."""
         ...
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+    async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Make of the conversation what `change` gives, again where another writer came between."""
         ...
 
@@ -164,7 +164,7 @@ class Conversations(Protocol):
         ...
 
 
-class Memories(Protocol):
+class HistoryStore(Protocol):
     """What is done to conversations between their turns. While one runs all raise `BusyError`."""
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
@@ -190,11 +190,13 @@ class Memories(Protocol):
         """Make a conversation that is what this one was after a turn (None: its last). Raises as `roll_back` does."""
         ...
 
-    async def record(self, ref: Ref) -> Record:
+    async def record(self, ref: Ref) -> ConversationRecord:
         """Read all that is on record of a conversation, but for events."""
         ...
 
-    async def adopt(self, ref: Ref, agent: AgentName, draft: Draft, brought: Brought) -> Conversation:
+    async def adopt(
+        self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
+    ) -> Conversation:
         """Make a conversation of what is brought in. Raises `ConversationExistsError`."""
         ...
 
@@ -206,7 +208,7 @@ class Lease(Protocol):
     def turn(self) -> Turn: ...
 
     @property
-    def given(self) -> TurnInput: ...
+    def turn_input(self) -> TurnInput: ...
 
     @property
     def attempt(self) -> int: ...
@@ -233,7 +235,7 @@ class Lease(Protocol):
         ...
 
     @property
-    def stopped(self) -> asyncio.Future[StopReason]:
+    def stop_reason(self) -> asyncio.Future[StopReason]:
         """Done when the turn is to stop: somebody wants it, or another one holds the conversation. The first reason."""
         ...
 
@@ -249,15 +251,15 @@ class Lease(Protocol):
         """The store has said that the lease was held, to a question that was asked `at` (of the monotonic clock)."""
         ...
 
-    def check(self) -> None:
+    def check_readable(self) -> None:
         """Raise `SealBrokenError` where what was claimed cannot be read; the turn can be ended all the same."""
         ...
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Wait until all that was emitted is written. Raises `LeaseLostError` and `SealBrokenError`."""
         ...
 
-    async def past(self) -> Past:
+    async def load_replay_state(self) -> ReplayState:
         """Load what earlier attempts left: their finished steps are kept, whatever comes."""
         ...
 
@@ -277,12 +279,12 @@ class Lease(Protocol):
         ...
 
     @property
-    def counted(self) -> int:
+    def crashes(self) -> int:
         """How many attempts at the turn ended with their process, and without a new effect."""
         ...
 
     @property
-    def grew(self) -> bool:
+    def has_progressed(self) -> bool:
         """This attempt has written an effect."""
         ...
 
@@ -329,7 +331,7 @@ class Lease(Protocol):
         """
         ...
 
-    def hold(self, events: Iterable[Event]) -> bool:
+    def buffer_events(self, events: Iterable[Event]) -> bool:
         """Take the last events of the turn, to be written by its commit; False where they must be emitted."""
         ...
 
@@ -388,20 +390,20 @@ class Scheduler(Protocol):
         ...
 
 
-class Stage(Protocol):
+class EventBridge(Protocol):
     """What a session plays on: what it tells goes out, a stop comes in. For any thread."""
 
     @property
-    def halted(self) -> bool:
+    def stop_requested(self) -> bool:
         """The turn is to stop. Asked at every model call, delta and tool call; once true it stays so."""
         ...
 
     @property
-    def pausing(self) -> bool:
+    def pause_requested(self) -> bool:
         """The turn is to be handed to another worker as soon as the step that runs is finished."""
         ...
 
-    def tell(
+    def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         """Hand on an event, and a finished step or an effect (key and result) to be kept with it. Returns at once."""
@@ -417,7 +419,7 @@ class Stage(Protocol):
         """What was told waits for the store longer than it should, or the lease may be lost."""
         ...
 
-    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
+    def flush(self, effect: tuple[str, bytes] | None = None) -> None:
         """Return when all that was told so far, and this effect, is written, or the turn is to stop."""
         ...
 
@@ -431,20 +433,20 @@ class Session(Protocol):
     def run_turn(
         self,
         turn: Turn,
-        given: TurnInput,
-        stage: Stage,
-        past: Past | None = None,
+        turn_input: TurnInput,
+        bridge: EventBridge,
+        replay: ReplayState | None = None,
         policy: Policy | None = None,
     ) -> Outcome:
         """Run the agent in the calling thread, telling the stage all that happens and each finished step.
 
-        What an earlier attempt did (`past`) is not done again; `policy` None: the agent's own. Never raises what the
+        What an earlier attempt did (`replay`) is not done again; `policy` None: the agent's own. Never raises what the
         agent raises: that is a failed outcome. A turn that the stage halted is a cancelled one.
         """
         ...
 
-    def interrupt(self) -> None:
-        """End waits for a model's provider, after the stage was halted. Called on the loop while `play` runs."""
+    def cut_model_calls(self) -> None:
+        """End waits for a model's provider, after the stage was halted. Called on the loop while `run_turn` runs."""
         ...
 
     def partial_outcome(self) -> Outcome:
@@ -456,7 +458,7 @@ class Session(Protocol):
         ...
 
 
-class Agents(Protocol):
+class AgentCatalog(Protocol):
     """The agents that this process can play."""
 
     @property
@@ -475,14 +477,14 @@ class Agents(Protocol):
         """
         ...
 
-    def task_step(self, turn: Turn, given: TurnInput) -> PackedStep:
+    def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran, as a step; called in a thread.
 
         Raises a `ServiceError` for one that is too large.
         """
         ...
 
-    def usage(self, past: Past) -> Usage:
+    def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls that a turn's journal holds."""
         ...
 
@@ -496,24 +498,24 @@ class Agents(Protocol):
         """Give what the model is shown next of a memory, and what the policy (None: the agent's) leaves out."""
         ...
 
-    def weigh(self, name: AgentName, memory: Memory, policy: Policy | None) -> Weighed:
+    def preview_prune(self, name: AgentName, memory: Memory, policy: Policy | None) -> PrunePreview:
         """Say what a prune of the memory would leave out. Raises `InvalidRequestError` where none bounds it."""
         ...
 
-    def describe(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
+    def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Give a step as JSON."""
         ...
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
-    ) -> Portable:
+    ) -> ExportedMemory:
         """Give steps, the images that they show, and variables as JSON data (docs/export.md); called in a thread.
 
         A step is without its turn and without what only the conversation knows of it.
         """
         ...
 
-    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> Imported:
+    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         """Make steps and pieces of a document's `format`, `version`, `steps`, `images` and `variables`; in a thread.
 
         Its steps may be smolagents' own (`MEMORY_FORMAT`). `max_pixels` bounds a step's images together.
@@ -521,6 +523,6 @@ class Agents(Protocol):
         """
         ...
 
-    def picture(self, data: bytes) -> tuple[str, bytes]:
+    def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Give an attachment as an image file: its media type and its bytes."""
         ...

@@ -24,7 +24,7 @@ StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
 """Of an entry of the record. An edit is a change of the memory by a callback of the agent's author."""
 
-MOST_COUNTED = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
+MAX_CRASHES = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class Rollback:
     """A rollback: what follows turn `after` goes on from turn `to`."""
 
     after: int
@@ -87,7 +87,7 @@ class Terms:
 
     policy: Policy | None = None
     lineage: tuple[Origin, ...] = ()
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[Rollback, ...] = ()
 
     def is_rolled_back(self, turn: int, last: int) -> bool:
         """Tell whether a turn is none of those that lead to the conversation as it is after turn `last`."""
@@ -101,7 +101,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ConversationFields:
     """What a caller may change of a conversation. `policy` None: its agent's; `ttl_s` None: it is kept."""
 
     metadata: dict[str, Any]
@@ -168,7 +168,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class PromptSize:
     """What a prompt, or a part of it, holds. Tokens as the model reports them, or an estimate."""
 
     steps: int
@@ -178,14 +178,14 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class PrunePreview:
     """What a prune with a policy changes: the prompt before and after, and the places of the steps that it leaves out.
 
     `shortened` steps are shown cut by the policy where it is the conversation's; a prune leaves them as they are.
     """
 
-    before: Weight
-    after: Weight
+    before: PromptSize
+    after: PromptSize
     left_out: tuple[int, ...]
     shortened: int
     edits: tuple[int, ...] = ()
@@ -287,7 +287,7 @@ class TurnInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class IdempotentRequest:
     """A request that its caller may send again: the key that names it, and all that it asks for, as bytes."""
 
     key: str
@@ -309,7 +309,7 @@ class PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Portable:
+class ExportedMemory:
     """What a conversation holds as JSON data (docs/export.md).
 
     `steps` are without their turn and without what the conversation knows of them; `images` are by name; of what could
@@ -323,7 +323,7 @@ class Portable:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedMemory:
     """What was made of such data; `archived` and `hidden` are positions in `steps`."""
 
     steps: tuple[PackedStep, ...]
@@ -401,24 +401,24 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ConversationRecord:
     """A whole conversation, to be taken out: all that is on record but events. `pieces` are its variables'."""
 
     conversation: Conversation
     turns: tuple[Turn, ...]
-    jumps: tuple[Jump, ...]
+    jumps: tuple[Rollback, ...]
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
     pieces: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class ImportedConversation:
     """A conversation that is brought in."""
 
     turns: tuple[Turn, ...]
-    jumps: tuple[Jump, ...]
-    memory: Imported
+    jumps: tuple[Rollback, ...]
+    memory: ImportedMemory
 
 
 @dataclass(frozen=True, slots=True)

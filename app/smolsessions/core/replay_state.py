@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ReplayState:
     """The journal's `effects` by key, the keys of calls that had `begun`, the log's `events`, and the finished `steps`.
 
     A step comes as its bytes, the attachments of all of them beside it.

@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.core.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
 from smolsessions.core.events import TurnEnded
 from smolsessions.core.metadata import bounded
-from smolsessions.core.records import AgentName, AgentVersion, Once, Ref, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    IdempotentRequest,
+    Ref,
+    Timing,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractContextManager
 
     from smolsessions.core.events import Logged
-    from smolsessions.core.ports import Agents, LogReader, Turns
+    from smolsessions.core.ports import AgentCatalog, LogReader, TurnStore
     from smolsessions.core.records import OnBusy, Owner, Page, StepImage
 
 
@@ -33,31 +42,33 @@ class NewTurn:
     conversation_id: str | None = None
     agent: AgentName | None = None
     options: TurnOptions = field(default_factory=TurnOptions)
-    given: TurnInput = field(default_factory=TurnInput)
+    turn_input: TurnInput = field(default_factory=TurnInput)
     images: tuple[StepImage, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     on_busy: OnBusy = "reject"
     idempotency_key: str | None = None
 
 
-class TurnDesk:
+class Turns:
     """Where turns are handed in."""
 
-    def __init__(self, store: Turns, agents: Agents, default_agent: AgentName, on_end: Callable[[Turn], None]) -> None:
+    def __init__(
+        self, store: TurnStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
+    ) -> None:
         """`on_end` is told of every turn that a cancel ended before it began."""
         self._store = store
         self._agents = agents
         self._default_agent = default_agent
         self._on_end = on_end
-        self._watches: set[Watch] = set()
+        self._watches: set[TurnSubscription] = set()
         self._cancelling: set[asyncio.Task[Turn]] = set()
         self._closing = False
 
-    async def submit(self, owner: Owner, new: NewTurn) -> Watch:
+    async def submit(self, owner: Owner, new: NewTurn) -> TurnSubscription:
         """Accept a turn; who has it watched from its first event on must close the watch."""
         return await self._submit(owner, new)
 
-    async def _submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> Watch:
+    async def _submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> TurnSubscription:
         once = await _once(new)
         if once and (known := await self._store.recall(owner, once)):
             return self._watch(known, for_end=for_end)
@@ -70,7 +81,7 @@ class TurnDesk:
         try:
             watch.turn, is_new = await self._store.submit(
                 turn,
-                new.given,
+                new.turn_input,
                 create=None if new.conversation_id else bounded(new.metadata),
                 asked=new.agent is not None,
                 version_of=self._version_of,
@@ -85,7 +96,7 @@ class TurnDesk:
         watch.close()  # it looks elsewhere, or has missed the beginning
         return self._watch(watch.turn, for_end=for_end)
 
-    async def play(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
+    async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
         watch = await self._submit(owner, new, for_end=True)
         try:
@@ -93,7 +104,7 @@ class TurnDesk:
         finally:
             watch.close()
 
-    async def watch(self, ref: Ref, number: int, after: int) -> Watch | None:
+    async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
         """Watch a turn; None where nothing comes after the cursor any more. Who has it watched must close the watch."""
         turn = await self._store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
@@ -119,7 +130,7 @@ class TurnDesk:
         finally:
             watch.close()
 
-    def cancel_soon(self, turn: Turn) -> None:
+    def cancel_in_background(self, turn: Turn) -> None:
         """Stop a turn whose caller has gone."""
         task = asyncio.create_task(self.cancel(turn.ref, turn.number))
         self._cancelling.add(task)
@@ -145,9 +156,9 @@ class TurnDesk:
         """Look at turns in ascending order."""
         return await self._store.turns(ref, first, limit)
 
-    def _watch(self, turn: Turn, *, looks: bool = True, for_end: bool = False) -> Watch:
+    def _watch(self, turn: Turn, *, looks: bool = True, for_end: bool = False) -> TurnSubscription:
         reader = self._store.reader(turn.ref, looks=looks, wants_all=not for_end)
-        watch = Watch(reader, turn, self._watches)
+        watch = TurnSubscription(reader, turn, self._watches)
         if self._closing:
             watch.stop()
         return watch
@@ -158,7 +169,7 @@ class TurnDesk:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return info.version
 
-    async def _end_of(self, watch: Watch, wait_s: float) -> Turn:
+    async def _end_of(self, watch: TurnSubscription, wait_s: float) -> Turn:
         turn = watch.turn
         if turn.outcome:
             return turn
@@ -172,33 +183,33 @@ class TurnDesk:
             return turn  # accepted it was, which is what the caller must know
 
 
-async def _once(new: NewTurn) -> Once | None:
+async def _once(new: NewTurn) -> IdempotentRequest | None:
     """Say what makes two requests the same one; how the answer is wanted does not."""
     if new.idempotency_key is None:
         return None
-    images = [await asyncio.to_thread(_digest, image) for image in new.given.images]
+    images = [await asyncio.to_thread(_digest, image) for image in new.turn_input.images]
     asked = asdict(new.options) | {
         "conversation_id": new.conversation_id,
         "agent": new.agent,
         "message": new.message,
         "images": images,
-        "additional_args": new.given.additional_args,
+        "additional_args": new.turn_input.additional_args,
         "on_busy": None if new.on_busy == "reject" else new.on_busy,
         "metadata": new.metadata,
     }
     # What is left out means the same in a release that knows more of them.
     told = {name: value for name, value in asked.items() if value}
-    return Once(new.idempotency_key, json.dumps(told, sort_keys=True).encode())
+    return IdempotentRequest(new.idempotency_key, json.dumps(told, sort_keys=True).encode())
 
 
 def _digest(image: bytes) -> str:
     return hashlib.sha256(image).hexdigest()
 
 
-class Watch:
+class TurnSubscription:
     """One caller's view of one turn's log. Registered from the first, it misses nothing until it is closed."""
 
-    def __init__(self, reader: AbstractContextManager[LogReader], turn: Turn, watches: set[Watch]) -> None:
+    def __init__(self, reader: AbstractContextManager[LogReader], turn: Turn, watches: set[TurnSubscription]) -> None:
         self.turn = turn
         self.complete = False
         self.stopped = False

@@ -12,20 +12,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.runtime.shutdown import Ending
+    from smolsessions.runtime.shutdown import Shutdown
 
 STOP, HURRY = b"s", b"h"
 ORPHAN_S = 20.0  # how long a process may outlive its supervisor, whatever its agents do to its event loop
 
 
-class Leash:
+class ParentLink:
     """The process's end. A thread heeds it: an agent that computes may keep the event loop from it for long."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = inherited(descriptor)
         self.is_lost = False
 
-    def heed(self, ending: Ending) -> None:
+    def heed(self, ending: Shutdown) -> None:
         """Have `ending` asked for when the supervisor says so, and in a hurry when there is none any more."""
         where = (asyncio.get_running_loop(), ending)
         threading.Thread(target=self._heed, args=where, name="leash", daemon=True).start()
@@ -35,7 +35,7 @@ class Leash:
         with suppress(OSError):  # no supervisor: that is heard as well
             self._socket.sendall(json.dumps(text).encode() + b"\n")
 
-    def _heed(self, loop: asyncio.AbstractEventLoop, ending: Ending) -> None:
+    def _heed(self, loop: asyncio.AbstractEventLoop, ending: Shutdown) -> None:
         with suppress(RuntimeError):  # the loop has ended before
             while word := self._word():
                 loop.call_soon_threadsafe(ending.hurry if word == HURRY else ending.ask)
@@ -57,7 +57,7 @@ def inherited(descriptor: int) -> socket.socket:
     return taken
 
 
-class Hand:
+class ChildLink:
     """The supervisor's end."""
 
     def __init__(self, mine: socket.socket) -> None:

@@ -20,14 +20,14 @@ from smolsessions import __version__
 from smolsessions.agents.compatibility import check_smolagents
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
-from smolsessions.runtime.parent_link import Leash
-from smolsessions.runtime.shutdown import Ending
+from smolsessions.runtime.parent_link import ParentLink
+from smolsessions.runtime.shutdown import Shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from smolsessions.roles import Place
+    from smolsessions.roles import ProcessSlot
     from smolsessions.settings import Settings
     from smolsessions.wiring import Service
 
@@ -42,7 +42,7 @@ HURRY_S = 5  # for a thread that heeds no stop, and for giving its lease back
 CLOSE_S = HURRY_S + STREAMS_S + 8  # from the end of the drain to the process's, at most
 
 
-def run_process(settings: Settings, role: Role, listening: socket.socket, place: Place | None) -> int:
+def run_process(settings: Settings, role: Role, listening: socket.socket, place: ProcessSlot | None) -> int:
     """Do what the role asks for until told to end; give the exit status."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the format: not looked up
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -70,7 +70,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def log_to_stderr(settings: Settings, place: Place | None) -> None:
+def log_to_stderr(settings: Settings, place: ProcessSlot | None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Discreet(os.environ.get(settings.model_api_key_env or "", "").strip(), place))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
@@ -79,7 +79,7 @@ def log_to_stderr(settings: Settings, place: Place | None) -> None:
 class _Discreet(logging.Formatter):
     """Formats log lines without the model's key, which a provider's exception may repeat."""
 
-    def __init__(self, secret: str, place: Place | None) -> None:
+    def __init__(self, secret: str, place: ProcessSlot | None) -> None:
         who = f"process={place.number} " if place else ""
         super().__init__(f"%(asctime)s {who}%(levelname)s %(name)s %(message)s")
         self._secret = secret
@@ -89,10 +89,10 @@ class _Discreet(logging.Formatter):
         return line.replace(self._secret, "***") if self._secret else line
 
 
-async def _run(settings: Settings, role: Role, listening: socket.socket, place: Place | None) -> int:
-    ending = Ending()
+async def _run(settings: Settings, role: Role, listening: socket.socket, place: ProcessSlot | None) -> int:
+    ending = Shutdown()
     ending.on_signals()  # first of all: in a container, whoever has no handler hears nothing
-    leash = Leash(place.leash) if place else None
+    leash = ParentLink(place.leash) if place else None
     if leash:
         leash.heed(ending)
     check_smolagents()
@@ -111,7 +111,7 @@ async def _run(settings: Settings, role: Role, listening: socket.socket, place: 
     return status
 
 
-async def _until_ended(settings: Settings, service: Service, listening: socket.socket, ending: Ending) -> int:
+async def _until_ended(settings: Settings, service: Service, listening: socket.socket, ending: Shutdown) -> int:
     """Serve; when asked to end claim nothing more, let running turns end in time, then close the connections."""
     server = _Server(
         uvicorn.Config(
@@ -167,7 +167,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _sentences(settings: Settings, role: Role, service: Service, listening: socket.socket, place: Place | None) -> str:
+def _sentences(
+    settings: Settings, role: Role, service: Service, listening: socket.socket, place: ProcessSlot | None
+) -> str:
     """Give what an operator is told: of the whole set, where this process is one of several."""
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -178,12 +180,12 @@ def _sentences(settings: Settings, role: Role, service: Service, listening: sock
         "store": service.store,
         "agents": ", ".join(service.agents),
     }
-    if role.answers:
+    if role.serves_http:
         lines = {"page": f"{base}/", "docs": f"{base}/docs", **lines, "who": service.authenticator.sentence}
     if place:
         lines["processes"] = str(place.count)
     name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"
-    does = "serves on" if role.answers else "plays turns; health and metrics on"
+    does = "serves on" if role.serves_http else "plays turns; health and metrics on"
     width = max(map(len, lines))
     text = "".join(f"  {what:<{width}} {value}\n" for what, value in lines.items())
     return f"{name} {__version__} {does} {shown}:{port}\n{text}"

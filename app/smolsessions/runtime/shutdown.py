@@ -7,7 +7,7 @@ import asyncio
 from smolsessions.runtime.reaper import SIGNALS
 
 
-class Ending:
+class Shutdown:
     """What was asked for so far."""
 
     def __init__(self) -> None:

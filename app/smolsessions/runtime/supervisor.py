@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.errors import StartError
-from smolsessions.roles import Place
-from smolsessions.runtime.parent_link import HURRY, STOP, Hand
+from smolsessions.roles import ProcessSlot
+from smolsessions.runtime.parent_link import HURRY, STOP, ChildLink
 from smolsessions.runtime.process import CLOSE_S, say
-from smolsessions.runtime.shutdown import Ending
+from smolsessions.runtime.shutdown import Shutdown
 from smolsessions.settings import PREFIX
 from smolsessions.store.embedded.data_folder import SOCKET_PATH_BYTES
 from smolsessions.store.embedded.server import embedded_server
@@ -43,7 +43,7 @@ def supervise(settings: Settings, count: int, listening: socket.socket) -> int:
 
 
 async def _supervise(settings: Settings, count: int, listening: socket.socket) -> int:
-    ending = Ending()
+    ending = Shutdown()
     ending.on_signals()  # first of all: in a container, whoever has no handler hears nothing
     environment = dict(os.environ)
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ async def _supervise(settings: Settings, count: int, listening: socket.socket) -
 @dataclass(frozen=True)
 class _Child:
     process: asyncio.subprocess.Process
-    hand: Hand
+    hand: ChildLink
 
 
 class _Set:
@@ -83,12 +83,12 @@ class _Set:
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[str]] = [loop.create_future() for _ in range(count)]
         self._failed: asyncio.Future[int] = loop.create_future()
-        self._ending = Ending()
+        self._ending = Shutdown()
         self._children: dict[int, _Child] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._has_started = self._is_up = False
 
-    async def run(self, ending: Ending, store: asyncio.Future[None], drain_s: float) -> int:
+    async def run(self, ending: Shutdown, store: asyncio.Future[None], drain_s: float) -> int:
         """Give the exit status; `store` is done when the embedded store is given up."""
         self._ending = ending
         asked = asyncio.create_task(ending.asked.wait())
@@ -181,10 +181,10 @@ class _Set:
                 start_new_session=True,  # a terminal's Ctrl-C comes to the supervisor alone, which passes it on once
             )
             unless_started.pop_all()
-        return _Child(process, Hand(mine))
+        return _Child(process, ChildLink(mine))
 
-    def _place(self, number: int, leash: int) -> Place:
-        return Place(
+    def _place(self, number: int, leash: int) -> ProcessSlot:
+        return ProcessSlot(
             number,
             self._count,
             self._folder,

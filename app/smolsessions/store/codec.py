@@ -23,7 +23,7 @@ from smolsessions.core.events import (
     TurnStarted,
 )
 from smolsessions.core.policies import policy_data, policy_of
-from smolsessions.core.records import AgentName, Head, Jump, Origin, Owner, Ref, StoredStep, Terms, Turn, TurnInput
+from smolsessions.core.records import AgentName, Head, Origin, Owner, Ref, Rollback, StoredStep, Terms, Turn, TurnInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -220,7 +220,7 @@ def terms_from_bytes(data: bytes) -> Terms:
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
         lineage = tuple(Origin(*origin) for origin in fields["lineage"])
-        return Terms(policy, lineage, tuple(Jump(*jump) for jump in fields["jumps"]))
+        return Terms(policy, lineage, tuple(Rollback(*jump) for jump in fields["jumps"]))
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from fastapi import Response
 
     from smolsessions.core.conversations import Conversations
-    from smolsessions.core.history import Memories
-    from smolsessions.core.turns import TurnDesk
+    from smolsessions.core.history import History
+    from smolsessions.core.turns import Turns
     from smolsessions.web.metrics import MetricsSource
 
 DESCRIPTION = (
@@ -57,9 +57,9 @@ PAGE_HEADERS = {
 
 
 def create_app(
-    turns: TurnDesk,
+    turns: Turns,
     conversations: Conversations,
-    memories: Memories,
+    memories: History,
     *,
     authenticator: Authenticator,
     metrics_source: MetricsSource,

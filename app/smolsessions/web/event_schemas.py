@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter
 
 from smolsessions.core.events import (
-    Channel,
+    MessageChannel,
     MessageDelta,
     MessageRestarted,
     StepFinished,
@@ -63,7 +63,7 @@ class MessageDeltaView(StepEventView):
 
     type: Literal["message.delta"]
     call_id: str
-    channel: Channel
+    channel: MessageChannel
     text: str
     index: int | None = None
     name: str | None = None

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         Conversation,
         LeftOut,
         Page,
+        PromptSize,
+        PrunePreview,
         StepImage,
         ToolCall,
         Turn,
-        Weighed,
-        Weight,
     )
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -390,7 +390,9 @@ def left_out_view(left_out: LeftOut | None) -> dict[str, int] | None:
     }
 
 
-def prune_view(weighed: Weighed, count: int, conversation: Conversation | None, *, destroyed: bool) -> dict[str, Any]:
+def prune_view(
+    weighed: PrunePreview, count: int, conversation: Conversation | None, *, destroyed: bool
+) -> dict[str, Any]:
     return {
         "dry_run": conversation is None,
         "before": _weight_view(weighed.before),
@@ -416,7 +418,7 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
     return {"role": message["role"], "content": content}
 
 
-def _weight_view(weight: Weight) -> dict[str, Any]:
+def _weight_view(weight: PromptSize) -> dict[str, Any]:
     return {
         "steps": weight.steps,
         "characters": weight.characters,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.events import Logged
     from smolsessions.core.records import Ref
-    from smolsessions.core.turns import TurnDesk, Watch
+    from smolsessions.core.turns import Turns, TurnSubscription
     from smolsessions.web.auth import Authenticator
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class TurnStream(EventSourceResponse):
 
     def __init__(
         self,
-        turns: TurnDesk,
-        watch: Watch,
+        turns: Turns,
+        watch: TurnSubscription,
         *,
         streams: EventStreams,
         send_timeout_s: float,
@@ -78,7 +78,7 @@ class TurnStream(EventSourceResponse):
             watch = self._watch
             watch.close()
             if self._cancels and not watch.complete and not watch.stopped:
-                self._turns.cancel_soon(watch.turn)
+                self._turns.cancel_in_background(watch.turn)
 
     def _revoke(self) -> None:
         self._last_words = REVOKED
@@ -103,7 +103,7 @@ class EventStreams:
         self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
     async def frames(
-        self, watch: Watch, after: int, *, internal: bool, last_words: Callable[[], bytes]
+        self, watch: TurnSubscription, after: int, *, internal: bool, last_words: Callable[[], bytes]
     ) -> AsyncIterator[bytes]:
         """Yield the events after the cursor as frames, and `last_words` if the watch is stopped early."""
         ref, turn = watch.turn.ref, watch.turn.number

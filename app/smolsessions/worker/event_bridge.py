@@ -24,7 +24,7 @@ MOST_PIECES = 4096  # pieces of messages that wait to be joined
 MOST_AT_ONCE = 64  # events that are written in one round of the loop
 
 
-class LoopStage:
+class LoopEventBridge:
     """Writes to the lease, on the loop, what any thread tells; the order of events stays, and that of steps.
 
     Pieces of messages wait up to `JOIN_S` for more of their kind, other events go out at once and take them along.
@@ -43,21 +43,21 @@ class LoopStage:
         self._open = True
         self._room = threading.Event()
         self._next_at = 0.0
-        self.pausing = False
+        self.pause_requested = False
         self.reason: StopReason | None = None
         self.stopping: asyncio.Future[None] = self._loop.create_future()
 
     @property
-    def halted(self) -> bool:
+    def stop_requested(self) -> bool:
         # The lease knows first: who waited for a write is let go in the same moment.
         return self.reason is not None or self._lease.is_over
 
     @property
     def hands_over(self) -> bool:
         """What is broken off here goes on elsewhere."""
-        return self.reason == "drained" or (self.pausing and self.reason is None)
+        return self.reason == "drained" or (self.pause_requested and self.reason is None)
 
-    def tell(
+    def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         if not self._open:
@@ -83,24 +83,24 @@ class LoopStage:
     def is_late(self) -> bool:
         return self._lease.is_late
 
-    def settle(self, effect: tuple[str, bytes] | None = None) -> None:
+    def flush(self, effect: tuple[str, bytes] | None = None) -> None:
         if effect:
             self._told.append((None, None, effect))
         written = threading.Lock()
         written.acquire()
-        while not self.halted:
+        while not self.stop_requested:
             self._loop.call_soon_threadsafe(self._settle, written)
             while not written.acquire(timeout=LOOK_S):
-                if self.halted or not self._open:
+                if self.stop_requested or not self._open:
                     return
             if self._lease.is_sure or not self._open:  # else this process stood still, and the answer is an old one
                 return
 
-    def pause(self) -> None:
+    def request_pause(self) -> None:
         """Let the step that runs be the last one here; another worker goes on."""
-        self.pausing = True
+        self.pause_requested = True
 
-    def halt(self, reason: StopReason) -> None:
+    def request_stop(self, reason: StopReason) -> None:
         """Stop what plays; the first reason counts."""
         if self.reason is None:
             self.reason = reason
@@ -112,7 +112,7 @@ class LoopStage:
             return
         self._open = False
         self._take(len(self._told))
-        if not self._lease.hold(self._events):
+        if not self._lease.buffer_events(self._events):
             self._emit()
         self._room.set()
 

@@ -23,7 +23,7 @@ class _Resting:
     held_bytes: int
 
 
-class Registry:
+class SessionPool:
     """Keeps at most `most` sessions with `most_mb`, none longer than `idle_s` seconds, and none that plays."""
 
     def __init__(self, most: int, idle_s: float, most_mb: float) -> None:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from smolsessions.core.events import TurnStarted
-from smolsessions.core.records import MOST_COUNTED, Failure, Outcome
-from smolsessions.worker.event_bridge import LoopStage
+from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
+from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smolsessions.core.ports import Agents, Lease, Scheduler, Session, StopReason
+    from smolsessions.core.ports import AgentCatalog, Lease, Scheduler, Session, StopReason
     from smolsessions.core.records import Turn, Usage
-    from smolsessions.core.replay_state import Past
-    from smolsessions.worker.session_pool import Registry
+    from smolsessions.core.replay_state import ReplayState
+    from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ HAND_BACK_S = 2.0
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
-    f"The process that played this turn ended {MOST_COUNTED} times before the turn got any further; it is given up, "
+    f"The process that played this turn ended {MAX_CRASHES} times before the turn got any further; it is given up, "
     "with its finished steps."
 )
 CHANGED_SENTENCE = (
@@ -50,8 +50,8 @@ class Worker:
     def __init__(
         self,
         scheduler: Scheduler,
-        agents: Agents,
-        registry: Registry,
+        agents: AgentCatalog,
+        registry: SessionPool,
         threads: Threads,
         on_end: Callable[[Turn], None],
         *,
@@ -64,7 +64,7 @@ class Worker:
         self._registry = registry
         self._threads = threads
         self._on_end = on_end
-        self._playing: dict[Lease, LoopStage] = {}
+        self._playing: dict[Lease, LoopEventBridge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
@@ -90,13 +90,13 @@ class Worker:
         self._draining.set()
         self._slot_free.set()
         self._scheduler.nudge()
-        for stage in self._playing.values():
-            stage.pause()
+        for bridge in self._playing.values():
+            bridge.request_pause()
 
     def hurry(self) -> None:
         """Hand back what still plays, in the middle of a step: what the journal holds of it is not done again."""
-        for stage in self._playing.values():
-            stage.halt("drained")
+        for bridge in self._playing.values():
+            bridge.request_stop("drained")
 
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
@@ -114,7 +114,7 @@ class Worker:
                 return
             for lease in leases:
                 self._threads.busy += 1
-                self._playing[lease] = LoopStage(lease)
+                self._playing[lease] = LoopEventBridge(lease)
                 task = tasks.create_task(self._play_and_forget(lease))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -124,18 +124,18 @@ class Worker:
     @property
     def _is_watching_a_suspect(self) -> bool:
         """A turn plays whose process ended before: alone, until it has got further than then."""
-        return any(lease.counted == MOST_COUNTED - 1 and not lease.grew for lease in self._playing)
+        return any(lease.crashes == MAX_CRASHES - 1 and not lease.has_progressed for lease in self._playing)
 
     async def _claim(self, most: int) -> Sequence[Lease]:
         agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
         # What has written an effect here would not be held guilty of a suspect's crash.
-        return await self._scheduler.claim(agents, most, idle=all(lease.grew for lease in self._playing))
+        return await self._scheduler.claim(agents, most, idle=all(lease.has_progressed for lease in self._playing))
 
     async def _hand_back(self, lease: Lease) -> None:
         """Let another worker go on; where the store is away the lease expires, which comes to the same."""
         with suppress(ServiceError, TimeoutError):
             async with asyncio.timeout(HAND_BACK_S):
-                await lease.settled()
+                await lease.flush()
                 await self._scheduler.hand_back(lease)
 
     async def _play_and_forget(self, lease: Lease) -> None:
@@ -148,14 +148,14 @@ class Worker:
 
     async def _play(self, lease: Lease) -> None:
         """One turn, from claim to commit, or as far as this process may play it."""
-        turn, stage = lease.turn, self._playing[lease]
+        turn, bridge = lease.turn, self._playing[lease]
         where = {"conversation": str(turn.ref), "turn": turn.number}
         again = f", attempt {lease.attempt}" if lease.attempt > 1 else ""
         log.info("turn %s#%d starts%s", turn.ref, turn.number, again, extra={"action": "turn.start", **where})
         session = None
         try:
-            session, outcome = await self._outcome(lease, stage)
-            if stage.hands_over and outcome.status == "cancelled":
+            session, outcome = await self._outcome(lease, bridge)
+            if bridge.hands_over and outcome.status == "cancelled":
                 log.info("turn %s#%d is handed back", turn.ref, turn.number, extra={"action": "turn.back", **where})
                 await self._hand_back(lease)
                 return
@@ -195,95 +195,95 @@ class Worker:
     async def _keep_task(self, lease: Lease) -> None:
         """Keep the task of a turn that ended before its agent ran: the next turn's model is shown it all the same."""
         with suppress(ServiceError):  # too large to be kept
-            task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.given)
+            task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.turn_input)
             lease.emit("", step=task)
 
-    async def _outcome(self, lease: Lease, stage: LoopStage) -> tuple[Session | None, Outcome]:
-        session = past = None
+    async def _outcome(self, lease: Lease, bridge: LoopEventBridge) -> tuple[Session | None, Outcome]:
+        session = replay = None
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
-        timer = asyncio.get_running_loop().call_later(_left_of(deadline_s, lease), stage.halt, "deadline")
-        lease.stopped.add_done_callback(lambda reason: stage.halt(reason.result()))
+        timer = asyncio.get_running_loop().call_later(_left_of(deadline_s, lease), bridge.request_stop, "deadline")
+        lease.stop_reason.add_done_callback(lambda reason: bridge.request_stop(reason.result()))
         try:
-            lease.check()
+            lease.check_readable()
             started = TurnStarted(lease.attempt, time.time())
             lease.emit(f"started:{lease.attempt}", events=[started])
-            past = await lease.past() if lease.attempt > 1 else None
+            replay = await lease.load_replay_state() if lease.attempt > 1 else None
             if failure := self._why_not_to_go_on(lease):
-                return None, self._with_past(Outcome("failed", error=failure), past)
-            session = await self._check_out(lease, stage)
+                return None, self._with_past(Outcome("failed", error=failure), replay)
+            session = await self._check_out(lease, bridge)
             outcome = Outcome("cancelled")
-            if session and not stage.halted:
-                session, outcome = await self._run(lease, session, stage, past)
-            if stage.reason == "broken":
-                lease.check()
-            return session, self._with_past(_as_halted(outcome, stage.reason, deadline_s), past)
+            if session and not bridge.stop_requested:
+                session, outcome = await self._run(lease, session, bridge, replay)
+            if bridge.reason == "broken":
+                lease.check_readable()
+            return session, self._with_past(_as_halted(outcome, bridge.reason, deadline_s), replay)
         except (LeaseLostError, StoreUnavailableError):
             if session:  # checked out and never played: nobody else will close it
                 session.close()
             raise
         except ServiceError as error:
-            return session, self._with_past(_failed(error.code, error.message), past)
+            return session, self._with_past(_failed(error.code, error.message), replay)
         except Exception:
             log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return session, self._with_past(_failed("internal", DEFECT_SENTENCE), past)
+            return session, self._with_past(_failed("internal", DEFECT_SENTENCE), replay)
         finally:
             timer.cancel()
-            stage.close()
+            bridge.close()
 
     def _why_not_to_go_on(self, lease: Lease) -> Failure | None:
-        if lease.counted >= MOST_COUNTED:
+        if lease.crashes >= MAX_CRASHES:
             return Failure("crashed_repeatedly", CRASHED_SENTENCE)
         info = self._agents.infos.get(lease.turn.agent.name)
         if lease.attempt > 1 and info and info.fingerprint != lease.fingerprint:
             return Failure("agent_changed", CHANGED_SENTENCE, retryable=True)
         return None
 
-    def _with_past(self, outcome: Outcome, past: Past | None) -> Outcome:
+    def _with_past(self, outcome: Outcome, replay: ReplayState | None) -> Outcome:
         """Add the calls and tokens of earlier attempts to a turn whose replay was broken off before it came there."""
-        if past is None or outcome.status == "finished":
+        if replay is None or outcome.status == "finished":
             return outcome
-        calls = past.calls | {call.call_id: call for call in outcome.tool_calls}
-        usage = max(outcome.usage, self._agents.usage(past), key=_tokens)
+        calls = replay.calls | {call.call_id: call for call in outcome.tool_calls}
+        usage = max(outcome.usage, self._agents.journal_usage(replay), key=_tokens)
         return replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
 
-    async def _check_out(self, lease: Lease, stage: LoopStage) -> Session | None:
+    async def _check_out(self, lease: Lease, bridge: LoopEventBridge) -> Session | None:
         """Take the warm session of these very steps, or build one; nothing where a stop came first."""
         turn = lease.turn
         warm = self._registry.check_out(turn.ref, b"" if turn.options.reset else lease.version)
-        if warm or stage.halted:
+        if warm or bridge.stop_requested:
             return warm
         steps, attachments = await lease.steps()
         variables = await lease.variables()
         job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments, variables))
-        if await self._heeds(job, stage, _close):
+        if await self._heeds(job, bridge, _close):
             return job.result()
         return None
 
     async def _run(
-        self, lease: Lease, session: Session, stage: LoopStage, past: Past | None
+        self, lease: Lease, session: Session, bridge: LoopEventBridge, replay: ReplayState | None
     ) -> tuple[Session | None, Outcome]:
         """Play in a thread until the end, a stop or the deadline; what earlier attempts did is not done again."""
-        job = self._threads.run(lambda: session.run_turn(lease.turn, lease.given, stage, past, lease.policy))
-        if await self._heeds(job, stage, lambda _: session.close(), session.interrupt):
+        job = self._threads.run(lambda: session.run_turn(lease.turn, lease.turn_input, bridge, replay, lease.policy))
+        if await self._heeds(job, bridge, lambda _: session.close(), session.cut_model_calls):
             return session, job.result()
         return None, session.partial_outcome()
 
     async def _heeds(
         self,
         job: asyncio.Future[T],
-        stage: LoopStage,
+        bridge: LoopEventBridge,
         afterwards: Callable[[T | None], object],
         interrupt: Callable[[], None] | None = None,
     ) -> bool:
         """Wait for a job. One that does not end soon after a stop is given up, with its thread."""
-        await asyncio.wait((job, stage.stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((job, bridge.stopping), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
             if interrupt:
                 interrupt()
             await asyncio.wait((job,), timeout=GRACE_S)
         if not job.done():
             log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
-            stage.close()
+            bridge.close()
             self._threads.give_up(job, afterwards)
             return False
         return True

@@ -14,7 +14,7 @@ from smolsessions.agents.memory.step_types import replaced_notes
 from smolsessions.agents.memory.step_weights import StepCache, text_in
 from smolsessions.agents.memory.token_scale import PromptTokens, set_shown_estimate
 from smolsessions.core.policies import OwnRule, Summarize
-from smolsessions.core.records import LeftOut, Weighed, Weight
+from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -128,7 +128,7 @@ class PromptBuilder:
             estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
         return LeftOut(left, self._shown.copies, characters, self._prompts.scale().tokens(estimate))
 
-    def weigh(self, policy: Policy) -> Weighed:
+    def weigh(self, policy: Policy) -> PrunePreview:
         """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
         memory = self._agent.memory.steps
         without = self._difference(memory, self._bounded(policy))
@@ -137,13 +137,13 @@ class PromptBuilder:
         before = [place for place, step in enumerate(memory) if id(step) not in replaced]
         system = sum(len(text_in(message)) for message in self._system())
 
-        def weight(places: Sequence[int]) -> Weight:
+        def weight(places: Sequence[int]) -> PromptSize:
             tokens = scale.tokens(self._prompts.before + weighed.estimate(places))
             characters = system + weighed.characters(places)
-            return Weight(len(places), characters, tokens, is_estimate=not scale.is_reported)
+            return PromptSize(len(places), characters, tokens, is_estimate=not scale.is_reported)
 
         after = [place for place in before if place not in out]
-        return Weighed(weight(before), weight(after), without.places, without.shortened)
+        return PrunePreview(weight(before), weight(after), without.places, without.shortened)
 
     def _difference(self, memory: Steps, shown: Steps) -> _Without:
         """Compare what is shown with the memory; notes that another one replaced are left out of it anyway."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.agents.memory.steps import Step
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import LeftOut, Weighed
+    from smolsessions.core.records import LeftOut, PrunePreview
 
 
 class PromptPreview:
@@ -45,7 +45,7 @@ class PromptPreview:
         messages = self._prompt_builder.preview(summary_mode=summary_mode)
         return [_message(message) for message in messages], self._prompt_builder.left_out()
 
-    def weigh(self) -> Weighed:
+    def weigh(self) -> PrunePreview:
         """Weigh the prompt before and after a prune."""
         if self._prompt_builder is None:
             raise InvalidRequestError.at("/policy", "this agent's class builds its messages itself, past any policy")

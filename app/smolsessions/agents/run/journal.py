@@ -16,8 +16,8 @@ from smolsessions.agents.values.json_forms import json_form
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.core.ports import Stage
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.ports import EventBridge
+    from smolsessions.core.replay_state import ReplayState
 
 BEGUN = "begun:"
 _TOOLS = ("tool:", "code:")
@@ -28,10 +28,10 @@ MAX_KEY_BYTES = 1024 * 1024  # of arguments, as they are told apart
 class Journal:
     """Effects by key. A key is made of a call's place, which a replay makes again, and a digest of what was asked."""
 
-    def __init__(self, stage: Stage, past: Past | None) -> None:
-        self._stage = stage
-        self._effects = dict(past.effects) if past else {}
-        begun = [name.removeprefix(BEGUN) for name in past.begun if name.startswith(BEGUN)] if past else []
+    def __init__(self, bridge: EventBridge, replay: ReplayState | None) -> None:
+        self._bridge = bridge
+        self._effects = dict(replay.effects) if replay else {}
+        begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)] if replay else []
         self._begun = {call_of(key): _place_of(key) for key in begun}
         self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
         self._lock = threading.Lock()
@@ -74,16 +74,16 @@ class Journal:
 
     def begin(self, key: str) -> None:
         """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""
-        self._stage.settle((BEGUN + key, b""))
+        self._bridge.flush((BEGUN + key, b""))
 
     def note(self, key: str) -> None:
         """Note that a call is made, which does nothing outside by itself: it need not wait."""
-        self._stage.tell(None, None, (BEGUN + key, b""))
+        self._bridge.emit(None, None, (BEGUN + key, b""))
 
     def keep_up(self) -> None:
         """Wait only where the store is late: a model call may go out while what was before is on its way there."""
-        if self._stage.is_late:
-            self._stage.settle()
+        if self._bridge.is_late:
+            self._bridge.flush()
 
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Give what this service chose when it first came here in this turn."""
@@ -92,7 +92,7 @@ class Journal:
             chosen = self._effects.get(key)
             if chosen is None:
                 chosen = self._effects[key] = make()
-                self._stage.tell(None, None, (key, chosen))
+                self._bridge.emit(None, None, (key, chosen))
             return chosen
 
     def chosen(self, name: str) -> bytes | None:

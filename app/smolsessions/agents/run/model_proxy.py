@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.run.recorder import AgentRun, Recorder
     from smolsessions.agents.run.tool_proxy import RunContext
-    from smolsessions.core.events import Channel
+    from smolsessions.core.events import MessageChannel
 
 BACK_OFF_S = 0.5  # before a failed call is made again; doubled each time
 MOST_BACK_OFF_S = 8.0
@@ -191,7 +191,7 @@ class DeltaEmitter:
         self._recorder = recorder
         self._where = where
         self._call_id = call_id
-        self._channel: Channel = "thought"
+        self._channel: MessageChannel = "thought"
         self._code: CodeSplitter | PartialJson | None = None
         self._names: dict[int, str] = {}
         self._answers: dict[int, PartialJson] = {}
@@ -204,7 +204,7 @@ class DeltaEmitter:
         """Count tokens that the provider reported of a call which then failed."""
         self._recorder.note_usage(usage)
 
-    def content_is(self, channel: Channel) -> None:
+    def content_is(self, channel: MessageChannel) -> None:
         self._channel = channel
 
     def content_is_code(self, opening: str, closing: str, *, structured: bool) -> None:
@@ -257,9 +257,9 @@ class DeltaEmitter:
 
     def _sorted(self, pieces: Iterable[tuple[str, str]]) -> None:
         for channel, text in pieces:
-            self._tell(cast("Channel", channel), text)
+            self._tell(cast("MessageChannel", channel), text)
 
-    def _tell(self, channel: Channel, text: str, index: int | None = None, name: str | None = None) -> None:
+    def _tell(self, channel: MessageChannel, text: str, index: int | None = None, name: str | None = None) -> None:
         self._recorder.tell(MessageDelta(self._where, self._call_id, channel, utf8_text(text), index, name))
 
 

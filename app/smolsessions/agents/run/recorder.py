@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from smolagents.monitoring import TokenUsage
 
     from smolsessions.core.events import StepEvent, StepKind
-    from smolsessions.core.ports import Stage
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.ports import EventBridge
+    from smolsessions.core.replay_state import ReplayState
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MOST_HALTS = 100
@@ -45,12 +45,12 @@ _NUMBER = re.compile(r"\d+")
 class Recorder:
     """The record of one turn. What it is told goes to the stage as events, and what calls gave into the journal."""
 
-    def __init__(self, stage: Stage, attempt: int, past: Past | None = None) -> None:
-        """`past` is what earlier attempts left: it is not done again, and not told again."""
+    def __init__(self, bridge: EventBridge, attempt: int, replay: ReplayState | None = None) -> None:
+        """`replay` is what earlier attempts left: it is not done again, and not told again."""
         self.attempt = attempt
-        self.journal = Journal(stage, past)
-        self._filter = ReplayFilter(past.events) if past else None
-        self._stage = stage
+        self.journal = Journal(bridge, replay)
+        self._filter = ReplayFilter(replay.events) if replay else None
+        self._bridge = bridge
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
         self._halts = self._side_calls = 0
@@ -70,7 +70,7 @@ class Recorder:
 
     def check(self) -> None:
         """Raise `TurnStopped` if the turn is to stop. Code that swallows it again and again is held here for good."""
-        if self._stage.halted or self.journal.diverged:
+        if self._bridge.stop_requested or self.journal.diverged:
             if threading.get_ident() == self._thread:  # others are an agent's own, one for each parallel call
                 self._halts += 1
                 if self._halts > MOST_HALTS:
@@ -95,18 +95,18 @@ class Recorder:
 
     def check_pause(self) -> None:
         """Raise `TurnStopped` if another worker is to go on from here."""
-        if self._stage.pausing:
+        if self._bridge.pause_requested:
             raise TurnStopped
 
     @property
     def hands_over(self) -> bool:
         """What is broken off goes on elsewhere, and is shown there."""
-        return self._stage.hands_over
+        return self._bridge.hands_over
 
     def tell(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
         told = self.unseen(event)
         if told or effect:
-            self._stage.tell(told, None, effect)
+            self._bridge.emit(told, None, effect)
 
     def unseen(self, event: StepEvent | None) -> StepEvent | None:
         """Give of an event what earlier attempts have not shown."""
@@ -116,7 +116,7 @@ class Recorder:
         """Tell readers that a model call is made again: before a retry, and if an earlier attempt showed its text."""
         was_shown = self._filter is not None and self._filter.forget(call_id)
         if is_retry or was_shown:
-            self._stage.tell(MessageRestarted(where, call_id))
+            self._bridge.emit(MessageRestarted(where, call_id))
 
     def seed(self, call_id: str) -> bytes:
         """Give what a block of code draws its random numbers from: the same in a replay."""

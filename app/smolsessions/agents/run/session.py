@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import Stage
+    from smolsessions.core.ports import EventBridge
     from smolsessions.core.records import PackedStep, RunState, StepImage, Turn, TurnInput
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.replay_state import ReplayState
 
 log = logging.getLogger(__name__)
 
@@ -108,32 +108,34 @@ class AgentSession:
     def run_turn(
         self,
         turn: Turn,
-        given: TurnInput,
-        stage: Stage,
-        past: Past | None = None,
+        turn_input: TurnInput,
+        bridge: EventBridge,
+        replay: ReplayState | None = None,
         policy: Policy | None = None,
     ) -> Outcome:
         """Run the agent; every finished step goes to the stage at once, a half one never."""
-        outcome = self._run_turn(turn, given, stage, past, self._policy if policy is None else policy)
+        outcome = self._run_turn(turn, turn_input, bridge, replay, self._policy if policy is None else policy)
         return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
 
-    def _run_turn(self, turn: Turn, given: TurnInput, stage: Stage, past: Past | None, policy: Policy) -> Outcome:
-        recorder = Recorder(stage, turn.attempts, past)
-        self._bound(recorder.journal, policy, is_replay=bool(past and past.effects))
+    def _run_turn(
+        self, turn: Turn, turn_input: TurnInput, bridge: EventBridge, replay: ReplayState | None, policy: Policy
+    ) -> Outcome:
+        recorder = Recorder(bridge, turn.attempts, replay)
+        self._bound(recorder.journal, policy, is_replay=bool(replay and replay.effects))
         agent_run = self._tree.root.context.agent_run = AgentRun(recorder, turn.agent.name)
         proxy_tools(self._agent, self._tree.root.context)
         writer = self._writer = StepWriter(
-            self._agent, turn.number, self._carries, stage, agent_run=agent_run, state=self._state, past=past
+            self._agent, turn.number, self._carries, bridge, agent_run=agent_run, state=self._state, replay=replay
         )
         if self._edits:
             writer.watch(self._edits, self._agent)
         agent_run.before_model_call = writer.keep_finished
-        if past and self._scratchpad:
-            self._scratchpad.expect(past.effects)
+        if replay and self._scratchpad:
+            self._scratchpad.expect(replay.effects)
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
-            answer = self._answer(turn, given, writer)
+            answer = self._answer(turn, turn_input, writer)
         except TurnStopped:
             if recorder.journal.diverged:
                 return writer.outcome("failed", error=DIVERGED)
@@ -156,14 +158,14 @@ class AgentSession:
             return writer.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, writer)
 
-    def interrupt(self) -> None:
+    def cut_model_calls(self) -> None:
         """Cut the connections of the model calls that run, after the stage was halted; from any thread."""
         agent_run = self._tree.root.context.agent_run
         if agent_run:
             agent_run.recorder.cut_model_calls()
 
-    def _answer(self, turn: Turn, given: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
-        run, answer = self._run(turn, given, writer), None
+    def _answer(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
+        run, answer = self._run(turn, turn_input, writer), None
         writer.keep_finished()  # the task, before anything can stop the turn
         for item in run:
             writer.keep_finished()
@@ -205,26 +207,26 @@ class AgentSession:
             while call.id in taken:
                 call.id += "_2"
 
-    def _run(self, turn: Turn, given: TurnInput, writer: StepWriter) -> Any:
-        images = [image_from_bytes(data) for data in given.images]
+    def _run(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> Any:
+        images = [image_from_bytes(data) for data in turn_input.images]
         gone = self._state.begin_turn()
-        writer.task_changes_variables = bool(gone or given.additional_args)
+        writer.task_changes_variables = bool(gone or turn_input.additional_args)
         return self._agent.run(
             turn.message + gone,
             stream=True,
             reset=False,
             images=images or None,
-            additional_args=given.additional_args or None,
+            additional_args=turn_input.additional_args or None,
             max_steps=turn.options.max_steps,
         )
 
 
-def task_step(turn: Turn, given: TurnInput) -> PackedStep:
+def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     """Return the task of a turn that ended before its agent ran, as `MultiStepAgent.run` words it."""
     task = turn.message
-    if given.additional_args:
-        task += ARGUMENTS.format(arguments=given.additional_args)
-    return pack(TaskStep(task, [image_from_bytes(data) for data in given.images] or None), turn.number)
+    if turn_input.additional_args:
+        task += ARGUMENTS.format(arguments=turn_input.additional_args)
+    return pack(TaskStep(task, [image_from_bytes(data) for data in turn_input.images] or None), turn.number)
 
 
 def clean_up(agent: MultiStepAgent) -> None:
@@ -250,24 +252,24 @@ class StepWriter:
         agent: MultiStepAgent,
         turn: int,
         carries: tuple[type, ...],
-        stage: Stage,
+        bridge: EventBridge,
         *,
         agent_run: AgentRun,
         state: AgentState,
-        past: Past | None,
+        replay: ReplayState | None,
     ) -> None:
         self._agent = agent
         self._edits: EditTracker | None = None
         self._callbacks: CachedCallbacks | None = None
         self._turn = turn
         self._carries = carries
-        self._stage = stage
+        self._bridge = bridge
         self._agent_run = agent_run
         self._state = state
         self._next = self._looked_at = len(agent.memory.steps)
         self._kept = 0
-        self._past = list(past.steps) if past else []
-        self._attachments = past.attachments if past else {}
+        self._past = list(replay.steps) if replay else []
+        self._attachments = replay.attachments if replay else {}
         self.task_changes_variables = False
         self.answer: Any = None
         """Output of the step that is about to be the last one."""
@@ -344,7 +346,7 @@ class StepWriter:
                 strip(edit.step)
             packed = self._packed(edit)
             self._edits.add(edit)
-            self._stage.tell(None, packed)
+            self._bridge.emit(None, packed)
 
     def _keep(self, whole: list[Any]) -> None:
         while whole and isinstance(whole[-1], NoteStep | SummaryStep):
@@ -360,7 +362,7 @@ class StepWriter:
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step):
                 packed = replace(packed, variables=self._state.changes())
-            self._stage.tell(self._finished(kept, packed.attachments), packed)
+            self._bridge.emit(self._finished(kept, packed.attachments), packed)
             self._add(step)
 
     def _add(self, step: Step) -> None:
@@ -397,7 +399,7 @@ class StepWriter:
             self._agent_run.recorder.journal.diverged = True
             raise ReplayDivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # see above
-        self._stage.tell(self._finished(kept, self._attachments))
+        self._bridge.emit(self._finished(kept, self._attachments))
         if is_last and self._changes_variables(step):
             self._state.changes()
         self._add(kept)

@@ -19,7 +19,7 @@ from smolsessions.agents.transfer.variables import export_variables, import_vari
 from smolsessions.agents.values.images import open_header
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import Imported, PackedStep, Portable
+from smolsessions.core.records import ExportedMemory, ImportedMemory, PackedStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class _ImageIn(Strict):
 
 def export(
     steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...]
-) -> Portable:
+) -> ExportedMemory:
     """Give what these hold as JSON data; of the attachments those that a step shows.
 
     Empty bytes stand for a step that is destroyed: the distances between entries are those of the document.
@@ -51,15 +51,17 @@ def export(
     shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
     values, missing = export_variables(variables)
-    return Portable(documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing)
+    return ExportedMemory(
+        documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing
+    )
 
 
-def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> Imported:
+def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
     """Make steps and pieces of a document's members. Raises `InvalidRequestError` at what is wrong with it."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("", "is no object")
     if data.get("format") == MEMORY_FORMAT:
-        return Imported(_take_in_memory(data))
+        return ImportedMemory(_take_in_memory(data))
     if data.get("format") != FORMAT:
         raise InvalidRequestError.at("/format", f"is neither {FORMAT} nor {MEMORY_FORMAT}")
     version = data.get("version")
@@ -83,7 +85,7 @@ def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: i
             marks[mark] |= {index} if getattr(step, mark) else set()
     images.check_all_are_used()
     pieces = import_variables(data.get("variables", {}), places)
-    return Imported(tuple(steps), frozenset(marks["archived"]), frozenset(marks["hidden"]), pieces)
+    return ImportedMemory(tuple(steps), frozenset(marks["archived"]), frozenset(marks["hidden"]), pieces)
 
 
 def _take_in_memory(data: dict[str, Any]) -> tuple[PackedStep, ...]:

@@ -29,7 +29,7 @@ from smolsessions.store.conversations.head import check_count, image_blobs, load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.core.records import Draft, Head, Owner, Ref, StepType, StoredStep, Turn
+    from smolsessions.core.records import ConversationFields, Head, Owner, Ref, StepType, StoredStep, Turn
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.turn_store import TurnStore
@@ -50,7 +50,7 @@ class ConversationStore:
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, ref: Ref, agent: AgentName, draft: Draft) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         """Make an empty conversation."""
         partition, terms = self._partitions.of(ref), Terms(draft.policy)
         state, *rest = await partition.scripts.call(
@@ -96,13 +96,13 @@ class ConversationStore:
         rows = await partition.scripts.call("list", owner=owner, before=before, limit=most)
         return [((-int(float(score)), place), row) for score, row in rows]
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+    async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Read, change and write, until no other writer comes between; in this process one at a time."""
         lock = self._patching.setdefault(ref, asyncio.Lock())
         async with lock:
             return await self._patch(ref, change)
 
-    async def _patch(self, ref: Ref, change: Callable[[Conversation], Draft]) -> Conversation:
+    async def _patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         partition = self._partitions.of(ref)
         for _ in range(MOST_TRIES):
             row = await self._row(ref)

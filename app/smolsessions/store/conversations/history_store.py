@@ -16,7 +16,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.core.records import AgentName, Head, Jump, Memory, Origin, Record, Ref, Terms, Version
+from smolsessions.core.records import AgentName, ConversationRecord, Head, Memory, Origin, Ref, Rollback, Terms, Version
 from smolsessions.store import codec
 from smolsessions.store.conversation_sealer import NO_TERMS
 from smolsessions.store.conversations.conversation_store import sealed_terms, ttl_us
@@ -35,7 +35,14 @@ from smolsessions.store.seal import tag_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from smolsessions.core.records import Brought, Conversation, Draft, StepType, StoredStep, Turn
+    from smolsessions.core.records import (
+        Conversation,
+        ConversationFields,
+        ImportedConversation,
+        StepType,
+        StoredStep,
+        Turn,
+    )
     from smolsessions.store.conversations.conversation_store import ConversationStore
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
@@ -105,7 +112,7 @@ class HistoryStore:
             back = replace(then, count=head.count, hash=head.hash, rolled_back=then.rolled_back | later)
             # Of two in a row without a turn between them the earlier one leads nowhere any more.
             before = tuple(jump for jump in moment.terms.jumps if jump.after < moment.turns)
-            terms = replace(moment.terms, jumps=(*before, Jump(moment.turns, turn)))
+            terms = replace(moment.terms, jumps=(*before, Rollback(moment.turns, turn)))
             return await self._amend(
                 ref,
                 moment.version,
@@ -165,10 +172,10 @@ class HistoryStore:
             raise _refusal(state, rest)
         return None
 
-    async def record(self, ref: Ref) -> Record:
+    async def record(self, ref: Ref) -> ConversationRecord:
         """Read all that is on record of a conversation, but for events."""
 
-        async def read(moment: _Moment) -> Record | None:
+        async def read(moment: _Moment) -> ConversationRecord | None:
             head, conversation = moment.head, await self._conversations.conversation(ref)
             turns: list[Turn] = []
             while len(turns) < moment.turns:
@@ -182,7 +189,9 @@ class HistoryStore:
             images = await load_images(self._partitions.of(ref), str(ref), steps)
             if not await self._is_still(ref, moment.version):
                 return None
-            return Record(conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces)
+            return ConversationRecord(
+                conversation, tuple(turns[: moment.turns]), moment.terms.jumps, tuple(steps), images, pieces
+            )
 
         return await self._until_still(ref, read)
 
@@ -190,8 +199,8 @@ class HistoryStore:
         self,
         ref: Ref,
         agent: AgentName,
-        draft: Draft,
-        brought: Brought,
+        draft: ConversationFields,
+        brought: ImportedConversation,
     ) -> Conversation:
         """Make a conversation of what is brought in."""
         partition, scope = self._partitions.of(ref), str(ref)
@@ -415,7 +424,7 @@ def _counts(steps: Iterable[StoredStep], head: Head) -> dict[StepType, int]:
     return counts
 
 
-def _sealed_for(partition: Partition, scope: str, brought: Brought) -> tuple[list[Argument], bytes]:
+def _sealed_for(partition: Partition, scope: str, brought: ImportedConversation) -> tuple[list[Argument], bytes]:
     """Seal what is brought in, as `adopt` takes it, and the head over it."""
     seal = partition.sealer.seal
     given: list[Argument] = [len(brought.turns)]

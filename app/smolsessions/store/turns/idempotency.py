@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.core.records import Once, Owner
+    from smolsessions.core.records import IdempotentRequest, Owner
 
 MOST_DERIVED = 20
 ID_CHARS = 24
@@ -19,15 +19,15 @@ class IdempotencyKeys:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def name(self, owner: Owner, once: Once) -> str:
+    def name(self, owner: Owner, once: IdempotentRequest) -> str:
         """Give what stands for owner and key."""
         return self._digest("key", owner, once.key).hex()
 
-    def digest(self, owner: Owner, once: Once) -> str:
+    def digest(self, owner: Owner, once: IdempotentRequest) -> str:
         """Give what stands for all that was asked."""
         return self._digest("request", owner, once.key, once.request).hex()
 
-    def conversation_id(self, owner: Owner, once: Once, nth: int) -> str:
+    def conversation_id(self, owner: Owner, once: IdempotentRequest, nth: int) -> str:
         """Give the id of a conversation that begins with this key; the nth one, where those before are taken.
 
         They are of days that the key has outlived, so a key that is used for ever gets any id at last.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
     from smolsessions.core.ports import StopReason
     from smolsessions.core.records import Outcome, PackedStep
-    from smolsessions.core.replay_state import Past
+    from smolsessions.core.replay_state import ReplayState
     from smolsessions.store.connection.pipeline import Reply
     from smolsessions.store.partition import Partition
     from smolsessions.store.scripts.loader import Argument
@@ -52,7 +52,7 @@ class HeldLease:
         scope: str,
         fence: str,
         turn: Turn,
-        given: TurnInput,
+        turn_input: TurnInput,
         head: Head,
         version: bytes,
         logged: int,
@@ -60,20 +60,20 @@ class HeldLease:
         pieces: dict[str, bytes],
         defect: SealBrokenError | None,
         flaw: SealBrokenError | None,
-        counted: int,
+        crashes: int,
         fingerprint: str,
         policy: Policy | None,
     ) -> None:
         self.scope = scope
         self.fence = fence
         self.turn = turn
-        self.given = given
+        self.turn_input = turn_input
         self.version = version
-        self.counted = counted
+        self.crashes = crashes
         self.fingerprint = fingerprint
         self.policy = policy
-        self.grew = False
-        self.stopped: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.has_progressed = False
+        self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._partition = partition
         self._keeping = TurnMemory(partition, turn, head, pieces)
         self._backlog = Backlog(self, f"{scope}#{turn.number}")
@@ -147,12 +147,12 @@ class HeldLease:
             self._wish = wish
         self._stop(wish.reason)
 
-    def check(self) -> None:
+    def check_readable(self) -> None:
         """Raise the `SealBrokenError` of what was claimed, or of what stands in the store behind it."""
         if error := self._defect or self._flaw:
             raise error
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Wait until all that was emitted is written."""
         written = asyncio.Event()
         self.when_written(written.set)
@@ -162,7 +162,7 @@ class HeldLease:
             raise StoreUnavailableError from None
         if self._lost:
             raise LeaseLostError
-        self.check()
+        self.check_readable()
 
     def when_written(self, call: Callable[[], object]) -> None:
         self._backlog.when_written(call)
@@ -175,11 +175,11 @@ class HeldLease:
         """Load the variables' pieces of the turn's start."""
         return await self._patiently(self._keeping.variables)
 
-    async def past(self) -> Past:
+    async def load_replay_state(self) -> ReplayState:
         """Load what earlier attempts left, and take it over."""
         return await self._patiently(lambda: self._keeping.past(self.fence))
 
-    def hold(self, events: Iterable[Event]) -> bool:
+    def buffer_events(self, events: Iterable[Event]) -> bool:
         """Keep events for the packed log alone."""
         return self._defect is None and self._told.hold(events)
 
@@ -217,7 +217,7 @@ class HeldLease:
     def written(self, entries: list[Entry], seqs: list[int], sent_at: float) -> None:
         """Tell the readers of this process what the store has now."""
         self.confirm(sent_at)
-        self.grew |= any(entry.is_effect for entry in entries)
+        self.has_progressed |= any(entry.is_effect for entry in entries)
         for seq, event in zip(seqs, (event for entry in entries for event in entry.events), strict=True):
             if seq:
                 self._last_seen = seq
@@ -288,7 +288,7 @@ class HeldLease:
             raise _RolledBackError
         if state == b"gap":
             self.found_gap()
-            self.check()
+            self.check_readable()
         self.version = tag_of(head) if head else self.version
         if state == b"ok":
             self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
@@ -306,8 +306,8 @@ class HeldLease:
             await asyncio.sleep(RETRY_S)
 
     def _stop(self, reason: StopReason) -> None:
-        if not self.stopped.done():
-            self.stopped.set_result(reason)
+        if not self.stop_reason.done():
+            self.stop_reason.set_result(reason)
 
     def _seal(self, data: bytes, *place: str | int) -> bytes:
         return self._partition.sealer.seal(data, self.scope, *place)
@@ -321,7 +321,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
     attempt: int,
     passed_us: int,
     record: bytes,
-    given: bytes,
+    turn_input: bytes,
     generation: bytes,
     head: bytes,
     stored: int,
@@ -346,7 +346,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         opened_head = open_head(seal, scope, generation, head)
         pieces = open_pieces(seal, scope, opened_head, variables)
         played = codec.turn_from_bytes(seal.open(record, scope, "turn", turn), ref, turn)
-        opened_input = codec.input_from_bytes(seal.open(given, scope, "input", turn))
+        opened_input = codec.input_from_bytes(seal.open(turn_input, scope, "input", turn))
     except SealBrokenError as error:
         defect = error
     except (ValueError, TypeError, KeyError) as error:  # sealed, but not as this release writes it
@@ -360,7 +360,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         scope=scope,
         fence=fence.decode(),
         turn=codec.started(played, time.time() - passed_us / 1_000_000, attempt),
-        given=opened_input,
+        turn_input=opened_input,
         head=opened_head,
         version=tag_of(head) if head else b"",
         logged=logged,
@@ -368,7 +368,7 @@ def open_lease(  # noqa: PLR0917 - the order is that of claim.lua's answer
         pieces=pieces,
         defect=defect,
         flaw=SealBrokenError(DAMAGED) if flaw else None,
-        counted=counted,
+        crashes=counted,
         fingerprint=fingerprint.decode(errors="replace"),
         policy=policy,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
-from smolsessions.core.records import MOST_COUNTED, Queue, Queues
+from smolsessions.core.records import MAX_CRASHES, Queue, Queues
 from smolsessions.store.scripts.loader import answered
 from smolsessions.store.turns.lease import HeldLease, open_lease
 from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
@@ -128,7 +128,7 @@ class Scheduler:
             idle=int(idle),
             patience_us=int(self._patience_s * 1_000_000),
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
-            most_counted=MOST_COUNTED,
+            most_counted=MAX_CRASHES,
             affinity_us=int(self._affinity_s * 1_000_000),
         )
         if len(self._partitions) > 1:  # the others must not wait for this one

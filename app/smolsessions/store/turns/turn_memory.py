@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError
-from smolsessions.core.replay_state import Past
+from smolsessions.core.replay_state import ReplayState
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import (
     COUNT_SENTENCE,
@@ -94,7 +94,7 @@ class TurnMemory:
             raise SealBrokenError(VARIABLES_SENTENCE)
         return {name: self._open_piece(name, blob) for name, blob in kept.items()}
 
-    async def past(self, fence: str) -> Past:
+    async def past(self, fence: str) -> ReplayState:
         """Load what earlier attempts left; their finished steps, and variables, are taken over with it.
 
         They are kept also where the rest cannot be read.
@@ -114,7 +114,7 @@ class TurnMemory:
         written = {codec.text(name): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
         if sum(map(bool, written.values())) != effects:
             raise SealBrokenError(JOURNAL_SENTENCE)
-        return Past(
+        return ReplayState(
             effects={name: self._open_effect(name, blob) for name, blob in written.items() if blob},
             begun=frozenset(name for name, blob in written.items() if not blob),
             events=await self._open_events(log),

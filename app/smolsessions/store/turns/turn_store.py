@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import AgentVersion, OnBusy, Once, Owner, Ref, Terms, Turn, TurnInput
+    from smolsessions.core.records import AgentVersion, IdempotentRequest, OnBusy, Owner, Ref, Terms, Turn, TurnInput
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.idempotency import IdempotencyKeys
@@ -78,23 +78,23 @@ class TurnStore:
     async def submit(
         self,
         turn: Turn,
-        given: TurnInput,
+        turn_input: TurnInput,
         *,
         create: dict[str, Any] | None,
         asked: bool,
         version_of: Callable[[AgentName], AgentVersion],
         on_busy: OnBusy = "reject",
-        once: Once | None = None,
+        once: IdempotentRequest | None = None,
     ) -> tuple[Turn, bool]:
         """Hand a turn in; one that begins a conversation with a key takes the first id of that key that is free."""
-        wanted = _Wanted(given, create, asked, version_of, on_busy, once)
+        wanted = _Wanted(turn_input, create, asked, version_of, on_busy, once)
         if once is None:
             return await self._submit_to(turn, wanted)
         submitted = await (self._submit_to(turn, wanted) if create is None else self._begin(turn, wanted, once))
         await self._note(submitted[0].ref, once)
         return submitted
 
-    async def recall(self, owner: Owner, once: Once) -> Turn | None:
+    async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         state, *rest = await self._home(owner, once).scripts.call(
             "recall", idem=self._pepper.name(owner, once), digest=self._pepper.digest(owner, once)
         )
@@ -104,18 +104,18 @@ class TurnStore:
             raise _refusal(state, rest)
         return None
 
-    async def _begin(self, turn: Turn, wanted: _Wanted, once: Once) -> tuple[Turn, bool]:
+    async def _begin(self, turn: Turn, wanted: _Wanted, once: IdempotentRequest) -> tuple[Turn, bool]:
         for nth in range(MOST_OF_A_KEY):
             ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
             with suppress(ConversationExistsError):
                 return await self._submit_to(replace(turn, ref=ref), wanted)
         raise ConversationExistsError
 
-    def _home(self, owner: Owner, once: Once) -> Partition:
+    def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
         """Give the partition where a key is looked up, whatever conversation it was sent for."""
         return self._partitions.named(self._pepper.name(owner, once))
 
-    async def _note(self, ref: Ref, once: Once) -> None:
+    async def _note(self, ref: Ref, once: IdempotentRequest) -> None:
         """Leave word of a key whose turn lies elsewhere, so that another request with it is refused."""
         home = self._home(ref.owner, once)
         if home is self._partitions.of(ref):
@@ -263,7 +263,7 @@ class TurnStore:
         conversation, once = b"", wanted.once
         if wanted.create is not None:
             conversation = seal(codec.conversation_to_bytes(turn.agent.name, wanted.create), scope, "conversation")
-        data = codec.input_to_bytes(wanted.given)
+        data = codec.input_to_bytes(wanted.turn_input)
         seal_input = partial(seal, data, scope, "input", turn.number)
         arguments: dict[str, Argument] = {
             "owner": turn.ref.owner,
@@ -327,12 +327,12 @@ class _Known:
 class _Wanted:
     """What is asked of a submission, whichever number it gets."""
 
-    given: TurnInput
+    turn_input: TurnInput
     create: dict[str, Any] | None
     asked: bool
     version_of: Callable[[AgentName], AgentVersion]
     on_busy: OnBusy
-    once: Once | None
+    once: IdempotentRequest | None
 
 
 def _refusal(state: bytes, rest: list[bytes]) -> Exception:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from smolsessions.core.metadata import merge
-from smolsessions.core.records import AgentName, Draft, Ref, StepType
+from smolsessions.core.records import AgentName, ConversationFields, Ref, StepType
 from smolsessions.web.query_parameters import StrictRoute
 from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
 from smolsessions.web.schemas import (
@@ -52,7 +52,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     async def create(owner: CallerOwner, body: NewConversation) -> Response:
         """Make an empty conversation; POST /turn does it by itself."""
         agent = AgentName(body.agent) if body.agent is not None else None
-        draft = Draft(body.metadata, None if body.policy is None else tuple(body.policy), body.ttl_s)
+        draft = ConversationFields(body.metadata, None if body.policy is None else tuple(body.policy), body.ttl_s)
         made = await conversations.create(owner, body.id, agent, draft)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
@@ -116,13 +116,13 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     return router
 
 
-def patch_of(body: ConversationPatch) -> Callable[[Draft], Draft]:
+def patch_of(body: ConversationPatch) -> Callable[[ConversationFields], ConversationFields]:
     """Give what a merge patch makes of a conversation."""
     told = body.model_fields_set
 
-    def patched(now: Draft) -> Draft:
+    def patched(now: ConversationFields) -> ConversationFields:
         policy = None if body.policy is None else tuple(body.policy)
-        return Draft(
+        return ConversationFields(
             merge(now.metadata, body.metadata) if "metadata" in told else now.metadata,
             policy if "policy" in told else now.policy,
             body.ttl_s if "ttl_s" in told else now.ttl_s,

@@ -26,7 +26,7 @@ from smolsessions.web.schemas import (
 )
 
 if TYPE_CHECKING:
-    from smolsessions.core.history import Memories
+    from smolsessions.core.history import History
 
 Summary = Annotated[bool, Query(description="As an agent that plans is shown it: without its own words.")]
 Dry = Annotated[bool, Query(description="As the body's member.")]
@@ -41,7 +41,7 @@ Agent = Annotated[
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
-def history_routes(memories: Memories) -> APIRouter:
+def history_routes(memories: History) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}"

@@ -24,14 +24,14 @@ from smolsessions.web.schemas import TurnView
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 
 if TYPE_CHECKING:
-    from smolsessions.core.turns import TurnDesk
+    from smolsessions.core.turns import Turns
     from smolsessions.web.sse import EventStreams
 
 LastEventId = Annotated[str | None, Header(description="The last event that was seen; wins over `after`.")]
 After = Annotated[str | None, Query(description="Number of an event: only those after it.")]
 
 
-def watch_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIRouter:
+def watch_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
@@ -54,7 +54,7 @@ def watch_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIR
     ) -> Response:
         """Watch a turn, from its beginning or from a cursor."""
         cursor = cursor_of(last_event_id, after)
-        watch = await turns.watch(Ref(owner, conversation_id), number, cursor)
+        watch = await turns.subscribe(Ref(owner, conversation_id), number, cursor)
         if watch is None:
             return Response(status_code=204)
         return TurnStream(

@@ -34,7 +34,7 @@ from smolsessions.web.sse import EVENT_STREAM, TurnStream
 
 if TYPE_CHECKING:
     from smolsessions.core.records import StepImage
-    from smolsessions.core.turns import TurnDesk
+    from smolsessions.core.turns import Turns
     from smolsessions.web.sse import EventStreams
 
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
@@ -67,7 +67,7 @@ class Asked:
     idempotency_key: str | None
 
 
-def turn_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIRouter:
+def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     """Make the router."""
     router = APIRouter(tags=["turns"], route_class=FastRoute)
 
@@ -89,7 +89,7 @@ def turn_routes(turns: TurnDesk, limits: Limits, streams: EventStreams) -> APIRo
                 on_disconnect=asked.on_disconnect,
             )
         wait_s, applied = wait_of(asked.prefer, limits.wait_s)
-        return turn_answer(await turns.play(owner, new, wait_s), applied, internal=internal)
+        return turn_answer(await turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
     @router.post("/turn", responses={**_ANSWERS, **problems(400, 404, 409, 413, 415, 422, 429)})
     async def post_turn(  # noqa: PLR0917 - FastAPI gives them by name
@@ -162,7 +162,7 @@ async def _new_turn(body: TurnRequest, conversation_id: str | None, key: str | N
         conversation_id=conversation_id,
         agent=AgentName(body.agent) if body.agent is not None else None,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
-        given=TurnInput(data, body.additional_args),
+        turn_input=TurnInput(data, body.additional_args),
         images=images,
         metadata=body.metadata,
         on_busy=body.on_busy,
