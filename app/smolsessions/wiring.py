@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smolsessions.agents.catalog import Catalog, factories_of
+from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.demo.agents import make_demo, make_demo_code
+from smolsessions.agents.factories import load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
@@ -65,7 +66,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 
     What is `hidden`, and what holds secrets, is out of sight for model-written code.
     """
-    factories = factories_of(settings.agents)
+    factories = load_factories(settings.agents)
     if settings.model_id:
         chat = chat_factory(
             ChatOptions(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.sandbox.fork_client import ForkClient
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,6 +84,21 @@ def code_runs_in(agent: MultiStepAgent) -> Literal["process", "thread", "remote"
     if isinstance(agent.python_executor, RemotePythonExecutor):
         return "remote"
     return "process" if runs_in_child(agent) else "thread"
+
+
+def clean_up(agent: MultiStepAgent) -> None:
+    """Call an agent's `cleanup` in a thread: that of a remote executor is slow."""
+    executor = getattr(agent, "python_executor", None)
+    if not hasattr(agent, "cleanup") or (type(agent) is CodeAgent and not hasattr(executor, "cleanup")):
+        return
+
+    def run() -> None:
+        try:
+            agent.cleanup()
+        except BaseException:
+            log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
+
+    threading.Thread(target=run, name="cleanup", daemon=True).start()
 
 
 def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext:

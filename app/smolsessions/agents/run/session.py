@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import logging
-import threading
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +28,7 @@ from smolsessions.agents.run.agent_state import AgentState
 from smolsessions.agents.run.cancellation import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.effects import without_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
-from smolsessions.agents.run.instrumentation import instrument
+from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.recorder import AgentRun, Recorder
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.smolagents_patches import CachedCallbacks, patch_agent
@@ -227,21 +226,6 @@ def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     if turn_input.additional_args:
         task += ARGUMENTS.format(arguments=turn_input.additional_args)
     return pack(TaskStep(task, [image_from_bytes(data) for data in turn_input.images] or None), turn.number)
-
-
-def clean_up(agent: MultiStepAgent) -> None:
-    """Call an agent's `cleanup`, if it has one, in a thread of its own: a remote executor's takes its time."""
-    executor = getattr(agent, "python_executor", None)
-    if not hasattr(agent, "cleanup") or (type(agent) is CodeAgent and not hasattr(executor, "cleanup")):
-        return
-
-    def run() -> None:
-        try:
-            agent.cleanup()
-        except BaseException:
-            log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
-
-    threading.Thread(target=run, name="cleanup", daemon=True).start()
 
 
 class StepWriter:

@@ -1,0 +1,261 @@
+"""Agent factories: import by name, checks at start, and the fingerprint of the agent that they make."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import logging
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smolagents import MultiStepAgent
+
+import smolsessions
+from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
+from smolsessions.agents.memory.scratchpad import add_scratchpad
+from smolsessions.agents.run.agent_state import has_own_state
+from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, runs_in_child
+from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.agents.transfer.variables import ImportTarget, import_targets
+from smolsessions.agents.values.json_forms import json_form
+from smolsessions.core.errors import StartError
+from smolsessions.core.records import AgentInfo, AgentName, AgentVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smolsessions.agents.memory.policies import PolicyFunction
+
+    Factory = Callable[[], MultiStepAgent]
+
+SMOLAGENTS = importlib.metadata.version("smolagents")
+MAX_MODEL_RETRIES = 10
+log = logging.getLogger(__name__)
+
+_OPTIONS = "max_steps planning_interval additional_authorized_imports code_block_tags executor".split()
+_DATE = re.compile(
+    r"\d|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(january|february|march|april|may|june|july|august|september|"
+    r"october|november|december|mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|jun|jul|aug|sep|oct|nov|dec)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class CheckedAgent:
+    """A factory that passed the checks, with the properties of its agents."""
+
+    factory: Factory
+    info: AgentInfo
+    carries: tuple[type, ...]
+    preload: frozenset[str]
+    """Modules that the processes for its code import in advance."""
+    executors: frozenset[str]
+    """Where the code of the agent and of its managed agents runs."""
+    own_policies: dict[str, PolicyFunction]
+    import_targets: dict[str, ImportTarget]
+    """The variables that it can import, by the paths of its agents."""
+
+
+def load_factories(spec: str) -> list[tuple[str, Factory]]:
+    """Import the factories of `name=module:factory,…`. The working directory is searched for modules, too."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
+
+
+def make_agent(name: str, factory: Factory) -> MultiStepAgent:
+    """Call a factory and add the tools that its agent requests of the service."""
+    agent = factory()
+    if isinstance(agent, MultiStepAgent):
+        add_scratchpad(name, agent)
+    return agent
+
+
+def check_factory(name: str, factory: Factory) -> CheckedAgent:
+    """Call a factory twice and check its agents. Raises `StartError` if two conversations could mix."""
+    first, second = _call(name, factory), _call(name, factory)
+    for one, other in zip(_with_managed(first), _with_managed(second), strict=False):
+        _refuse_shared_parts(name, one, other)
+        _check_attributes(name, one)
+    carries = _carries_of(name, first)
+    own_policies = import_own_policies(name, first)
+    info = AgentInfo(
+        AgentVersion(AgentName(name), _kind(first), SMOLAGENTS),
+        str(getattr(first, "description", None) or ""),
+        tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer"),
+        int(first.max_steps),
+        code_runs_in(first),
+        _fingerprint(first, second),
+        agent_policy(name, first, own_policies),
+    )
+    clean_up(first)
+    clean_up(second)
+    executors = frozenset(place for agent in _with_managed(first) if (place := code_runs_in(agent)))
+    return CheckedAgent(
+        factory, info, carries, _preload(first, carries), executors, own_policies, import_targets(first)
+    )
+
+
+def _load(entry: str) -> tuple[str, Factory]:
+    match = re.fullmatch(r"([^=]+)=([\w.]+):(\w+)", entry)
+    if not match:
+        raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
+    name, module_name, attribute = match.groups()
+    _refuse_namesake(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("smolsessions."):
+            _refuse_namesake(error.name or "")
+        raise StartError(
+            f"the agent {name!r}: importing {module_name} failed with {type(error).__name__}: "
+            f"{error}; mend the module, or start the service in the folder that holds it"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise StartError(f"the agent {name!r}: {module_name} has no function {attribute}; name the one that makes it")
+    return name, factory
+
+
+def _refuse_namesake(module_name: str) -> None:
+    ours = Path(next(iter(smolsessions.__path__)))
+    namesakes = (Path.cwd() / "smolsessions", Path.cwd() / "smolsessions.py")
+    theirs = next((path for path in namesakes if path.exists() and path != ours), None)
+    if theirs and module_name.split(".", maxsplit=1)[0] == "smolsessions":
+        raise StartError(
+            f"your {theirs.name} has the name of the service's own package, so {module_name} cannot be imported; "
+            "rename yours, say to my_agents"
+        )
+
+
+def _call(name: str, factory: Factory) -> MultiStepAgent:
+    try:
+        agent = make_agent(name, factory)
+    except StartError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise StartError(
+            f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; mend it, or its "
+            "configuration; it is called without arguments"
+        ) from error
+    if not isinstance(agent, MultiStepAgent):
+        raise StartError(
+            f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"
+        )
+    return agent
+
+
+def _with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
+    yield agent
+    for managed in agent.managed_agents.values():
+        yield from _with_managed(managed)
+
+
+def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) -> None:
+    parts = {
+        "agent": (one, other),
+        "memory": (one.memory, other.memory),
+        "interpreter": tuple(getattr(agent, "python_executor", None) for agent in (one, other)),
+    }
+    for part, (first, second) in parts.items():
+        if first is not None and first is second:
+            raise StartError(
+                f"the factory of agent {name!r} gave the same {part} twice, so conversations would mix; make "
+                "a new one in every call"
+            )
+    for tool_name, tool in one.tools.items():
+        if tool is other.tools.get(tool_name) and has_own_state(tool):
+            raise StartError(
+                f"the factory of agent {name!r} gave the same tool {tool_name!r} twice, which has a state of its own, "
+                "so conversations would mix; make a new one in every call"
+            )
+
+
+def _check_attributes(name: str, agent: MultiStepAgent) -> None:
+    """Check the attributes by which an author sets options of this service."""
+    unsafe = getattr(agent, "unsafe_to_repeat", ())
+    if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(agent.tools):
+        raise StartError(f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools")
+    _check_retries(name, agent)
+    if not runs_in_child(agent):
+        return
+    executor = getattr(agent, "executor", "process")
+    if executor != "process":
+        raise StartError(f"the agent {name!r} has executor = {executor!r}; make it 'process' or 'thread'")
+    try:
+        limits_of(getattr(agent, "code_limits", {}))
+    except (ValueError, AttributeError) as error:
+        raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
+
+
+def _check_retries(name: str, agent: MultiStepAgent) -> None:
+    retries = getattr(agent, "model_retries", 0)
+    if type(retries) is not int or not 0 <= retries <= MAX_MODEL_RETRIES:
+        raise StartError(f"the agent {name!r} has model_retries = {retries!r}; make it 0 to {MAX_MODEL_RETRIES}")
+    hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
+    if isinstance(hidden, int) and hidden > 0:
+        log.warning(
+            "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
+            'client_kwargs={"max_retries": 0} to the model',
+            name,
+            hidden,
+            extra={"action": "model.retries"},
+        )
+
+
+def _carries_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
+    carries = getattr(agent, "carries", ())
+    if not isinstance(carries, list | tuple | set | frozenset):
+        raise StartError(f"the agent {name!r} carries {carries!r}; make it a list of classes")
+    for kind in carries:
+        if not isinstance(kind, type) or "." in kind.__qualname__:
+            raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
+    return tuple(carries)
+
+
+def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
+    coders = [agent for agent in _with_managed(first) if runs_in_child(agent)]
+    imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
+    modules = {module.removesuffix(".*") for module in imports if module != "*"}
+    return frozenset(modules | {kind.__module__ for kind in carries} if coders else modules)
+
+
+def _kind(agent: MultiStepAgent) -> str:
+    """Name the smolagents class that an agent's own class derives from."""
+    return next(kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith("smolagents"))
+
+
+def _fingerprint(first: MultiStepAgent, second: MultiStepAgent) -> str:
+    """Hash prompts, tools and options: only an equal agent may replay a turn.
+
+    Dates are left out, and parts that differ between two agents of one factory. `agent.fingerprint = "…"` replaces it.
+    """
+    own = getattr(first, "fingerprint", None)
+    if isinstance(own, str):
+        return hashlib.sha256(own.encode()).hexdigest()[:16]
+    parts, others = _parts(first), _parts(second)
+    same = {name: part for name, part in parts.items() if others.get(name) == part}
+    text = json.dumps([SMOLAGENTS, same], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "kind": type(agent).__qualname__,
+        "model": [type(agent.model).__qualname__, str(getattr(agent.model, "model_id", ""))],
+        "system_prompt": _DATE.sub("", str(agent.initialize_system_prompt())),
+        "templates": _DATE.sub("", json.dumps(json_form(dict(agent.prompt_templates)))),
+        "instructions": _DATE.sub("", str(agent.instructions)),
+        **{name: json_form(getattr(agent, name, None)) for name in _OPTIONS},
+    }
+    for name, tool in agent.tools.items():
+        parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]
+    found = {f"{path}:{name}": part for name, part in parts.items()}
+    for name, managed in agent.managed_agents.items():
+        found |= _parts(managed, f"{path}/{name}")
+    return found
