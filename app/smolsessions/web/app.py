@@ -20,7 +20,7 @@ from smolsessions import __version__
 from smolsessions.core.metadata import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
-from smolsessions.web.event_schemas import event_schemas
+from smolsessions.web.event_views import event_schemas
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes

@@ -12,7 +12,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
 
 from smolsessions.core.errors import InvalidRequestError, ServiceError
-from smolsessions.web.event_schemas import event_view
+from smolsessions.web.event_views import event_view
 from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:

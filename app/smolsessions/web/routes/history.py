@@ -11,16 +11,13 @@ from pydantic_core import to_json
 from smolsessions.core.document_format import read_json
 from smolsessions.core.records import AgentName, Ref
 from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.requests import ForkRequest, PruneRequest, RollbackRequest
 from smolsessions.web.routes.common import CallerOwner, PathId, answer, problems
-from smolsessions.web.schemas import (
+from smolsessions.web.views import (
     ConversationView,
-    ForkRequest,
     MessagesView,
-    PruneRequest,
     PruneView,
-    RollbackRequest,
     conversation_view,
-    left_out_view,
     message_view,
     prune_view,
 )
@@ -63,7 +60,7 @@ def history_routes(memories: History) -> APIRouter:
         """Show the messages that the model is given next, before the next task, as the memory policy bounds them."""
         found, left_out = await memories.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
-        return answer({"messages": views, "left_out": left_out_view(left_out)})
+        return answer({"messages": views, "left_out": left_out})
 
     @router.post(f"{at}/prune", responses={200: {"model": PruneView}, **problems(400, 404, 409, 413, 415, 422)})
     async def prune(

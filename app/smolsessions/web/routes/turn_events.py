@@ -20,8 +20,8 @@ from smolsessions.web.routes.common import (
     problems,
 )
 from smolsessions.web.routes.turns import turn_answer
-from smolsessions.web.schemas import TurnView
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
+from smolsessions.web.views import TurnView
 
 if TYPE_CHECKING:
     from smolsessions.core.turns import Turns

@@ -14,6 +14,7 @@ from smolsessions.core.turns import NewTurn
 from smolsessions.web.fast_route import FastRoute
 from smolsessions.web.image_checks import DECODER, read_images
 from smolsessions.web.negotiation import wait_of, wants_stream
+from smolsessions.web.requests import TurnRequest  # noqa: TC001 - FastAPI reads the annotations
 from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
@@ -29,8 +30,8 @@ from smolsessions.web.routes.common import (
     number_of,
     problems,
 )
-from smolsessions.web.schemas import TurnPage, TurnRequest, TurnView, page_view, turn_view
 from smolsessions.web.sse import EVENT_STREAM, TurnStream
+from smolsessions.web.views import TurnPage, TurnView, page_view, turn_view
 
 if TYPE_CHECKING:
     from smolsessions.core.records import StepImage

@@ -1,0 +1,118 @@
+"""Bodies of requests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from smolsessions.core.metadata import MAX_OBJECT_BYTES, storable
+from smolsessions.core.policies import Rules
+from smolsessions.core.records import OnBusy
+
+MAX_FIELDS = 50
+
+ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+# `storable` checks the names: pydantic's error about a name that holds half a character could not be encoded.
+JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
+AgentName = Annotated[str, Field(min_length=1, max_length=64)]
+Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
+
+POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
+TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
+
+
+class Body(BaseModel):
+    """Body of a request. Too many fields raise one error, instead of one for each field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise ValueError("has far too many fields")
+        return data
+
+
+class TurnRequest(Body):
+    """One user message."""
+
+    model_config = ConfigDict(str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]})
+
+    message: str = Field(description="The user's message. White space alone is refused.")
+    conversation_id: ConversationId | None = Field(None, description="Conversation to continue. Null: a new one.")
+    agent: AgentName | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
+    images: list[str] = Field(
+        [], max_length=16, fail_fast=True, description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL."
+    )
+    additional_args: JsonObject = Field(
+        {},
+        description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
+        "64 KiB may hold at most 10000 values.",
+    )
+    max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own limit.")
+    deadline_s: float | None = Field(
+        None, gt=0, description="Longest duration of this turn in seconds, instead of the service's own limit."
+    )
+    reset: bool = Field(False, description="Hide all earlier steps from the model from this turn on.")
+    on_busy: OnBusy = Field(
+        "reject",
+        description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
+        "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
+    )
+    include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
+    metadata: JsonObject = Field({}, description="Metadata of a new conversation. At most 64 KiB of JSON.")
+
+
+class NewConversation(Body):
+    """A new, empty conversation."""
+
+    id: ConversationId | None = None
+    agent: AgentName | None = None
+    metadata: JsonObject = {}
+    policy: Rules | None = Field(None, description=POLICY)
+    ttl_s: Ttl | None = Field(None, description=TTL)
+
+
+class ConversationPatch(Body):
+    """A JSON merge patch (RFC 7396). Fields that it does not name stay as they are."""
+
+    metadata: JsonObject = Field({}, description="Null removes a member, objects merge, other values replace.")
+    policy: Rules | None = Field(None, description=POLICY)
+    ttl_s: Ttl | None = Field(None, description=TTL)
+
+    @model_validator(mode="after")
+    def _has_a_field(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("names nothing to change: send metadata, policy or ttl_s")
+        return self
+
+
+class PruneRequest(Body):
+    """Steps to remove from the memory."""
+
+    policy: Rules | None = Field(
+        None, description="Policy whose dropped steps are archived. Null: the conversation's own policy."
+    )
+    dry_run: bool = Field(False, description="Only report the changes.")
+    destroy: bool = Field(
+        False,
+        description="Permanently delete the steps that the policy drops, and all archived or rolled back steps.",
+    )
+
+
+class RollbackRequest(Body):
+    """Turn to return to."""
+
+    turn: int = Field(ge=0, le=2**31, description="The last turn to keep in the memory. 0: none.")
+
+
+class ForkRequest(Body):
+    """Turn at which the new conversation branches off."""
+
+    turn: int | None = Field(None, ge=0, le=2**31, description="The last turn of the new conversation. Null: the last.")
+    metadata: JsonObject | None = Field(
+        None, description="Metadata of the new conversation. Null: a copy of this conversation's."
+    )
