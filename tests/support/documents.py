@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.memory.steps import Step, pack, strip, unpack
+from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget
 from smolsessions.core.document_format import FORMAT, VERSION, read_json
@@ -21,6 +24,12 @@ MAX_PIXELS = 1_000_000
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
 
 
+@cache
+def reader() -> VariableReader:
+    """Give a reader whose processes end with that of the tests."""
+    return VariableReader(ForkClient([]))
+
+
 def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
     """Give the steps as the store has them, with their images."""
     for step in steps:
@@ -33,7 +42,7 @@ def exported(
     steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, carries: tuple[type, ...] = ()
 ) -> ExportedMemory:
     data, attachments = stored(steps, carries)
-    return documents.export(data, attachments, variables or {}, carries)
+    return documents.export(data, attachments, variables or {}, carries, reader().read)
 
 
 def document_of(portable: ExportedMemory, **more: Any) -> dict[str, Any]:
@@ -66,4 +75,4 @@ def again(portable: ExportedMemory) -> ExportedMemory:
     """Export what an import of it made."""
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
-    return documents.export([step.data for step in imported.steps], attachments, imported.variables, ())
+    return documents.export([step.data for step in imported.steps], attachments, imported.variables, (), reader().read)

@@ -39,6 +39,7 @@ from tests.support.documents import (
     document,
     document_of,
     exported,
+    reader,
     steps_of,
     stored,
     taken_in,
@@ -101,7 +102,7 @@ def same(steps: list[Any]) -> list[Step]:
     """Take steps out and in; they are shown and described as before, and their JSON is the same the next time."""
     data, attachments = stored(steps)
     before = [unpack(one, attachments) for one in data]
-    portable = documents.export(data, attachments, {}, ())
+    portable = documents.export(data, attachments, {}, (), reader().read)
     back = steps_of(taken_in(document_of(portable)))
     assert [shown(step) for step in back] == [shown(step) for step in before]
     assert [describe(step) for step in back] == [describe(step) for step in before]
@@ -623,7 +624,7 @@ def test_the_example_in_the_documentation_is_what_it_says() -> None:
     mine = {member: data[member] for member in ("format", "version", "steps", "images", "variables")}
     imported = taken_in(mine)
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
-    back = documents.export([step.data for step in imported.steps], attachments, imported.variables, ())
+    back = documents.export([step.data for step in imported.steps], attachments, imported.variables, (), reader().read)
     flags = {"turn": 1, "archived": False, "hidden": False}
     assert [step | flags for step in back.steps] == mine["steps"]
     assert (back.images, back.variables) == (mine["images"], mine["variables"])

@@ -20,6 +20,7 @@ from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.smolagents_patches import cache_templates, mark_default_loggers, skip_torch_lookup
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
@@ -88,6 +89,7 @@ class Catalog:
         preload = {module for agent in self._agents.values() for module in agent.preload}
         self._must_confine = must_confine
         self._fork_client = ForkClient(sorted(preload), hidden, code_folders, must_confine=must_confine)
+        self._variable_reader = VariableReader(self._fork_client)
         self._started = False
 
     @property
@@ -192,7 +194,7 @@ class Catalog:
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> ExportedMemory:
         """Return steps, images and variables as JSON data."""
-        return documents.export(steps, attachments, variables, self._agent(name).carries)
+        return documents.export(steps, attachments, variables, self._agent(name).carries, self._variable_reader.read)
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         """Read steps and variables from exported data, or from the data of a smolagents memory."""

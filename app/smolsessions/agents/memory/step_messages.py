@@ -9,8 +9,8 @@ from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.values.json_forms import utf8_text
-from smolsessions.agents.values.truncation import as_text, joined_text
+from smolsessions.agents.run.effects import as_text
+from smolsessions.agents.values.json_forms import joined_text, utf8_text
 
 if TYPE_CHECKING:
     from smolagents.memory import MemoryStep

@@ -6,6 +6,7 @@ A value is used only as it comes out of its bytes again, in a first run too, so 
 from __future__ import annotations
 
 import builtins
+import json
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
 
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
-from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.json_forms import json_form, utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,6 +41,12 @@ class ValueWithText:
 def without_text(value: Any) -> Any:
     """Give the value behind a text."""
     return value.value if type(value) is ValueWithText else value
+
+
+def as_text(value: Any) -> str:
+    """Return a text unchanged, and any other value as the text of its JSON form."""
+    value = json_form(without_text(value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from smolsessions.agents.run.replay_filter import ReplayFilter
 from smolsessions.agents.run.tool_calls import CallInProgress
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import json_form, utf8_text
-from smolsessions.agents.values.truncation import truncate_json, truncated
+from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text
 from smolsessions.core.events import MessageRestarted, StepError, StepFinished, StepStarted, Where
 from smolsessions.core.records import ToolCall, Usage
 

@@ -33,8 +33,7 @@ from smolsessions.agents.run.recorder import AgentRun, Recorder
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.smolagents_patches import CachedCallbacks, patch_agent
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes, images_in, output_images
-from smolsessions.agents.values.json_forms import json_form, label_of, utf8_text
-from smolsessions.agents.values.truncation import joined_text
+from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
 

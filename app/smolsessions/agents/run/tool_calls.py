@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from smolsessions.agents.run.cancellation import TurnStopped
-from smolsessions.agents.run.effects import error_of, error_text, raised
+from smolsessions.agents.run.effects import as_text, error_of, error_text, raised
 from smolsessions.agents.run.journal import digest_of
-from smolsessions.agents.values.truncation import as_text, truncate_json, truncated
+from smolsessions.agents.values.json_forms import truncate_json, truncated
 from smolsessions.core.events import ToolCalled, ToolReturned
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.run.effects import Effect, ValueWithText, returned, without_text
+from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, returned, without_text
 from smolsessions.agents.run.recorder import AgentRun
 from smolsessions.agents.sandbox.guard import stub
-from smolsessions.agents.values.truncation import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

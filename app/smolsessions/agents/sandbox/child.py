@@ -12,6 +12,7 @@ from smolagents.utils import truncate_content
 from smolsessions.agents.run.effects import error_of
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import stub
+from smolsessions.agents.sandbox.json_export import json_answers
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
 from smolsessions.agents.sandbox.variables import InterpreterState, Variables
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
@@ -32,6 +33,10 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
     channel = Channel(sock, 2**31)
     try:
         begin = channel.receive()
+        if "export" in begin:
+            confinement.confine(**{name: begin[name] for name in ("memory_mb", "processes", "open_files")})
+            channel.send({"answers": json_answers(begin["export"])})
+            return
         runner = _CodeRunner(channel, begin)
         confinement.confine(memory_mb=begin["memory_mb"], processes=begin["processes"], open_files=begin["open_files"])
         runner.begin(begin)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import PIL.Image
 
-from smolsessions.agents.transfer.json_values import json_pointer
 from smolsessions.agents.values.images import FORMATS, RAW, image_from_bytes, image_to_bytes, open_header, placeholder
+from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.image_names import NAME_DIGITS, image_name
 

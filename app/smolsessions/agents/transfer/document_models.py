@@ -7,13 +7,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from smolsessions.agents.transfer.json_values import MOST_COUNT, is_utf8, json_flaw, json_pointer
-from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MOST_FIELDS = 50
+MAX_FIELDS = 50
+MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 
 
 class Strict(BaseModel):
@@ -24,7 +24,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (len(data) > MOST_FIELDS or not all(map(_is_name, data))):
+        if isinstance(data, dict) and (len(data) > MAX_FIELDS or not all(map(_is_name, data))):
             raise _refusal("has far too many members, or one whose name is no text")
         return data
 
@@ -48,8 +48,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 def _json(value: Any) -> Any:
     if flaw := json_flaw(value):
-        where, reason = flaw
-        raise _refusal(f"{reason} (at {where} in it)" if where else reason)
+        raise _refusal(flaw.sentence)
     return value
 
 
@@ -70,6 +69,6 @@ Text = Annotated[str, AfterValidator(_whole)]
 Json = Annotated[Any, AfterValidator(_json)]
 Output = Annotated[Any, AfterValidator(_text_or_parts)]
 """What a model said: a text, a list of content parts, or nothing."""
-Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 ImageName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ImageNames = Annotated[list[ImageName], Field(fail_fast=True)]

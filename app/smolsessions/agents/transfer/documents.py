@@ -11,12 +11,12 @@ from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
 from smolsessions.agents.transfer.document_images import Images, image_as_json
 from smolsessions.agents.transfer.document_models import Strict, checked
-from smolsessions.agents.transfer.json_values import json_pointer
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
 from smolsessions.agents.transfer.step_encoding import written
 from smolsessions.agents.transfer.variables import export_variables, import_variables
 from smolsessions.agents.values.images import open_header
+from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import ExportedMemory, ImportedMemory, PackedStep
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.transfer.variables import ImportTarget
+    from smolsessions.agents.transfer.variables import ImportTarget, ReadCode
 
 MOST_STEPS = 100_000
 MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them
@@ -39,7 +39,11 @@ class _ImageIn(Strict):
 
 
 def export(
-    steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...]
+    steps: Sequence[bytes],
+    attachments: dict[str, bytes],
+    variables: dict[str, bytes],
+    carries: tuple[type, ...],
+    read_code: ReadCode,
 ) -> ExportedMemory:
     """Give what these hold as JSON data; of the attachments those that a step shows.
 
@@ -50,7 +54,7 @@ def export(
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
     shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
-    values, missing = export_variables(variables)
+    values, missing = export_variables(variables, read_code)
     return ExportedMemory(
         documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing
     )

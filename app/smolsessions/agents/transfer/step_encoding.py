@@ -13,9 +13,9 @@ from smolagents.models import MessageRole
 from smolsessions.agents.memory.step_types import EditStep, NoteStep
 from smolsessions.agents.memory.steps import step_type
 from smolsessions.agents.memory.token_scale import shown_estimate
-from smolsessions.agents.transfer.json_values import MOST_COUNT, json_flaw
+from smolsessions.agents.transfer.document_models import MAX_COUNT
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.agents.values.json_forms import json_flaw, json_form, utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,7 @@ def _usage(usage: TokenUsage | None) -> dict[str, int] | None:
 
 def _count(tokens: Any) -> int:
     """Give a provider's count, which may be anything."""
-    return int(tokens) if type(tokens) in {int, float} and 0 <= tokens <= MOST_COUNT else 0
+    return int(tokens) if type(tokens) in {int, float} and 0 <= tokens <= MAX_COUNT else 0
 
 
 def _images(images: Sequence[PIL.Image.Image] | None) -> list[str] | None:

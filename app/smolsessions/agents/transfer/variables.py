@@ -12,25 +12,25 @@ from pydantic import Field
 from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, has_own_state
 from smolsessions.agents.run.instrumentation import runs_in_child
 from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
+from smolsessions.agents.sandbox.json_export import NotJSON
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
 from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
-from smolsessions.agents.transfer.json_values import is_utf8, json_flaw, json_pointer
-from smolsessions.agents.transfer.opcodes import Budget, NotPlainError, read_plain
 from smolsessions.agents.values import CodecError, dumps, loads
-from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from smolagents import MultiStepAgent
 
+    ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
+
 _MB = 1024 * 1024
-_MOST_CHARS = 64 * _MB
-_MOST_NOT_EXPORTED = 10_000
+_MAX_NOT_EXPORTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -50,39 +50,45 @@ def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTar
     return places
 
 
-def export_variables(pieces: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[dict[str, str], ...]]:
-    """Give the variables by agent, and what of them is no JSON: that is `gone` or `reset` where they are read again."""
+def export_variables(
+    chunks: Mapping[str, bytes], read_code: ReadCode
+) -> tuple[dict[str, Any], tuple[dict[str, str], ...]]:
+    """Return the variables by agent, and the variables without a JSON form. An import marks those `gone` or `reset`."""
     exports: dict[str, _Export] = {}
-    budget = Budget(_MOST_CHARS)
-    for piece in sorted(pieces, key=lambda piece: (len(pieces[piece]), piece)):  # a large one leaves no room for others
-        path, _, rest = piece.partition(":")
-        exports.setdefault(path, _Export(path, budget)).add(rest, pieces[piece])
+    for chunk, data in chunks.items():
+        path, _, rest = chunk.partition(":")
+        exports.setdefault(path, _Export(path)).add(rest, data)
+    pickled = {f"{path}:{name}": data for path, export in exports.items() for name, data in export.pickled.items()}
+    for key, value in read_code(pickled).items():
+        path, _, name = key.partition(":")
+        exports[path].add_variable(name, value)
     variables = {path: exports[path].members() for path in sorted(exports)}
     missing = sorted((one for export in exports.values() for one in export.missing), key=lambda one: [*one.values()])
-    return variables, tuple(missing[:_MOST_NOT_EXPORTED])
+    return variables, tuple(missing[:_MAX_NOT_EXPORTED])
 
 
 class _Export:
-    """The pieces of one agent."""
+    """Variables of one agent."""
 
-    def __init__(self, path: str, budget: Budget) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._budget = budget
         self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}}
         self._names: dict[str, set[str]] = {"gone": set(), "told": set(), "reset": set()}
+        self.pickled: dict[str, bytes] = {}
         self.missing: list[dict[str, str]] = []
 
     def add(self, rest: str, data: bytes) -> None:
         kind, _, name = rest.partition(":")
         if rest == STATE:
-            self._add_state(data)
+            for member, value in loads(data).items():
+                self._add_encoded("state", "state", member, value)
         elif rest in {GONE, HELD, TOLD}:
             self._names[TOLD if rest == TOLD else GONE] |= set(filter(_is_name, json.loads(data)))
         elif rest in {LOGS, PIECE + RANDOM_CHUNK}:
             return
         elif f"{kind}:" == PIECE:
-            self._add_variable(name, data)
-        elif f"{kind}:" == RESET or not self._add_crossed("tools", "tool", name, data):
+            self._add_chunk(name, data)
+        elif f"{kind}:" == RESET or not self._add_encoded("tools", "tool", name, data):
             self._names["reset"].add(name)
 
     def members(self) -> dict[str, Any]:
@@ -90,11 +96,14 @@ class _Export:
         values = {kind: dict(sorted(found.items())) for kind, found in self._values.items()}
         return values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
 
-    def _add_state(self, data: bytes) -> None:
-        for name, value in loads(data).items():
-            self._add_crossed("state", "state", name, value)
+    def add_variable(self, name: str, value: Any) -> None:
+        if isinstance(value, NotJSON):
+            self._miss("variable", name, value.reason)
+            self._names["gone"].add(name)
+        else:
+            self._values["code"][name] = value
 
-    def _add_crossed(self, member: str, kind: str, name: str, data: bytes) -> bool:
+    def _add_encoded(self, member: str, kind: str, name: str, data: bytes) -> bool:
         if type(name) is not str or not is_utf8(name):
             self._miss(kind, utf8_text(str(name)), "has a name that is no text of JSON")
             return False
@@ -103,43 +112,23 @@ class _Export:
         except CodecError:
             self._miss(kind, name, "is or holds an instance of a class that the agent carries")
             return False
-        reason = _reason(value)
-        if reason:
-            self._miss(kind, name, reason)
+        if flaw := json_flaw(value):
+            self._miss(kind, name, flaw.sentence)
             return False
         self._values[member][name] = value
         return True
 
-    def _add_variable(self, piece: str, data: bytes) -> None:
-        found = [name for name in chunk_names(piece, data) if _is_name(name)]
-        reason = "shares an object with another variable, or is a function"
-        if len(found) == 1 and chunk_id((found[0],)) == piece:
-            try:
-                self._values["code"][found[0]] = _value_of(found[0], data, self._budget)
-            except NotPlainError as error:
-                reason = str(error)
-            else:
-                return
-        for name in found or [piece]:
-            self._miss("variable", name, reason)
-        self._names["gone"].update(found)
+    def _add_chunk(self, chunk: str, data: bytes) -> None:
+        names = [name for name in chunk_names(chunk, data) if _is_name(name)]
+        if len(names) == 1 and chunk_id((names[0],)) == chunk:
+            self.pickled[names[0]] = data.partition(b"\n")[2]
+            return
+        for name in names or [chunk]:
+            self._miss("variable", name, "shares an object with another variable, or is a function")
+        self._names["gone"].update(names)
 
     def _miss(self, kind: str, name: str, reason: str) -> None:
         self.missing.append({"agent": self._path, "kind": kind, "name": name, "reason": reason})
-
-
-def _value_of(name: str, data: bytes, budget: Budget) -> Any:
-    values = read_plain(data.partition(b"\n")[2], budget)
-    if type(values) is not dict or list(values) != [name]:
-        raise NotPlainError("cannot be read")
-    if reason := _reason(values[name]):
-        raise NotPlainError(reason)
-    return values[name]
-
-
-def _reason(value: Any) -> str | None:
-    flaw = json_flaw(value)
-    return f"{flaw[1]} (at {flaw[0]} in it)" if flaw and flaw[0] else flaw[1] if flaw else None
 
 
 def _is_name(name: object) -> bool:

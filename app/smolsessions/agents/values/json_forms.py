@@ -1,4 +1,7 @@
-"""What tools and models return, as plain JSON data, or as a text with a label where it has no JSON form."""
+"""JSON forms of any values, a check for values that JSON keeps exactly, and short forms for events.
+
+One set of limits holds for all of them: depth, parts, characters, and the length of a number.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,44 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import json
 import math
 import os
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import PIL.Image
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from smolagents.agent_types import AgentImage
 
+from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 
-MAX_LABEL_CHARS = 2000
-NODE_CHARS = 10  # what anything else counts
+MAX_BITS = 8192  # of a number: readers of JSON refuse longer ones
+MAX_CHARS = 1_000_000  # of all texts in a value's JSON form
+MAX_LABEL_CHARS = MAX_EVENT_CHARS = 2000
+_MAX_EVENT_MEMBERS = 100
+_MAX_POINTER_CHARS = 200
+_NODE_CHARS = 10  # budget of anything except a text
 _COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
-MAX_DEPTH = 100
-MAX_BITS = 8192  # of a number: readers of JSON refuse very long ones
-MAX_CHARS = 1_000_000  # of all texts in a value
 _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
 
 
 def json_form(value: Any) -> Any:
-    """Give a value's JSON form, or its label. Never raises, whatever the value's class does, and stays bounded."""
-    return _Walk().plain(value, MAX_DEPTH)
+    """Return a value's JSON form, or its label. Never raises and stays bounded, whatever the value's class does."""
+    return _Walk().form(value, MAX_DEPTH)
 
 
 def utf8_text(text: str) -> str:
-    """Give a text that UTF-8 can say: half a surrogate pair, as models cut them, becomes a replacement character."""
+    """Replace lone surrogates, which models produce by cutting characters and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -47,31 +54,131 @@ def utf8_text(text: str) -> str:
     return text
 
 
+def is_utf8(text: str) -> bool:
+    return text.isascii() or utf8_text(text) is text
+
+
 def label_of(value: Any) -> str:
-    """Give a text that says what it stands for."""
+    """Return a text that names a value's class and shows its text, in place of a value without a JSON form."""
     kind = type(value)
     try:
         if issubclass(kind, PIL.Image.Image):
             image = value.to_raw() if issubclass(kind, AgentImage) else value  # smolagents' own has no size
             return f"[image {image.width}x{image.height}]"
-        # The text of a collection can be endless, where it holds the same thing many times.
+        # The text of a collection has no bound if it holds the same value many times.
         text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
-    except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and leave, too
+    except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
         text = f"without text: {type(error).__name__}"
-    if len(text) > MAX_LABEL_CHARS:
-        text = f"{text[:MAX_LABEL_CHARS]}… ({len(text)} characters)"
-    return utf8_text(f"[{kind.__module__}.{kind.__qualname__}] {text}")
+    return utf8_text(f"[{kind.__module__}.{kind.__qualname__}] {_cut(text, MAX_LABEL_CHARS)}")
+
+
+def truncated(text: str) -> str:
+    """Cut a text for an event, with a mark. The steps hold the whole text."""
+    return utf8_text(_cut(text, MAX_EVENT_CHARS))
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
+
+
+def truncate_json(value: Any) -> Any:
+    """Cut the texts in JSON data for an event. A large list or object becomes one text."""
+    if isinstance(value, str):
+        return truncated(value)
+    if isinstance(value, dict) and len(value) <= _MAX_EVENT_MEMBERS:
+        return {truncated(name): truncate_json(member) for name, member in value.items()}
+    if isinstance(value, list) and len(value) <= _MAX_EVENT_MEMBERS:
+        return [truncate_json(member) for member in value]
+    return truncated(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict | list) else value
+
+
+def joined_text(parts: Any) -> str | None:
+    """Return the texts of a message's parts, one per line. Returns None if a part is no text."""
+    if isinstance(parts, list) and parts and all(isinstance(part, dict) and "text" in part for part in parts):
+        return "\n".join(str(part["text"]) for part in parts)
+    return None
+
+
+class Flaw(NamedTuple):
+    """Place (a JSON pointer) and reason why a value is not the same after JSON."""
+
+    pointer: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.reason} (at {self.pointer} in it)" if self.pointer else self.reason
+
+
+def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False) -> Flaw | None:
+    """Return the first part of a value that JSON does not keep exactly. With `is_tree`, nothing may occur twice."""
+    if type(value) in {dict, list}:
+        return _flaw_of_tree(value, math.inf if max_chars is None else max_chars, is_tree=is_tree)
+    reason = _flaw_of_scalar(value)
+    return Flaw("", reason) if reason else None
+
+
+def _flaw_of_tree(value: Any, chars_left: float, *, is_tree: bool) -> Flaw | None:
+    nodes_left = MAX_NODES
+    seen: set[int] = set()
+    levels: list[tuple[str, Any, int]] = [("", value, 0)]
+    while levels:
+        pointer, node, depth = levels.pop()
+        nodes_left -= len(node)
+        if depth == MAX_DEPTH or nodes_left < 0:
+            return Flaw(pointer, "has too many parts" if nodes_left < 0 else f"lies more than {MAX_DEPTH} levels deep")
+        if is_tree and id(node) in seen:
+            return Flaw(pointer, "holds the same list or dict twice")
+        seen.add(id(node))
+        is_dict = type(node) is dict
+        for part, inner in node.items() if is_dict else enumerate(node):
+            if is_dict and (reason := _flaw_of_key(part)):
+                return Flaw(pointer, reason)
+            kind = type(inner)
+            if kind is dict or kind is list:
+                levels.append((json_pointer(pointer, part), inner, depth + 1))
+            elif reason := _flaw_of_scalar(inner):
+                return Flaw(json_pointer(pointer, part), reason)
+            chars_left -= (len(inner) if kind is str else 1) + (len(str(part)) if is_dict else 0)
+        if chars_left < 0:
+            return Flaw(pointer, "is too large")
+    return None
+
+
+def json_pointer(pointer: str, *parts: object) -> str:
+    """Append parts to a JSON pointer (RFC 6901). Long parts are cut, and lone surrogates replaced."""
+    for part in parts:
+        text = utf8_text(str(part)[:_MAX_POINTER_CHARS]).replace("~", "~0").replace("/", "~1")
+        pointer += f"/{text}"
+    return pointer
+
+
+def _flaw_of_key(key: Any) -> str | None:
+    if type(key) is not str:
+        return "has a key that is no text"
+    return None if is_utf8(key) else "has a key with half a character"
+
+
+def _flaw_of_scalar(value: Any) -> str | None:
+    kind = type(value)
+    if kind is str:
+        return None if is_utf8(value) else "is a text with half a character"
+    if kind is int:
+        return None if value.bit_length() <= MAX_BITS else "is a number of too many digits"
+    if kind is float:
+        return None if math.isfinite(value) else "is no number of JSON"
+    return None if value is None or kind is bool else f"is a {kind.__name__}, which JSON does not have"
 
 
 class _Walk:
-    """Goes through a value; what is deeper, or more in all, than the bounds becomes a label."""
+    """Walk through a value. Parts beyond the bounds become labels."""
 
     def __init__(self) -> None:
         self._left = MAX_CHARS
 
-    def plain(self, value: Any, depth: int) -> Any:
+    def form(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        self._left -= len(value) if kind is str else NODE_CHARS
+        self._left -= len(value) if kind is str else _NODE_CHARS
         if self._left < 0 or depth == 0:
             return label_of(value)
         if kind is str:
@@ -87,8 +194,8 @@ class _Walk:
 
     def _collection(self, value: Any, depth: int) -> Any:
         if issubclass(type(value), Mapping):
-            return {self._key(key): self.plain(item, depth - 1) for key, item in self._bounded(value.items())}
-        return [self.plain(item, depth - 1) for item in self._bounded(value)]
+            return {self._key(key): self.form(item, depth - 1) for key, item in self._bounded(value.items())}
+        return [self.form(item, depth - 1) for item in self._bounded(value)]
 
     def _bounded(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
@@ -99,15 +206,15 @@ class _Walk:
     def _foreign(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
-            return self.plain(value.tolist(), depth - 1)
+            return self.form(value.tolist(), depth - 1)
         if issubclass(kind, BaseModel):
             return self._collection(dict(value), depth)
         if dataclasses.is_dataclass(kind):
             names = [field.name for field in dataclasses.fields(kind)]
             return self._collection({name: getattr(value, name) for name in names}, depth)
         if issubclass(kind, _WITH_JSON_FORM):
-            return self.plain(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
+            return self.form(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
         return label_of(value)
 
     def _key(self, key: Any) -> str:
-        return utf8_text(key) if type(key) is str else str(self.plain(key, 1))
+        return utf8_text(key) if type(key) is str else str(self.form(key, 1))
