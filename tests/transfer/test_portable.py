@@ -25,9 +25,8 @@ from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
 from smolsessions.agents.transfer import documents
-from smolsessions.agents.transfer.document_images import RAW_TYPE, TIMES_IN_ALL
-from smolsessions.agents.transfer.documents import MOST_PLACES, MOST_STEPS
-from smolsessions.agents.values.images import image_from_bytes
+from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGES_FACTOR, MAX_STEPS
+from smolsessions.agents.values.images import RAW_TYPE, image_from_bytes
 from smolsessions.core.document_format import MEMORY_FORMAT, read_json
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
 from smolsessions.core.records import AgentName
@@ -457,9 +456,12 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
         ({"format": "other"}, "/format"),
         ({"format": ["smolsessions/conversation"]}, "/format"),
         ({"steps": {}}, "/steps"),
-        ({"steps": [TASK] * (MOST_STEPS + 1)}, "/steps"),
+        ({"steps": [TASK] * (MAX_STEPS + 1)}, "/steps"),
         ({"steps": [TASK, EDIT | {"order": [[1, 1], [1, 1]]}]}, "/steps/1/order"),
-        ({"steps": [TASK] * 3000 + [EDIT | {"order": [[3000, 1]]}] * 2000}, f"/steps/{3000 + MOST_PLACES // 3000}"),
+        (
+            {"steps": [TASK] * 3000 + [EDIT | {"order": [[3000, 1]]}] * 2000},
+            f"/steps/{3000 + MAX_EDITED_ENTRIES // 3000}",
+        ),
         ({"images": []}, "/images"),
         ({"variables": []}, "/variables"),
         ({"more": 1}, "/more"),
@@ -553,7 +555,7 @@ def test_an_image_that_is_too_large_or_broken_is_refused(data: bytes) -> None:
 
 
 def test_all_images_together_are_bounded_and_so_are_those_of_a_step() -> None:
-    many = [png(1000, 1000 - number) for number in range(TIMES_IN_ALL + 1)]
+    many = [png(1000, 1000 - number) for number in range(MAX_IMAGES_FACTOR + 1)]
     assert pointer_of(lambda: taken_in(with_images(*many))).startswith("/images/")
     two = with_images(*many[:2])
     two["steps"] = [TASK | {"task_images": list(two["images"])}]

@@ -1,36 +1,44 @@
-"""The steps, images and variables of a conversation ⇄ the members of a document."""
+"""Steps, images and variables of a conversation as members of a document (docs/export.md)."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
 
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
-from smolsessions.agents.transfer.document_images import Images, image_as_json
 from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
 from smolsessions.agents.transfer.step_encoding import written
 from smolsessions.agents.transfer.variables import export_variables, import_variables
-from smolsessions.agents.values.images import open_header
+from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_header, is_canonical, placeholder
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.image_names import NAME_DIGITS, image_name
 from smolsessions.core.records import ExportedMemory, ImportedMemory, PackedStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import PIL.Image
+
     from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.transfer.variables import ImportTarget, ReadCode
 
-MOST_STEPS = 100_000
-MOST_PLACES = 5_000_000  # that edits name: a session that is built anew goes through all of them
+MAX_STEPS = 100_000
+MAX_EDITED_ENTRIES = 5_000_000  # a rebuilt session walks through all entries that edits name
+MAX_IMAGES_FACTOR = 4
+"""Pixels of all images in a document, as a multiple of the limit for one step."""
 _IMAGE_NAME = re.compile("[0-9a-f]{32}")
 _IMAGES = ("task_images", "observations_images")
+_BROKEN_IMAGE = f"is no whole image of {', '.join(FORMATS)}, nor a raw one of this service"
 
 
 class _ImageIn(Strict):
@@ -45,19 +53,17 @@ def export(
     carries: tuple[type, ...],
     read_code: ReadCode,
 ) -> ExportedMemory:
-    """Give what these hold as JSON data; of the attachments those that a step shows.
+    """Return steps, variables and the images that a step shows as JSON data.
 
-    Empty bytes stand for a step that is destroyed: the distances between entries are those of the document.
+    Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
-    opened = [unpack(step, attachments, carries, open_header) if step else None for step in steps]
+    opened = [unpack(step, attachments, carries, image_from_bytes) if step else None for step in steps]
     documents = tuple(written(step) for step in without_gaps(opened) if step is not None)
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
     shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
     values, missing = export_variables(variables, read_code)
-    return ExportedMemory(
-        documents, {name: image_as_json(attachments[name]) for name in sorted(shown)}, values, missing
-    )
+    return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in sorted(shown)}, values, missing)
 
 
 def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
@@ -72,7 +78,7 @@ def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: i
     if type(version) is not int or version != VERSION:
         raise InvalidRequestError.at("/version", f"is none that this service reads: that is {VERSION}")
     _check_members(data, {"format", "version", "steps", "images", "variables"})
-    images = _read_images(data.get("images", {}), max_pixels)
+    images = DocumentImages(data.get("images", {}), max_pixels)
     steps: list[PackedStep] = []
     named = 0
     marks: dict[str, set[int]] = {"archived": set(), "hidden": set()}
@@ -83,8 +89,10 @@ def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: i
             raise InvalidRequestError.at(f"{pointer}/turn", "is less than that of the step before it")
         steps.append(_packed(made(step, pointer, images), step.turn, pointer))
         named += step.places if isinstance(step, EditIn) else 0
-        if named > MOST_PLACES:
-            raise InvalidRequestError.at(pointer, f"is one of edits that name more than {MOST_PLACES} entries together")
+        if named > MAX_EDITED_ENTRIES:
+            raise InvalidRequestError.at(
+                pointer, f"is one of edits that name more than {MAX_EDITED_ENTRIES} entries together"
+            )
         for mark in marks:
             marks[mark] |= {index} if getattr(step, mark) else set()
     images.check_all_are_used()
@@ -116,22 +124,87 @@ def _steps_of(data: dict[str, Any]) -> list[Any]:
     steps = data.get("steps")
     if not isinstance(steps, list):
         raise InvalidRequestError.at("/steps", "is no list of steps")
-    if len(steps) > MOST_STEPS:
-        raise InvalidRequestError.at("/steps", f"has more than {MOST_STEPS} steps")
+    if len(steps) > MAX_STEPS:
+        raise InvalidRequestError.at("/steps", f"has more than {MAX_STEPS} steps")
     return steps
 
 
-def _read_images(data: Any, max_pixels: int) -> Images:
-    if not isinstance(data, dict):
-        raise InvalidRequestError.at("/images", "is no object")
-    found: dict[str, tuple[str, str]] = {}
-    for name, one in data.items():
-        pointer = json_pointer("/images", name)
-        if not _IMAGE_NAME.fullmatch(str(name)):
-            raise InvalidRequestError.at(pointer, "is no name of an image: 32 digits of a hash")
-        image = checked(_ImageIn, one, pointer)
-        found[name] = image.type, image.data
-    return Images(found, max_pixels)
+def _image_json(data: bytes) -> dict[str, str]:
+    return {"type": image_header(data)[0], "data": base64.b64encode(data).decode()}
+
+
+@dataclass(frozen=True)
+class _Image:
+    data: bytes
+    pixels: int
+
+
+class DocumentImages:
+    """Images of a document. Each is decoded and checked once. Steps hold placeholders of them."""
+
+    def __init__(self, images: Any, max_pixels: int) -> None:
+        """Read the member `images`. `max_pixels` bounds the images of one step together."""
+        if not isinstance(images, dict):
+            raise InvalidRequestError.at("/images", "is no object")
+        self._max_pixels = max_pixels
+        self._images: dict[str, _Image] = {}
+        self._unused = dict.fromkeys(images)
+        left = max_pixels * MAX_IMAGES_FACTOR
+        for name, member in images.items():
+            image = self._images[name] = _read_image(name, member)
+            left -= image.pixels
+            if left < 0 or image.pixels > max_pixels:
+                reason = f"has more than {max_pixels} pixels, or all images more than {MAX_IMAGES_FACTOR} times that"
+                raise _image_error(name, reason)
+            _check_image(name, image.data)
+
+    def of_step(self, pointer: str, names: Mapping[str, str]) -> list[PIL.Image.Image]:
+        """Return the images of the step at `pointer`. `names` are by their pointers in the step."""
+        for place, name in names.items():
+            if name not in self._images:
+                raise InvalidRequestError.at(pointer + place, "names an image that is not in /images")
+            self._unused.pop(name, None)
+        distinct = {name: self._images[name] for name in names.values()}
+        if sum(image.pixels for image in distinct.values()) > self._max_pixels:
+            raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
+        images = {name: placeholder(image.data, name) for name, image in distinct.items()}
+        return [images[name] for name in names.values()]
+
+    def check_all_are_used(self) -> None:
+        for name in self._unused:
+            raise _image_error(name, "is shown by no step")
+
+
+def _read_image(name: str, member: Any) -> _Image:
+    if not _IMAGE_NAME.fullmatch(str(name)):
+        raise _image_error(name, "is no name of an image: 32 digits of a hash")
+    image = checked(_ImageIn, member, json_pointer("/images", name))
+    try:
+        data = base64.b64decode(image.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise _image_error(name, "is no base64") from None
+    if image_name(data) != name:
+        raise _image_error(name, f"is not of this name, which is the first {NAME_DIGITS} digits of the data's SHA-256")
+    try:
+        media_type, width, height = image_header(data)
+    except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+        raise _image_error(name, _BROKEN_IMAGE) from None
+    if media_type != image.type:
+        raise _image_error(name, f"is not {media_type}, which the image is", "type")
+    return _Image(data, width * height)
+
+
+def _check_image(name: str, data: bytes) -> None:
+    try:
+        is_whole = is_canonical(data)
+    except Exception:  # noqa: BLE001 - see above
+        is_whole = False
+    if not is_whole:
+        raise _image_error(name, _BROKEN_IMAGE)
+
+
+def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
+    return InvalidRequestError.at(json_pointer("/images", name, *member), message)
 
 
 def _packed(step: Step, turn: int, pointer: str) -> PackedStep:

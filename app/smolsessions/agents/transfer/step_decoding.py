@@ -28,7 +28,7 @@ from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.transfer.document_images import Images
+    from smolsessions.agents.transfer.documents import DocumentImages
 
 MOST_TURNS = 1_000_000_000
 _Run = Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -94,7 +94,7 @@ class TaskIn(StepIn):
     task: Text
     task_images: ImageNames | None = None
 
-    def made(self, pointer: str, images: Images) -> TaskStep:
+    def made(self, pointer: str, images: DocumentImages) -> TaskStep:
         found = images.of_step(pointer, _places("task_images", self.task_images))
         return TaskStep(self.task, None if self.task_images is None else found)
 
@@ -106,7 +106,7 @@ class PlanningIn(StepIn):
     timing: TimingIn
     token_usage: UsageIn | None = None
 
-    def made(self, _pointer: str, _images: Images) -> PlanningStep:
+    def made(self, _pointer: str, _images: DocumentImages) -> PlanningStep:
         usage = self.token_usage.made() if self.token_usage else None
         return PlanningStep([], self.model_output_message.made(), self.plan, self.timing.made(), usage)
 
@@ -128,7 +128,7 @@ class ActionIn(StepIn):
     shown_estimate: Count | None = None
     token_usage: UsageIn | None = None
 
-    def made(self, pointer: str, images: Images) -> ActionStep:
+    def made(self, pointer: str, images: DocumentImages) -> ActionStep:
         shown, output = self.observations_images, self.action_output_image
         if output and self.action_output is not None:
             raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image")
@@ -159,7 +159,7 @@ class NoteIn(StepIn):
     text: Text
     replaces: Annotated[int, Field(ge=1, le=MOST_TURNS)] | None = None
 
-    def made(self, _pointer: str, _images: Images) -> NoteStep:
+    def made(self, _pointer: str, _images: DocumentImages) -> NoteStep:
         return NoteStep(self.number, self.text, self.replaces)
 
 
@@ -170,7 +170,7 @@ class SummaryIn(StepIn):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
 
-    def made(self, _pointer: str, _images: Images) -> SummaryStep:
+    def made(self, _pointer: str, _images: DocumentImages) -> SummaryStep:
         return SummaryStep(self.text, self.recent, self.input_tokens, self.output_tokens)
 
 
@@ -188,7 +188,7 @@ class EditIn(StepIn):
         """How many entries it names."""
         return sum(first - last + 1 for runs in (self.gone, self.order) for first, last in runs or ())
 
-    def made(self, pointer: str, images: Images) -> EditStep:
+    def made(self, pointer: str, images: DocumentImages) -> EditStep:
         inner = None
         if self.step is not None:
             data = {**self.step, "turn": self.turn} if isinstance(self.step, dict) else self.step
@@ -225,7 +225,7 @@ def read_step(data: Any, pointer: str) -> AnyStepIn:
     return checked(_BY_TYPE[kind], data, pointer)
 
 
-def made(step: AnyStepIn, pointer: str, images: Images) -> Step:
+def made(step: AnyStepIn, pointer: str, images: DocumentImages) -> Step:
     """Make the step."""
     step_made = step.made(pointer, images)
     if step.labels:

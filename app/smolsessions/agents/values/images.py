@@ -1,4 +1,4 @@
-"""Images ⇄ bytes, pixel by pixel: a caller's as they came, others as PNG where it knows the mode, raw otherwise."""
+"""Encode and decode images without loss: uploads unchanged, others as PNG, or raw if PNG lacks the mode."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import threading
+import warnings
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,19 +23,21 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-MOST_OUTPUT_IMAGES = 16
-MOST_NODES = 10_000  # of an output that is searched for images
+MAX_OUTPUT_IMAGES = 16
+MAX_SEARCHED_NODES = 10_000  # of an output
 RAW = b"raw image\n"
+RAW_TYPE = "image/x-smolsessions-raw"
+_MAX_HEADER_BYTES = 16 * 1024
 _COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
 _NAMED = "smolsessions_named"
-_DECODERS = threading.BoundedSemaphore(2)  # images of a step that are decoded at a time
-_undecoded: dict[type, type] = {}
+_DECODERS = threading.BoundedSemaphore(2)  # images decoded at a time
+_lazy_kinds: dict[type, type] = {}
 
 
 class LazyImage(PIL.ImageFile.ImageFile):
-    """Mixin for a class of Pillow's: a picture file of a step, which holds its bytes until its pixels are needed.
+    """Mixin for Pillow's image classes: an image of a step that holds its file until its pixels are needed.
 
     smolagents copies and saves the images of a message for each model call. Neither leaves pixels behind.
     """
@@ -75,7 +78,7 @@ class LazyImage(PIL.ImageFile.ImageFile):
         super().seek(frame)
 
     def drop_pixels(self) -> None:
-        """Hold the bytes again, unless somebody has painted on the pixels."""
+        """Hold the file instead of the pixels, unless the pixels have changed."""
         source: tuple[bytes, bytes | None] | None = self.info.get(_SOURCE)
         if self.undecoded is not None or source is None or source[1] != _pixels(self):
             return
@@ -96,7 +99,7 @@ class LazyImage(PIL.ImageFile.ImageFile):
 
 
 def drop_pixels(steps: Iterable[Any]) -> int:
-    """Let steps hold their images as bytes, and return the size of all their images."""
+    """Drop the decoded pixels of steps, and return the size of all their images."""
     held: dict[int, int] = {}
     for step in steps:
         for image in _held_by(step):
@@ -110,7 +113,7 @@ def drop_pixels(steps: Iterable[Any]) -> int:
 
 
 def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
-    """Return the images of a step, without those inside of its output, which may be large."""
+    """Yield the images of a step, except those inside its output, which may be large."""
     yield from getattr(step, "task_images", None) or ()
     yield from getattr(step, "observations_images", None) or ()
     output = getattr(step, "action_output", None)
@@ -118,13 +121,13 @@ def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
         yield raw
 
 
-def is_undecoded(kind: type) -> bool:
-    """Tell whether this is the class of an image that `image_from_bytes` made."""
-    return any(kind is one for one in _undecoded.values())
+def is_lazy(kind: type) -> bool:
+    """True for the class of an image that `image_from_bytes` returned."""
+    return any(kind is one for one in _lazy_kinds.values())
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
-    """Give the image's bytes; equal images give equal bytes."""
+    """Encode an image. Equal images have equal bytes."""
     source: tuple[bytes, bytes | None] | None = image.info.get(_SOURCE)
     if source and (source[1] is None or source[1] == _pixels(image)):
         return source[0]
@@ -138,7 +141,7 @@ def image_to_bytes(image: PIL.Image.Image) -> bytes:
 
 
 def image_from_bytes(data: bytes) -> PIL.Image.Image:
-    """Make the image; it remembers its bytes, as long as nobody paints on it: a photo as PNG is ten times as large."""
+    """Decode an image. It keeps its file until its pixels change, because a photo as PNG is ten times as large."""
     if not data.startswith(RAW):
         return _open(data)
     header, _, pixels = data.removeprefix(RAW).partition(b"\n")
@@ -152,27 +155,45 @@ def image_from_bytes(data: bytes) -> PIL.Image.Image:
 def _open(data: bytes) -> LazyImage:
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     kind = type(image)
-    made = _undecoded.get(kind) or type(kind.__name__, (LazyImage, kind), {"__module__": kind.__module__})
-    image.__class__ = _undecoded.setdefault(kind, made)  # two threads may make it
+    made = _lazy_kinds.get(kind) or type(kind.__name__, (LazyImage, kind), {"__module__": kind.__module__})
+    image.__class__ = _lazy_kinds.setdefault(kind, made)  # two threads may make it
     image.undecoded = data
     image.info[_SOURCE] = (data, None)
     return cast("LazyImage", image)
 
 
-def open_header(data: bytes) -> PIL.Image.Image:
-    """Give the image without reading its pixels, where its file tells the size without them."""
-    return image_from_bytes(data) if data.startswith(RAW) else PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+def image_header(data: bytes) -> tuple[str, int, int]:
+    """Return an image's media type, width and height without decoding its pixels. Raises if it is no image."""
+    if data.startswith(RAW):
+        header = data[len(RAW) : len(RAW) + _MAX_HEADER_BYTES].partition(b"\n")[0]
+        _mode, width, height, _palette = json.loads(header)
+        if type(width) is not int or type(height) is not int or min(width, height) < 1:
+            raise ValueError("no size")
+        return RAW_TYPE, width, height
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of large images, which the caller bounds
+        image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    return PIL.Image.MIME[image.format or ""], image.width, image.height
+
+
+def is_canonical(data: bytes) -> bool:
+    """True if the image decodes and is encoded as the same bytes. Raises if it is no image."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = image_from_bytes(data)
+        image.load()
+        return image_to_bytes(image) == data
 
 
 def placeholder(data: bytes, name: str) -> PIL.Image.Image:
-    """Give a tiny image that is stored as these bytes, which are of this name and known to be an image."""
+    """Return a tiny image that is encoded as this data, which is a valid image of this name."""
     image = PIL.Image.new("1", (1, 1))
     image.info |= {_SOURCE: (data, _pixels(image)), _NAMED: (data, name)}
     return image
 
 
 def stored_name(image: PIL.Image.Image, data: bytes) -> str:
-    """Give the name of what `image_to_bytes` gave; that of its own bytes is made once."""
+    """Return the name of an encoded image. The name of a kept file is computed once."""
     known: tuple[bytes, str] | None = image.info.get(_NAMED)
     if known and known[0] is data:
         return known[1]
@@ -184,25 +205,25 @@ def stored_name(image: PIL.Image.Image, data: bytes) -> str:
 
 
 def name_image(image: PIL.Image.Image, name: str) -> None:
-    """Note under which name the store has the image."""
+    """Set the name under which the store has the image."""
     image.info[_NAME] = name
 
 
 def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, ...]:
-    """Give the names and sizes of those images that a step was packed or unpacked with."""
+    """Return the names and sizes of the images that have a name in the store."""
     return tuple(
         StepImage(image.info[_NAME], image.width, image.height) for image in images or () if _NAME in image.info
     )
 
 
 def images_in(value: Any) -> tuple[PIL.Image.Image, ...]:
-    """Return the images that an output is, or holds in built-in collections; at most `MOST_OUTPUT_IMAGES`."""
+    """Return at most `MAX_OUTPUT_IMAGES` images that an output is or holds in built-in collections."""
     kind = type(value)
     if kind is str or value is None:
         return ()
     found: dict[int, PIL.Image.Image] = {}
-    nodes, left = [value], MOST_NODES
-    while nodes and left > 0 and len(found) < MOST_OUTPUT_IMAGES:
+    nodes, left = [value], MAX_SEARCHED_NODES
+    while nodes and left > 0 and len(found) < MAX_OUTPUT_IMAGES:
         node, left = nodes.pop(), left - 1
         if issubclass(type(node), PIL.Image.Image):
             if raw := _raw(node):
@@ -230,7 +251,7 @@ def output_images(value: Any, attachments: Container[str]) -> tuple[StepImage, .
 
 
 def browser_image(data: bytes) -> tuple[str, bytes]:
-    """Give an image's media type and bytes as a browser takes it: as stored, or as PNG where only we read that."""
+    """Return the media type and bytes of an image for a browser: its file, or a PNG of a raw image."""
     if data.startswith(RAW):
         buffer = io.BytesIO()
         image_from_bytes(data).convert("RGBA").save(buffer, "PNG")

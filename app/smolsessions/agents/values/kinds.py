@@ -23,7 +23,7 @@ from smolagents.agent_types import AgentImage
 
 from smolsessions.agents.values import arrays
 from smolsessions.agents.values.classes import class_name, is_in, mro_of
-from smolsessions.agents.values.images import is_undecoded
+from smolsessions.agents.values.images import is_lazy
 from smolsessions.agents.values.parts import MAX_BYTES, Declared, Kind, Parts
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def parts_of(value: Any) -> Parts | None:
     """Take a value apart; None where its class is none of these. Raises ValueError with the reason why it cannot be."""
     kind = type(value)
     take = _TAKERS.get(id(kind)) or arrays.taker_of(kind)
-    if take is None and (is_undecoded(kind) or _is_plugin_image(kind)):
+    if take is None and (is_lazy(kind) or _is_plugin_image(kind)):
         take = _image_parts
     if take is None:
         take = next((_BASES[id(base)] for base in mro_of(kind) if id(base) in _BASES), None)
