@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sandbox.test_code import DONE, code
 from tests.support import coders
+from tests.support.code_turns import code_script
 from tests.support.service import Service
+from tests.support.turns import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def nothing_noted(noted: Path) -> None:
 def ending_in(block: str) -> list[Event]:
     """Give blocks that end in a value, and then answer with it."""
     lines, _, value = block.rpartition("\n")
-    return code(f"{lines}\nvalue = {value}\nvalue", "print(value)\nfinal_answer(value)")
+    return code_script(f"{lines}\nvalue = {value}\nvalue", "print(value)\nfinal_answer(value)")
 
 
 def taken(noted: Path) -> list[str]:
@@ -122,7 +123,7 @@ def test_a_managed_agents_answer_is_the_value_too_and_its_manager_reads_the_text
     observed: Service, noted: Path
 ) -> None:
     task = json.dumps(ending_in(REAL["a set of texts"]))
-    turn = observed.play(*code(f"print(helper(task={task!r}))"), DONE, agent="lead")
+    turn = observed.play(*code_script(f"print(helper(task={task!r}))"), DONE, agent="lead")
     first, check, output, answer = taken(noted)
     assert "set of ['p', 'q', 'r', 's', 't']" in check
     assert first == output

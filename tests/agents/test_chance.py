@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 from smolagents import tool
 
-from tests.sandbox.test_code import DONE, code, played
-from tests.sandbox.test_code_variables import pieces
-from tests.store.test_store import running
 from tests.support import coders
 from tests.support.agents import show_forced
+from tests.support.code_turns import code_script, play_code, variable_chunks
 from tests.support.doomed import SETTINGS, Doomed, killed_amid
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.store_server import running_store
+from tests.support.turns import DONE, SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Server
+    from tests.support.store_server import StoreServer
     from tests.support.streaming import Event
 
 
@@ -36,37 +36,39 @@ def note(what: str, ledger: str) -> str:  # noqa: ARG001
     return f"noted {what}"
 
 
-SHOWN: Event = {"shown": True}
 DRAWN = "print(random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal())"
 SEEDED = [
-    [*code("import random\nimport numpy as np", f"random.seed(5)\nnp.random.seed(3)\n{DRAWN}", DRAWN), DONE],
-    code(DRAWN, f"{DRAWN}\nfinal_answer('drawn')"),
-    code("print(sum([random.random() for i in range(700)]), np.random.rand(700).sum())\nfinal_answer('many')"),
-    code("saved = random.getstate()", f"random.seed('another')\n{DRAWN}\nmissing"),
-    code(DRAWN, f"random.setstate(saved)\n{DRAWN}\nfinal_answer('back')"),
-    [*code("own = np.random.default_rng(2)\nprint(own.random())", "print(own.random(), random.random())"), SHOWN],
+    [*code_script("import random\nimport numpy as np", f"random.seed(5)\nnp.random.seed(3)\n{DRAWN}", DRAWN), DONE],
+    code_script(DRAWN, f"{DRAWN}\nfinal_answer('drawn')"),
+    code_script("print(sum([random.random() for i in range(700)]), np.random.rand(700).sum())\nfinal_answer('many')"),
+    code_script("saved = random.getstate()", f"random.seed('another')\n{DRAWN}\nmissing"),
+    code_script(DRAWN, f"random.setstate(saved)\n{DRAWN}\nfinal_answer('back')"),
+    [
+        *code_script("own = np.random.default_rng(2)\nprint(own.random())", "print(own.random(), random.random())"),
+        SHOWN,
+    ],
 ]
 SKIPPED: Event = {"text": "an error that is shown with logs takes two places of the script"}
-BROKEN = [*code("def broken(:"), SKIPPED]
-TASK = json.dumps(code("print('by the helper')\nfinal_answer(1)"))
+BROKEN = [*code_script("def broken(:"), SKIPPED]
+TASK = json.dumps(code_script("print('by the helper')\nfinal_answer(1)"))
 BROKEN_TASK = json.dumps([*BROKEN, SHOWN])
 LOGGED = [
-    [*code("print('first')"), *BROKEN, *code("print('last')\nfinal_answer('done')")],
-    [*BROKEN, *BROKEN, *code("1 + 1", "def broken(:", "print('late')\n1 / 0"), SKIPPED, DONE],
-    [*code("def broken(:", f"print('outer')\nfirst = helper({TASK!r})"), {"text": "no code"}],
-    [*BROKEN, *code(f"final_answer(helper({BROKEN_TASK!r}))")],
-    [*code("def broken(:"), SHOWN],
+    [*code_script("print('first')"), *BROKEN, *code_script("print('last')\nfinal_answer('done')")],
+    [*BROKEN, *BROKEN, *code_script("1 + 1", "def broken(:", "print('late')\n1 / 0"), SKIPPED, DONE],
+    [*code_script("def broken(:", f"print('outer')\nfirst = helper({TASK!r})"), {"text": "no code"}],
+    [*BROKEN, *code_script(f"final_answer(helper({BROKEN_TASK!r}))")],
+    [*code_script("def broken(:"), SHOWN],
 ]
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("outside")) as server:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("outside")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def cold(outside: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0"}) as service:
         yield service
 
@@ -96,19 +98,19 @@ def test_logs_of_code_in_a_thread_are_those_of_one_agent(cold: Service) -> None:
     assert turn["reply"] == bare.run(json.dumps([*BROKEN, SHOWN]), reset=False)
 
 
-def test_what_code_draws_without_a_seed_is_not_written(cold: Service, outside: Server) -> None:
+def test_what_code_draws_without_a_seed_is_not_written(cold: Service, outside: StoreServer) -> None:
     draws = "import random\nimport numpy as np\nn = random.random() + random.gauss(0, 1) + np.random.rand()"
-    drawn, _ = played(cold, draws, agent="whole")
-    seeded, _ = played(cold, draws, "random.seed(5)", agent="whole")
+    drawn, _ = play_code(cold, draws, agent="whole")
+    seeded, _ = play_code(cold, draws, "random.seed(5)", agent="whole")
     raw = outside.client()
-    assert len(pieces(raw, seeded)) == len(pieces(raw, drawn)) + 1
+    assert len(variable_chunks(raw, seeded)) == len(variable_chunks(raw, drawn)) + 1
 
 
 def test_a_process_that_is_killed_changes_neither(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "a.ledger", 4)
     seeded = "import random\nrandom.seed(5)\nprint(random.random())"
     noting = f"one = random.random()\nnote(str(one), {str(ledger.path)!r})\nprint(one)"
-    script = [*code(seeded), *BROKEN, *code(noting, "print(random.random())"), SHOWN]
+    script = [*code_script(seeded), *BROKEN, *code_script(noting, "print(random.random())"), SHOWN]
     doomed = Doomed(ledger, "writer", script)
     with Service(tmp_path / "service", SETTINGS) as service:
         killed_amid(service, [doomed])

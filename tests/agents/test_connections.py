@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_store import begin, over
 from tests.support.endpoint import AGENTS, Endpoint, endpoint
 from tests.support.service import Service
+from tests.support.turns import submit_turn, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def serving(provider: Endpoint, folder: Path, **settings: str) -> Service:
 def in_call(service: Service, provider: Endpoint, agent: str, mode: str, **body: Any) -> dict[str, Any]:
     """Begin a turn whose model call is in progress when this returns."""
     calls = provider.calls
-    turn = begin(service, agent=agent, message=mode, **body)
+    turn = submit_turn(service, agent=agent, message=mode, **body)
     assert provider.wait(lambda it: it.calls > calls, within_s=5)
     if mode in {"silent", "endless"}:  # the first piece has arrived
         where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events"
@@ -68,7 +68,7 @@ def test_a_stop_ends_the_providers_work(hosted: Service, provider: Endpoint, age
     hosted.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
 
     assert_let_go(provider, since)
-    assert over(hosted, turn)["status"] == "cancelled"
+    assert wait_for_end(hosted, turn)["status"] == "cancelled"
     assert "does not heed a stop" not in hosted.log()
 
 
@@ -77,7 +77,7 @@ def test_a_deadline_ends_it(hosted: Service, provider: Endpoint, mode: str) -> N
     turn = in_call(hosted, provider, "openai", mode, deadline_s=1)
 
     assert provider.wait(lambda it: it.open_calls == 0, within_s=1 + ENDED_S)
-    assert over(hosted, turn)["error"]["code"] == "deadline_exceeded"
+    assert wait_for_end(hosted, turn)["error"]["code"] == "deadline_exceeded"
 
 
 def test_a_client_that_goes_away_and_wants_it_so_ends_it(hosted: Service, provider: Endpoint) -> None:
@@ -116,7 +116,7 @@ def test_a_connection_is_used_again(hosted: Service, provider: Endpoint, agent: 
 def test_a_conversation_goes_on_after_a_stop(hosted: Service, provider: Endpoint) -> None:
     turn = in_call(hosted, provider, "openai", "endless")
     hosted.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
-    over(hosted, turn)
+    wait_for_end(hosted, turn)
 
     assert hosted.post("/turn", conversation_id=turn["conversation_id"], message="hello").json()["reply"] == "done"
 
@@ -128,7 +128,7 @@ def test_a_stop_ends_a_tls_handshake(tmp_path: Path, agent: str) -> None:
         environment = {"SILENT_URL": "https://{}:{}/v1".format(*silent.getsockname())}
         settings = {"AGENTS": f"{agent}=tests.support.endpoint:make_{agent}", "DEMO_AGENTS": "0"}
         with Service(tmp_path, settings, environment) as service:
-            turn = begin(service, agent=agent, message="hello")
+            turn = submit_turn(service, agent=agent, message="hello")
             connection, _ = silent.accept()
             with connection:
                 connection.settimeout(5)
@@ -137,6 +137,6 @@ def test_a_stop_ends_a_tls_handshake(tmp_path: Path, agent: str) -> None:
                 service.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel")
                 while connection.recv(4096):
                     pass
-                assert over(service, turn)["status"] == "cancelled"
+                assert wait_for_end(service, turn)["status"] == "cancelled"
                 assert time.monotonic() - since < ENDED_S
             assert "does not heed a stop" not in service.log()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_old_data import FILES, MORE, assert_holds, messages_of, restored
-from tests.store.test_store import over, running
 from tests.support import old_data
-from tests.support.doomed import DONE, SETTINGS, killed
+from tests.support.doomed import SETTINGS, doom, hand_in, killed
 from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.support.old_data import TALKS, OldData
+from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
 from tests.support.service import AGENTS, ROOT, Service
-from tests.worker.test_takeover_ends import doom, hand_in
+from tests.support.store_server import running_store
+from tests.support.turns import DONE, wait_for_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def python(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("first", ["other", "own"])
 def test_one_environment_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
     pythons = [python, sys.executable] if first == "other" else [sys.executable, python]
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         settings = server.settings | WITH_ENUMS
         with Service(tmp_path / "first", settings, python=pythons[0]) as service:
             turns = {name: old_data.play_as_new(service, name) for name in TALKS}
@@ -91,7 +91,7 @@ def test_a_turn_that_another_smolagents_began_ends_with_its_finished_steps(older
     killed(service, [it])
     service.python = sys.executable
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "agent_changed", 1)
         assert it.ledger.calls == it.calls
         assert service.follow_up(it.turn, DONE)["status"] == "finished"

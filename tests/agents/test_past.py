@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from smolsessions.core.errors import TurnNotFoundError
 from smolsessions.core.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
-from tests.store import test_scripts
-from tests.store.test_scripts import AGENT, DONE, Loop, claim_one, ref_of, version
+from tests.support.stores import AGENT, DONE, Loop, claim_one, read_events, ref_of, version_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from smolsessions.store.seal import Sealer
     from smolsessions.store.store import Store
     from smolsessions.store.turns.lease import HeldLease
-    from tests.store.test_scripts import Raw
+    from tests.support.stores import Raw
 
-raw, sealer, socket_path = test_scripts.raw, test_scripts.sealer, test_scripts.socket_path
+pytest_plugins = ["tests.support.stores"]
 Wanted = tuple[Any, str | None, str | None, bool]
 """Of a step: its type, its image, the variable that changes with it, and whether that is gone then."""
 IMAGES = [byte * 16 for byte in ("aa", "bb", "cc")]
@@ -106,10 +105,10 @@ class Machine(RuleBasedStateMachine):
 
     async def submit(self, life: Life, on_busy: OnBusy = "reject", *, reset: bool = False) -> int:
         timing = Timing(time.time())
-        turn = Turn(life.ref, 0, version(AGENT), "hello", TurnOptions(reset=reset), timing)
+        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(reset=reset), timing)
         is_new = life.turns == 0 and life is self.lives[0]
         accepted, _ = await self.store.turns.submit(
-            turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version, on_busy=on_busy
+            turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version_of, on_busy=on_busy
         )
         return accepted.number
 
@@ -209,9 +208,9 @@ class Machine(RuleBasedStateMachine):
         life.note()
 
     async def submit_behind(self, life: Life, on_busy: OnBusy) -> int:
-        turn = Turn(life.ref, 0, version(AGENT), "hello", TurnOptions(), Timing(time.time()))
+        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(), Timing(time.time()))
         accepted, _ = await self.store.turns.submit(
-            turn, TurnInput(), create=None, asked=True, version_of=version, on_busy=on_busy
+            turn, TurnInput(), create=None, asked=True, version_of=version_of, on_busy=on_busy
         )
         return accepted.number
 
@@ -284,7 +283,7 @@ class Machine(RuleBasedStateMachine):
             for life in self.lives:
                 gone = {life.steps[place][1] for place in life.destroyed}
                 for number in range(1, life.turns + 1):
-                    logged = self.loop.run(test_scripts.read(self.store, str(life.ref), number))
+                    logged = self.loop.run(read_events(self.store, str(life.ref), number))
                     assert (logged[0][0] == 1) == (number not in gone)
 
 

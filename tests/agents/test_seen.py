@@ -11,6 +11,7 @@ import pytest
 from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
 from tests.support.streaming import log_of, place, posting, seen, spoken, watching
+from tests.support.turns import DONE, ECHO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.streaming"]
 
-ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
-DONE: Event = {"say": "done"}
 PLACED = {"step.started", "message.delta", "tool.call", "tool.result", "step.finished"}
 WORDS = 'a "quoted" \\ line\nbreak, é, 😀 and \u2028'
 SHOWN = "scripted code planner streamed streamed-code structured streamed-planner family code-family careful".split()

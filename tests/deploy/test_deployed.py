@@ -11,10 +11,10 @@ import pytest
 
 from smolsessions.settings import PREFIX
 from smolsessions.store.connection.server_errors import RIGHTS
-from tests.store.test_store import until
 from tests.support.manifests import metrics_of
 from tests.support.nodes import USER, Nodes, StorePod, password_of
 from tests.support.service import ROOT
+from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.sentinels import Sentinels
 
@@ -95,7 +95,7 @@ def test_a_worker_that_is_told_to_end_hands_its_turn_over_within_its_grace(dev: 
     where = dev.waiting(web, "gate")
     ending, other = (first, second) if first.is_busy else (second, first)
     since = ending.terminate()
-    until(lambda: ending.probes() == WELL | {"readiness": 503})
+    wait_until(lambda: ending.probes() == WELL | {"readiness": 503})
     dev.open("gate")
     ending.ends_in_time(since)
     turn = dev.ended(web, where)
@@ -109,7 +109,7 @@ def test_a_web_that_is_told_to_end_answers_who_waits_and_another_goes_on(dev: No
     where = dev.waiting(first, "gate")
     turns = where.rpartition("/")[0]
     asking = Asking(dev, first, turns.split("/")[2])
-    until(lambda: len(dev.get(second, turns)["items"]) == 2)
+    wait_until(lambda: len(dev.get(second, turns)["items"]) == 2)
     first.ends_in_time(first.terminate())
     answer = asking.answer()
     assert (answer.status_code, answer.json()["status"]) == (202, "queued")
@@ -144,6 +144,6 @@ def test_pods_that_lose_their_store_stay_and_go_on_when_it_is_back(dev: Nodes, s
     assert [pod.probes() for pod in (web, work)] == [WELL, WELL]
     store.start()
     asked = {"conversation_id": str(first["conversation_id"])}
-    until(lambda: dev.post(web, "What did I ask first?", **asked).status_code == 200, 20)
+    wait_until(lambda: dev.post(web, "What did I ask first?", **asked).status_code == 200, 20)
     listed = dev.get(web, f"/conversations/{first['conversation_id']}/turns")["items"]
     assert "12 * 7" in listed[-1]["reply"]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.store.test_store import over, until
 from tests.support import editors
 from tests.support.service import Service
 from tests.support.streaming import place
+from tests.support.turns import wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_they_are_those_also_where_a_process_is_killed_and_another_one_plays_on(
                 "/turn", json={"message": message, "agent": name} | body, headers=ASYNC
             ).json()
         for name, stop in stops.items():
-            until(partial(stands, service, turns[name], stop), 60)
+            wait_until(partial(stands, service, turns[name], stop), 60)
         if temperature == "cold" or message == MESSAGES[2]:
             amid.update(name for name in names if not is_over(service, turns[name]))
             service.kill()
@@ -201,7 +202,7 @@ def test_they_are_those_also_where_a_process_is_killed_and_another_one_plays_on(
             stop.unlink()
         if service.process.poll() is not None:
             service.start()
-        ended = {name: over(service, turns[name], 60) for name in names}
+        ended = {name: wait_for_end(service, turns[name], 60) for name in names}
         assert {name: turn["reply"] for name, turn in ended.items()} == expected
     assert sum(amid.values()) > len(names) / 2
     for name in names:

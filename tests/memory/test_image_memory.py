@@ -16,8 +16,8 @@ from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes, image_to_bytes
-from tests.store.test_store import until
 from tests.support.service import Service
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +53,10 @@ def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images
     roomy.play({"say": "ready"})
     before = rss_mb(roomy)
     turns = [roomy.play({"prompt": True}, images=[image]) for _ in range(TURNS)]
-    until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
+    wait_until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
     for turn in turns:
         assert roomy.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
-    until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
+    wait_until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
 
 
 def test_bodies_that_are_dropped_half_way_are_freed(service: Service) -> None:
@@ -67,8 +67,8 @@ def test_bodies_that_are_dropped_half_way_are_freed(service: Service) -> None:
         for _ in range(BODIES):
             connection = stack.enter_context(socket.create_connection(address))
             connection.sendall(head + b"\r\n" + bytes(19_000_000))
-        until(lambda: rss_mb(service) > before + LEFT_MB, 10)
-    until(lambda: rss_mb(service) < before + LEFT_MB / 2, 10)
+        wait_until(lambda: rss_mb(service) > before + LEFT_MB, 10)
+    wait_until(lambda: rss_mb(service) < before + LEFT_MB / 2, 10)
 
 
 @pytest.mark.parametrize(("form", "options"), [("WEBP", {}), ("JPEG", {"progressive": True})])

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
-import PIL.Image
 import pytest
-from smolagents.memory import TaskStep
-from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.core.errors import StartError
-from tests.store.test_store import begin, over, png, running, until
 from tests.support import agents, remembering
 from tests.support.doomed import Doomed, killed
 from tests.support.ledgers import Ledger
+from tests.support.pictures import png
+from tests.support.policies import (
+    LONG,
+    OWN,
+    SETTINGS,
+    echo_call,
+    message_texts,
+    patch_policy,
+    path_of,
+    play_turns,
+    predicted,
+    prompt_of,
+)
 from tests.support.service import Service
+from tests.support.store_server import running_store
+from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Gate
+    from tests.support.waiting import Gate
 
-pytest_plugins = ["tests.store.test_store"]
 
 Json = dict[str, Any]
-SETTINGS = {"AGENTS": remembering.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
-SHOWN: Json = {"shown": True}
-PROMPT: Json = {"prompt": True}
-DONE: Json = {"say": "done"}
-OWN = "tests.support.remembering:"
-LONG = "long " * 100
 POLICIES: list[Any] = [
     "no_pruning",
     {"name": "keep_last_n_steps", "n": 3},
@@ -58,61 +62,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
         yield one
 
 
-def echoing(text: str) -> Json:
-    return {"call": [["echo", {"text": text}]]}
-
-
-def at(turn: Json, below: str = "") -> str:
-    return f"/conversations/{turn['conversation_id']}{below}"
-
-
-def patch(service: Service, turn: Json, policy: Any) -> Json:
-    answer = service.client.patch(at(turn), json={"policy": policy})
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
-
-
-def talk(service: Service, turns: int = 4, agent: str = "plain", policy: Any = None) -> Json:
-    """Play some turns of a call and an answer each, the first of them with a picture; give the last one."""
-    turn = service.play({"call": [["picture", {}]]}, DONE, agent=agent)
-    for number in range(2, turns + 1):
-        turn = service.follow_up(turn, echoing(f"{number} {LONG}"), DONE)
-    if policy:
-        patch(service, turn, policy)
-    return turn
-
-
-def asked(folder: Path) -> list[str]:
-    path = folder / "asked"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
-    """Give what is said to be shown next, as a model is given it."""
-
-    def part(given: Json) -> Json:
-        if given["type"] == "text":
-            return given
-        data = service.client.get(given["url"]).content
-        return {"type": "image", "image": PIL.Image.open(io.BytesIO(data))}
-
-    found = service.get(at(turn, "/messages"), **query)["messages"]
-    return [ChatMessage(MessageRole(each["role"]), [part(one) for one in each["content"]]) for each in found]
-
-
-def predicted(service: Service, turn: Json, *script: Json) -> str:
-    """Digest the prompt of the next turn's first call."""
-    task = TaskStep(json.dumps(script)).to_messages()
-    return agents.digest([*prompt_of(service, turn), *task])
-
-
-def texts_of(service: Service, turn: Json, **query: Any) -> list[str]:
-    return [agents._text(message) for message in prompt_of(service, turn, **query)]  # noqa: SLF001 - the tests' own
-
-
 def images_of(service: Service, turn: Json) -> int:
-    messages = service.get(at(turn, "/messages"))["messages"]
+    messages = service.get(path_of(turn, "/messages"))["messages"]
     return sum(part["type"] == "image" for message in messages for part in message["content"])
 
 
@@ -123,7 +74,7 @@ def images_of(service: Service, turn: Json) -> int:
 def test_a_model_is_shown_what_messages_say_whatever_the_policy_and_all_is_on_record(
     service: Service, policy: Any
 ) -> None:
-    turn = talk(service, policy=policy)
+    turn = play_turns(service, policy=policy)
     before = service.steps(turn)
     for _ in range(2):  # of a session that is cold after the patch, or warm
         expected = predicted(service, turn, PROMPT)
@@ -137,12 +88,12 @@ def test_a_model_is_shown_what_messages_say_whatever_the_policy_and_all_is_on_re
 @pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
 def test_a_code_agents_and_a_planners_model_are_shown_what_messages_say(service: Service, policy: Any) -> None:
     for agent in ("coder", "planner"):
-        one = {"code": "print('x' * 500)"} if agent == "coder" else echoing(LONG)
+        one = {"code": "print('x' * 500)"} if agent == "coder" else echo_call(LONG)
         turn = service.play(one, DONE, agent=agent)
         turn = service.follow_up(turn, one, DONE)
-        patch(service, turn, policy)
+        patch_policy(service, turn, policy)
         expected = predicted(service, turn, PROMPT)
-        plans = texts_of(service, turn, summary_mode=True)
+        plans = message_texts(service, turn, summary_mode=True)
         assert not any("I call." in text or text.startswith("Here are the facts") for text in plans)
         turn = service.follow_up(turn, PROMPT)
         if agent == "coder":
@@ -152,51 +103,51 @@ def test_a_code_agents_and_a_planners_model_are_shown_what_messages_say(service:
 
 
 def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service: Service) -> None:
-    turn = service.play({"call": [["note_write", {"text": "pears"}]]}, echoing("a"), DONE, agent="plain")
-    turn = service.follow_up(turn, echoing("b"), DONE)
-    patch(service, turn, {"name": "keep_last_n_steps", "n": 2})
-    texts = texts_of(service, turn)
+    turn = service.play({"call": [["note_write", {"text": "pears"}]]}, echo_call("a"), DONE, agent="plain")
+    turn = service.follow_up(turn, echo_call("b"), DONE)
+    patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 2})
+    texts = message_texts(service, turn)
     assert [text.partition("\n")[0] for text in texts[1:]] == [
         *("New task:", "Note 1:", "New task:"),
         *("I call.", "Calling tools:", "Observation:") * 2,
     ]
     assert "Observation:\nb" in texts
-    left = service.get(at(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/messages"))["left_out"]
     assert (left["steps"], left["shortened"]) == (3, 0)
     assert left["characters"] > 0 < left["tokens"]
 
 
 def test_prune_old_observations_cuts_all_but_the_last_and_leaves_their_images_out(service: Service) -> None:
-    turn = service.play(echoing(f"1 {LONG}"), DONE, agent="plain", images=[png("red")])
-    turn = service.follow_up(turn, echoing(f"2 {LONG}"), DONE)
-    whole = [text for text in texts_of(service, turn) if text.startswith("Observation:")]
-    patch(service, turn, {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 10})
-    cut = [text for text in texts_of(service, turn) if text.startswith("Observation:")]
+    turn = service.play(echo_call(f"1 {LONG}"), DONE, agent="plain", images=[png("red")])
+    turn = service.follow_up(turn, echo_call(f"2 {LONG}"), DONE)
+    whole = [text for text in message_texts(service, turn) if text.startswith("Observation:")]
+    patch_policy(service, turn, {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 10})
+    cut = [text for text in message_texts(service, turn) if text.startswith("Observation:")]
     assert cut[2:] == whole[2:]
     more = len(whole[0]) - len("Observation:\n") - 10
     told = f"Observation:\n1 long lon… ({more} more characters were left out)\n(1 images of this step were left out)"
     assert cut[:2] == [told, "Observation:\ndone\n(1 images of this step were left out)"]
     assert images_of(service, turn) == 1  # that of the task
-    left = service.get(at(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/messages"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 2)
 
 
 def test_token_budget_leaves_out_the_oldest_turns_as_wholes(service: Service) -> None:
-    turn = talk(service, 6, policy={"name": "token_budget", "max_tokens": 2600})
-    texts = texts_of(service, turn)
+    turn = play_turns(service, 6, policy={"name": "token_budget", "max_tokens": 2600})
+    texts = message_texts(service, turn)
     tasks = [text for text in texts if text.startswith("New task:")]
     assert 0 < len(tasks) < 6
     assert texts[1] == tasks[0]
     assert sum(text.startswith("Observation:") for text in texts) == 2 * len(tasks)
-    patch(service, turn, {"name": "token_budget", "max_tokens": 1})
-    assert len(texts_of(service, turn)) == 1
+    patch_policy(service, turn, {"name": "token_budget", "max_tokens": 1})
+    assert len(message_texts(service, turn)) == 1
     assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
 def test_nothing_is_left_out_of_an_empty_conversation(service: Service) -> None:
     made = service.post("/conversations", agent="plain").json()
     for policy in POLICIES:
-        patch(service, {"conversation_id": made["id"]}, policy)
+        patch_policy(service, {"conversation_id": made["id"]}, policy)
         found = service.get(f"/conversations/{made['id']}/messages")
         assert [message["role"] for message in found["messages"]] == ["system"]
         assert found["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
@@ -205,26 +156,26 @@ def test_nothing_is_left_out_of_an_empty_conversation(service: Service) -> None:
 
 
 def test_rules_are_chained_in_order(service: Service) -> None:
-    turn = talk(service, 4)
+    turn = play_turns(service, 4)
     last, own = {"name": "keep_last_n_steps", "n": 2}, f"{OWN}tasks_alone"
-    patch(service, turn, [last, own])
-    assert len(texts_of(service, turn)) == 1 + 4
+    patch_policy(service, turn, [last, own])
+    assert len(message_texts(service, turn)) == 1 + 4
     cut = {"name": "prune_old_observations", "keep_last_n": 0, "max_length": 200}
-    patch(service, turn, [cut, cut | {"max_length": 5}, f"{OWN}shout"])
-    left = service.get(at(turn, "/messages"))["left_out"]
+    patch_policy(service, turn, [cut, cut | {"max_length": 5}, f"{OWN}shout"])
+    left = service.get(path_of(turn, "/messages"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 8)  # a copy of a copy is of the same step
-    pruned = service.post(at(turn, "/prune"), dry_run=True).json()
+    pruned = service.post(path_of(turn, "/prune"), dry_run=True).json()
     assert (pruned["left_out"], pruned["shortened"], pruned["archived"]) == (0, 8, 0)
 
 
 def test_a_turn_says_what_its_policy_left_out(service: Service) -> None:
-    turn = talk(service, 3)
+    turn = play_turns(service, 3)
     assert turn["left_out"] is None
-    patch(service, turn, {"name": "keep_last_n_steps", "n": 1})
+    patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 1})
     turn = service.follow_up(turn, DONE)
     assert turn["left_out"]["steps"] == 5
-    assert service.get(at(turn, f"/turns/{turn['turn']}"))["left_out"] == turn["left_out"]
-    patch(service, turn, "no_pruning")
+    assert service.get(path_of(turn, f"/turns/{turn['turn']}"))["left_out"] == turn["left_out"]
+    patch_policy(service, turn, "no_pruning")
     turn = service.follow_up(turn, DONE)
     assert turn["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
 
@@ -232,18 +183,18 @@ def test_a_turn_says_what_its_policy_left_out(service: Service) -> None:
 def test_an_agents_own_policy_counts_until_a_conversation_has_one(service: Service) -> None:
     listed = {agent["name"]: agent["policy"] for agent in service.get("/agents")["items"]}
     assert (listed["last"], listed["plain"]) == ([{"name": "keep_last_n_steps", "n": 2}], [])
-    turn = talk(service, 3, "last")
-    assert service.get(at(turn))["policy"] is None
-    assert len(texts_of(service, turn)) == 1 + 3 + 2 * 3
-    assert patch(service, turn, "no_pruning")["policy"] == [{"name": "no_pruning"}]
-    assert len(texts_of(service, turn)) == 1 + 3 + 6 * 3
+    turn = play_turns(service, 3, "last")
+    assert service.get(path_of(turn))["policy"] is None
+    assert len(message_texts(service, turn)) == 1 + 3 + 2 * 3
+    assert patch_policy(service, turn, "no_pruning")["policy"] == [{"name": "no_pruning"}]
+    assert len(message_texts(service, turn)) == 1 + 3 + 6 * 3
     assert service.follow_up(turn, DONE)["left_out"]["steps"] == 0
-    assert patch(service, turn, None)["policy"] is None
+    assert patch_policy(service, turn, None)["policy"] is None
     assert service.follow_up(turn, DONE)["left_out"]["steps"] > 0
 
 
 def test_what_a_managed_agent_is_shown_is_not_bounded(service: Service) -> None:
-    task = json.dumps([echoing("a"), echoing("b"), echoing("c"), SHOWN])
+    task = json.dumps([echo_call("a"), echo_call("b"), echo_call("c"), SHOWN])
     turn = service.play({"call": [["helper", {"task": task}]]}, DONE, agent="manager")
     assert turn["status"] == "finished", turn["error"]
     assert turn["left_out"]["steps"] == 0
@@ -275,13 +226,13 @@ def test_what_a_managed_agent_is_shown_is_not_bounded(service: Service) -> None:
 def test_a_policy_that_is_none_is_refused_where_it_is_wrong(service: Service, policy: Any, pointer: str) -> None:
     turn = {"conversation_id": service.post("/conversations", agent="plain").json()["id"]}
     for answer in (
-        service.client.patch(at(turn), json={"policy": policy}),
+        service.client.patch(path_of(turn), json={"policy": policy}),
         service.post("/conversations", agent="plain", policy=policy),
-        service.post(at(turn, "/prune"), policy=policy),
+        service.post(path_of(turn, "/prune"), policy=policy),
     ):
         assert answer.status_code == 422, answer.text
         assert pointer in [error["pointer"] for error in answer.json()["errors"]], answer.text
-    assert service.get(at(turn))["policy"] is None
+    assert service.get(path_of(turn))["policy"] is None
 
 
 @pytest.mark.parametrize(
@@ -307,18 +258,18 @@ def test_an_agent_with_a_wrong_policy_stops_the_start_with_a_sentence(wrong: Jso
 
 def test_what_an_own_policy_changes_in_place_is_shown_changed_and_kept_as_it_was(service: Service) -> None:
     turn = service.play({"call": [["picture", {}]]}, DONE, agent="plain", images=[png("red")])
-    turn = service.follow_up(turn, echoing("a"), DONE)
+    turn = service.follow_up(turn, echo_call("a"), DONE)
     whole, record = predicted(service, turn, PROMPT), service.steps(turn)
-    patch(service, turn, f"{OWN}shout")
+    patch_policy(service, turn, f"{OWN}shout")
     for _ in range(2):
-        texts = "\n".join(texts_of(service, turn))
+        texts = "\n".join(message_texts(service, turn))
         assert "Observation:\nA" in texts
         assert "'changed': True" in texts
         assert images_of(service, turn) == 0
         turn = service.follow_up(turn, DONE)
         assert turn["status"] == "finished", turn["error"]
     assert service.steps(turn)[: len(record)] == record
-    patch(service, turn, None)
+    patch_policy(service, turn, None)
     fresh = service.steps(turn)[len(record) :]
     assert not any("changed" in json.dumps(step) for step in fresh)
     assert whole != predicted(service, turn, PROMPT)  # two turns more
@@ -344,40 +295,40 @@ def predicted_before(service: Service, turn: Json) -> str:
     ],
 )
 def test_an_own_policy_that_goes_wrong_fails_the_turn_and_nothing_else(service: Service, name: str, told: str) -> None:
-    turn = talk(service, 2, policy=f"{OWN}{name}")
+    turn = play_turns(service, 2, policy=f"{OWN}{name}")
     record = service.steps(turn)
     failed = service.follow_up(turn, DONE)
     assert (failed["status"], failed["error"]["code"]) == ("failed", "agent_error")
     assert f"The memory policy {OWN}{name} " in failed["error"]["message"]
     assert told in failed["error"]["message"]
-    for answer in (service.client.get(at(turn, "/messages")), service.post(at(turn, "/prune"), dry_run=True)):
+    for answer in (service.client.get(path_of(turn, "/messages")), service.post(path_of(turn, "/prune"), dry_run=True)):
         assert (answer.status_code, answer.json()["code"]) == (409, "agent_error"), answer.text
         assert told in answer.text
         assert "hunter2" not in answer.text
     *kept, task = service.steps(turn)
     assert kept == record
     assert (task["type"], task["turn"], task["unanswered"]) == ("task", failed["turn"], True)
-    patch(service, turn, None)
+    patch_policy(service, turn, None)
     assert service.follow_up(turn, DONE)["status"] == "finished"
 
 
 def test_an_own_policy_cannot_leave_notes_out(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, DONE, agent="plain")
-    patch(service, turn, f"{OWN}noteless")
+    patch_policy(service, turn, f"{OWN}noteless")
     assert service.follow_up(turn, {"notes": True})["reply"] == "Note 1:\npears"
-    assert "Note 1:\npears" in texts_of(service, turn)
+    assert "Note 1:\npears" in message_texts(service, turn)
 
 
 def test_a_policy_that_its_agent_lists_no_longer_fails_the_turn_with_a_sentence(tmp_path: Path) -> None:
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         with Service(tmp_path / "a", server.settings | SETTINGS) as service:
-            turn = talk(service, 2, policy=f"{OWN}shout")
+            turn = play_turns(service, 2, policy=f"{OWN}shout")
         with Service(
             tmp_path / "b", server.settings | SETTINGS | {"AGENTS": "plain=tests.support.agents:make_scripted"}
         ) as b:
             failed = b.follow_up(turn, DONE)
             assert "is none of this agent's own_policies any more" in failed["error"]["message"]
-            patch(b, turn, None)
+            patch_policy(b, turn, None)
             assert b.follow_up(turn, DONE)["status"] == "finished"
 
 
@@ -385,11 +336,11 @@ def test_a_policy_that_its_agent_lists_no_longer_fails_the_turn_with_a_sentence(
 
 
 def test_ids_that_a_model_repeats_are_made_unique_under_a_policy(service: Service) -> None:
-    turn = service.play(echoing("a"), echoing("b"), DONE, agent="repeating")
+    turn = service.play(echo_call("a"), echo_call("b"), DONE, agent="repeating")
     before = ids_of(service, turn)
     assert before == ["call_0"] * 3
     for policy in ("no_pruning", f"{OWN}shout"):  # what was so before is no own policy's doing
-        patch(service, turn, policy)
+        patch_policy(service, turn, policy)
         turn = service.follow_up(turn, {"call": [["echo", {"text": "c"}], ["echo", {"text": "d"}]]}, DONE)
         assert turn["status"] == "finished", turn["error"]
     fresh = ids_of(service, turn)[len(before) :]
@@ -398,14 +349,14 @@ def test_ids_that_a_model_repeats_are_made_unique_under_a_policy(service: Servic
 
 
 def ids_of(service: Service, turn: Json, **query: Any) -> list[str]:
-    steps = service.get(at(turn, "/steps"), limit=100, **query)["items"]
+    steps = service.get(path_of(turn, "/steps"), limit=100, **query)["items"]
     return [call["id"] for step in steps if step["type"] == "action" for call in step["tool_calls"]]
 
 
 def test_a_code_agents_calls_keep_ids_of_their_own_after_a_prune(service: Service) -> None:
     turn = service.play({"code": "print(1)"}, {"code": "print(2)"}, DONE, agent="coder")
     for _ in range(3):
-        answer = service.post(at(turn, "/prune"), policy={"name": "keep_last_n_steps", "n": 2})
+        answer = service.post(path_of(turn, "/prune"), policy={"name": "keep_last_n_steps", "n": 2})
         assert answer.status_code == 200, answer.text
         turn = service.follow_up(turn, {"code": "print(3)"}, {"code": "print(4)"}, DONE)
         shown = ids_of(service, turn)
@@ -416,12 +367,12 @@ def test_a_code_agents_calls_keep_ids_of_their_own_after_a_prune(service: Servic
 
 
 def test_a_policy_that_is_patched_while_a_turn_runs_counts_from_the_next_one(service: Service, gate: Gate) -> None:
-    turn = talk(service, 3)
-    running_turn = begin(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
+    turn = play_turns(service, 3)
+    running_turn = submit_turn(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
     gate.reached()
-    patch(service, turn, {"name": "keep_last_n_steps", "n": 1})
+    patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 1})
     gate.open()
-    assert over(service, running_turn)["left_out"] is None
+    assert wait_for_end(service, running_turn)["left_out"] is None
     assert service.follow_up(turn, DONE)["left_out"]["steps"] == 7
 
 
@@ -429,16 +380,16 @@ def test_a_policy_that_is_patched_while_a_turn_runs_counts_from_the_next_one(ser
 def test_a_cold_session_is_shown_what_a_warm_one_is(tmp_path: Path, policy: Any) -> None:
     """Also what was shown with a step whose tokens were reported is kept with it."""
     agent = "reporting" if policy["name"] == "token_budget" else "plain"
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         settings = server.settings | SETTINGS | {"WARM_SESSIONS": "0"}
         with Service(tmp_path / "a", settings) as cold:
-            turn = talk(cold, agent=agent, policy=policy)
-            left_out = [cold.follow_up(turn, echoing(LONG), DONE)["left_out"] for _ in range(6)]
+            turn = play_turns(cold, agent=agent, policy=policy)
+            left_out = [cold.follow_up(turn, echo_call(LONG), DONE)["left_out"] for _ in range(6)]
             expected = predicted(cold, turn, PROMPT)
             assert cold.follow_up(turn, PROMPT)["reply"] == expected
         with Service(tmp_path / "b", server.settings | SETTINGS) as warm:
-            other = talk(warm, agent=agent, policy=policy)
-            assert [warm.follow_up(other, echoing(LONG), DONE)["left_out"] for _ in range(6)] == left_out
+            other = play_turns(warm, agent=agent, policy=policy)
+            assert [warm.follow_up(other, echo_call(LONG), DONE)["left_out"] for _ in range(6)] == left_out
             assert warm.follow_up(other, PROMPT)["reply"] == expected
 
 
@@ -459,14 +410,14 @@ def test_a_turn_that_is_killed_shows_its_model_what_it_would_have_shown(tmp_path
         return [{"call": [["note", {"what": what * 30, "ledger": str(ledger.path)}]]} for what in "ab"] + [SHOWN]
 
     def start(ledger: Ledger) -> Json:
-        turn = service.play(echoing(f"{ledger.path} {LONG * 10} {past.path}"), DONE, agent="teller")
-        turn = service.follow_up(turn, echoing(f"{ledger.path} {LONG * 10} {past.path}"), DONE)
-        patch(service, turn, policy)
-        return begin(service, *script(ledger), agent="teller", conversation_id=turn["conversation_id"])
+        turn = service.play(echo_call(f"{ledger.path} {LONG * 10} {past.path}"), DONE, agent="teller")
+        turn = service.follow_up(turn, echo_call(f"{ledger.path} {LONG * 10} {past.path}"), DONE)
+        patch_policy(service, turn, policy)
+        return submit_turn(service, *script(ledger), agent="teller", conversation_id=turn["conversation_id"])
 
     with Service(tmp_path / "service", SETTINGS) as service:
         past, spared = Ledger.at(tmp_path / "p.ledger"), Ledger.at(tmp_path / "0.ledger")
-        turn = over(service, start(spared))
+        turn = wait_for_end(service, start(spared))
         assert turn["status"] == "finished", turn["error"]
         assert turn["left_out"]["steps"] + turn["left_out"]["shortened"]
         calls = [line.split()[0] for line in spared.calls]
@@ -476,12 +427,12 @@ def test_a_turn_that_is_killed_shows_its_model_what_it_would_have_shown(tmp_path
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
             doomed.append(Doomed(ledger, "teller", script(ledger)))
             doomed[-1].turn = start(ledger)
-            until(lambda: ledger.stands)  # noqa: B023 - called at once
-            patch(service, doomed[-1].turn, "no_pruning")
+            wait_until(lambda: ledger.stands)  # noqa: B023 - called at once
+            patch_policy(service, doomed[-1].turn, "no_pruning")
         killed(service, doomed)
         service.start()
         for each in doomed:
-            again = over(service, each.turn, 30)
+            again = wait_for_end(service, each.turn, 30)
             assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
             assert again["reply"].replace(str(each.ledger.path), str(spared.path)) == turn["reply"]
             assert again["left_out"] == turn["left_out"]

@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from tests.memory.test_policies import (
-    DONE,
+from tests.support.pictures import png
+from tests.support.policies import (
+    LAST_TWO,
     LONG,
     OWN,
-    PROMPT,
     SETTINGS,
-    at,
-    echoing,
-    patch,
+    echo_call,
+    message_texts,
+    patch_policy,
+    path_of,
+    play_turns,
     predicted,
-    talk,
-    texts_of,
+    prune,
 )
-from tests.store.test_store import P, begin, over, png, running
 from tests.support.service import Service
+from tests.support.store_server import PARTITION, running_store
+from tests.support.turns import DONE, PROMPT, submit_turn, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Gate, Raw
+    from tests.support.store_server import Raw
+    from tests.support.waiting import Gate
 
-pytest_plugins = ["tests.store.test_store"]
 Json = dict[str, Any]
-LAST_TWO: Json = {"name": "keep_last_n_steps", "n": 2}
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +48,8 @@ def raw(service: Service) -> Iterator[Raw]:
         yield client
 
 
-def prune(service: Service, turn: Json, policy: Any = LAST_TWO, **more: Any) -> Json:
-    answer = service.post(at(turn, "/prune"), policy=policy, **more)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
-
-
 def record(service: Service, turn: Json, **query: Any) -> list[Json]:
-    return list(service.get(at(turn, "/steps"), limit=100, **query)["items"])
+    return list(service.get(path_of(turn, "/steps"), limit=100, **query)["items"])
 
 
 def stored(raw: Raw, turn: Json) -> dict[str, Any]:
@@ -73,7 +67,7 @@ def stored(raw: Raw, turn: Json) -> dict[str, Any]:
 
 
 def blobs(raw: Raw, turn: Json) -> list[bytes]:
-    return list(raw.lrange(f"{P}:steps:local/{turn['conversation_id']}:0", 0, -1))
+    return list(raw.lrange(f"{PARTITION}:steps:local/{turn['conversation_id']}:0", 0, -1))
 
 
 # Dry runs
@@ -81,11 +75,11 @@ def blobs(raw: Raw, turn: Json) -> list[bytes]:
 
 @pytest.mark.parametrize("destroy", [False, True])
 def test_a_dry_run_says_what_would_change_and_changes_nothing(service: Service, raw: Raw, destroy: bool) -> None:
-    turn = talk(service, 4)
-    before, conversation = stored(raw, turn), service.get(at(turn))
+    turn = play_turns(service, 4)
+    before, conversation = stored(raw, turn), service.get(path_of(turn))
     said = prune(service, turn, dry_run=True, destroy=destroy)
     in_query = service.client.post(
-        at(turn, "/prune"), params={"dry_run": True, "destroy": destroy}, json={"policy": LAST_TWO}
+        path_of(turn, "/prune"), params={"dry_run": True, "destroy": destroy}, json={"policy": LAST_TWO}
     )
     assert in_query.json() == said
     assert (said["dry_run"], said["conversation"]) == (True, None)
@@ -93,23 +87,23 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(service: Service, 
     assert (said["left_out"], said["shortened"]) == (6, 0)
     assert (said["before"]["steps"], said["after"]["steps"]) == (12, 6)
     assert said["before"]["tokens"] > said["after"]["tokens"] > 0
-    assert said["before"]["characters"] == sum(map(len, texts_of(service, turn)))
+    assert said["before"]["characters"] == sum(map(len, message_texts(service, turn)))
     assert said["before"]["tokens_are"] == "estimated"
     assert stored(raw, turn) == before
-    assert service.get(at(turn)) == conversation
+    assert service.get(path_of(turn)) == conversation
     done = prune(service, turn)
     assert (done["before"], done["after"]) == (said["before"], said["after"])
-    assert done["after"]["characters"] == sum(map(len, texts_of(service, turn)))
+    assert done["after"]["characters"] == sum(map(len, message_texts(service, turn)))
 
 
 def test_a_dry_run_says_whether_the_tokens_are_reported_and_then_they_are_exact(service: Service) -> None:
-    turn = service.play(echoing(LONG), DONE, agent="reporting")
+    turn = service.play(echo_call(LONG), DONE, agent="reporting")
     for number in range(4):
-        turn = service.follow_up(turn, echoing(f"{number} {LONG}"), DONE)
+        turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
     last = service.steps(turn)[-1]["usage"]["input_tokens"]
     found = prune(service, turn, dry_run=True)
     assert (found["before"]["tokens_are"], found["after"]["tokens_are"]) == ("reported", "reported")
-    beyond = texts_of(service, turn)[-3:]  # the answer, which no call was shown yet
+    beyond = message_texts(service, turn)[-3:]  # the answer, which no call was shown yet
     # Left to an estimate: the first task, and that answer.
     assert abs(found["before"]["tokens"] - last - sum(map(len, beyond)) // 3) <= 60
 
@@ -125,12 +119,12 @@ def test_a_prune_of_an_unknown_conversation_or_somebody_elses_is_a_404(service: 
 
 
 def test_what_is_archived_is_out_of_the_prompt_and_still_on_record(service: Service) -> None:
-    turn = talk(service, 4)
+    turn = play_turns(service, 4)
     whole = record(service, turn)
-    texts = texts_of(service, turn)
+    texts = message_texts(service, turn)
     done = prune(service, turn)
     assert (done["dry_run"], done["archived"], done["destroyed"]) == (False, 6, 0)
-    assert done["conversation"] == service.get(at(turn))
+    assert done["conversation"] == service.get(path_of(turn))
     counts = done["conversation"]["step_counts"]
     assert (counts["task"], counts["action"], done["conversation"]["archived_steps"]) == (4, 2, 6)
     kept = record(service, turn)
@@ -138,7 +132,7 @@ def test_what_is_archived_is_out_of_the_prompt_and_still_on_record(service: Serv
     everything = record(service, turn, archived=True)
     assert [{**step, "archived": False} for step in everything] == whole
     assert {step["index"] for step in everything if step["archived"]} == {1, 2, 4, 5, 7, 8}
-    assert [text for text in texts_of(service, turn) if text not in texts] == []
+    assert [text for text in message_texts(service, turn) if text not in texts] == []
     for _ in range(2):
         expected = predicted(service, turn, PROMPT)
         turn = service.follow_up(turn, PROMPT)
@@ -147,39 +141,39 @@ def test_what_is_archived_is_out_of_the_prompt_and_still_on_record(service: Serv
 
 
 def test_a_prune_without_a_policy_uses_the_conversations_own(service: Service) -> None:
-    turn = talk(service, 3)
-    assert service.client.post(at(turn, "/prune")).json()["archived"] == 0
-    patch(service, turn, LAST_TWO)
-    assert service.client.post(at(turn, "/prune")).json()["archived"] == 4
-    last = talk(service, 3, "last")
-    assert service.client.post(at(last, "/prune")).json()["archived"] == 4
+    turn = play_turns(service, 3)
+    assert service.client.post(path_of(turn, "/prune")).json()["archived"] == 0
+    patch_policy(service, turn, LAST_TWO)
+    assert service.client.post(path_of(turn, "/prune")).json()["archived"] == 4
+    last = play_turns(service, 3, "last")
+    assert service.client.post(path_of(last, "/prune")).json()["archived"] == 4
 
 
 def test_a_prune_after_a_prune_drops_the_rest(service: Service) -> None:
-    turn = talk(service, 4)
+    turn = play_turns(service, 4)
     prune(service, turn)
     assert prune(service, turn)["archived"] == 0
-    turn = service.follow_up(turn, echoing("5"), DONE)
+    turn = service.follow_up(turn, echo_call("5"), DONE)
     assert prune(service, turn, {"name": "keep_last_n_steps", "n": 1})["archived"] == 3
     assert prune(service, turn, {"name": "token_budget", "max_tokens": 1})["archived"] == 4
-    found = service.get(at(turn))
+    found = service.get(path_of(turn))
     assert (found["step_counts"]["task"], found["step_counts"]["action"], found["archived_steps"]) == (1, 1, 13)
     assert [step["type"] for step in record(service, turn)] == ["task", "action"]
     assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
 def test_steps_that_a_policy_shows_cut_are_not_dropped(service: Service) -> None:
-    turn = talk(service, 3)
+    turn = play_turns(service, 3)
     for policy in ({"name": "prune_old_observations", "keep_last_n": 0, "max_length": 3}, f"{OWN}shout"):
         found = prune(service, turn, policy)
         assert (found["left_out"], found["archived"]) == (0, 0)
         assert found["shortened"] > 0
         assert found["before"] == found["after"]
-    assert service.get(at(turn))["archived_steps"] == 0
+    assert service.get(path_of(turn))["archived_steps"] == 0
 
 
 def test_an_own_policy_may_say_what_is_dropped(service: Service) -> None:
-    turn = talk(service, 3)
+    turn = play_turns(service, 3)
     assert prune(service, turn, f"{OWN}tasks_alone")["archived"] == 6
     assert [step["type"] for step in record(service, turn)] == ["task"] * 3
 
@@ -213,9 +207,9 @@ def test_what_is_destroyed_is_gone_from_the_store_with_images_that_nothing_else_
     assert len(kept) == 1
     for name, url in images.items():
         assert service.client.get(url).status_code == (200 if name in kept else 404)
-    assert set(raw.hkeys(f"{P}:images:local/{turn['conversation_id']}")) == {name.encode() for name in kept}
+    assert set(raw.hkeys(f"{PARTITION}:images:local/{turn['conversation_id']}")) == {name.encode() for name in kept}
     assert record(service, turn, archived=True) == record(service, turn)
-    found = service.get(at(turn))
+    found = service.get(path_of(turn))
     assert (found["step_counts"]["task"], found["step_counts"]["action"], found["archived_steps"]) == (1, 1, 0)
     expected = predicted(service, turn, PROMPT)
     assert service.follow_up(turn, PROMPT)["reply"] == expected
@@ -226,51 +220,51 @@ def named(image: Json) -> Json:
 
 
 def test_destroy_takes_what_was_archived_before_too(service: Service, raw: Raw) -> None:
-    turn = talk(service, 4)
+    turn = play_turns(service, 4)
     assert prune(service, turn)["archived"] == 6
     done = prune(service, turn, "no_pruning", destroy=True)
     assert (done["left_out"], done["destroyed"]) == (0, 6)
     assert done["conversation"]["archived_steps"] == 0
     assert sorted(map(len, blobs(raw, turn)))[5] == 16 < sorted(map(len, blobs(raw, turn)))[6]
     assert prune(service, turn, "no_pruning", destroy=True)["destroyed"] == 0
-    page = service.get(at(turn, "/steps"), limit=2)
+    page = service.get(path_of(turn, "/steps"), limit=2)
     assert [step["index"] for step in page["items"]] == [0, 3]
-    assert [step["index"] for step in service.get(at(turn, "/steps"), cursor=page["next_cursor"])["items"]] == [
+    assert [step["index"] for step in service.get(path_of(turn, "/steps"), cursor=page["next_cursor"])["items"]] == [
         *(6, 9, 10, 11)
     ]
     assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
 def test_a_pruned_conversation_goes_on_in_another_process(tmp_path: Path) -> None:
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         with Service(tmp_path / "a", server.settings | SETTINGS) as service:
-            turn = talk(service, 4)
+            turn = play_turns(service, 4)
             prune(service, turn)
-            turn = service.follow_up(turn, echoing("5"), DONE)
+            turn = service.follow_up(turn, echo_call("5"), DONE)
             prune(service, turn, {"name": "keep_last_n_steps", "n": 3}, destroy=True)
             expected = predicted(service, turn, PROMPT)
         with Service(tmp_path / "b", server.settings | SETTINGS) as service:
             assert predicted(service, turn, PROMPT) == expected
             assert service.follow_up(turn, PROMPT)["reply"] == expected
-            assert service.get(at(turn, "/steps"), archived=True)["items"]
+            assert service.get(path_of(turn, "/steps"), archived=True)["items"]
 
 
 # While turns run
 
 
 def test_a_prune_while_a_turn_runs_or_waits_is_busy_and_a_dry_run_is_not(service: Service, gate: Gate) -> None:
-    turn = talk(service, 3)
-    first = begin(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
+    turn = play_turns(service, 3)
+    first = submit_turn(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
     gate.reached()
-    waiting = begin(service, DONE, agent="plain", conversation_id=turn["conversation_id"], on_busy="enqueue")
+    waiting = submit_turn(service, DONE, agent="plain", conversation_id=turn["conversation_id"], on_busy="enqueue")
     for destroy in (False, True):
-        answer = service.post(at(turn, "/prune"), policy=LAST_TWO, destroy=destroy)
+        answer = service.post(path_of(turn, "/prune"), policy=LAST_TWO, destroy=destroy)
         assert (answer.status_code, answer.json()["code"]) == (409, "busy")
         assert answer.json()["running_turn"] == first["turn"]
     assert prune(service, turn, dry_run=True)["left_out"] == 4
-    assert len([text for text in texts_of(service, turn) if text.startswith("New task:")]) == 3
+    assert len([text for text in message_texts(service, turn) if text.startswith("New task:")]) == 3
     gate.open()
-    assert over(service, first)["status"] == over(service, waiting)["status"] == "finished"
+    assert wait_for_end(service, first)["status"] == wait_for_end(service, waiting)["status"] == "finished"
     assert prune(service, turn)["archived"] == 7
 
 
@@ -279,7 +273,7 @@ def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service)
     for _ in range(5):
         turn = service.play(DONE, agent="plain", images=[png("red")])
         for number in range(5):
-            turn = service.follow_up(turn, echoing(f"{number}"), DONE)
+            turn = service.follow_up(turn, echo_call(f"{number}"), DONE)
         calls: list[tuple[str, str, Json]] = []
         for n in (9, 7, 5, 3):
             body = {"policy": {"name": "keep_last_n_steps", "n": n}}
@@ -288,14 +282,14 @@ def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service)
 
         def call(each: tuple[str, str, Json]) -> Any:
             kind, path, body = each
-            return service.client.request(kind, at(turn, path), json=body or None)  # noqa: B023
+            return service.client.request(kind, path_of(turn, path), json=body or None)  # noqa: B023
 
         with ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(call, calls))
         assert {answer.status_code for answer in answers} <= {200, 503}, [
             answer.text for answer in answers if answer.status_code != 200
         ]
-        counts = service.get(at(turn))["step_counts"]
+        counts = service.get(path_of(turn))["step_counts"]
         assert (counts["task"], counts["action"]) == (6, 3)
         expected = predicted(service, turn, PROMPT)
         assert service.follow_up(turn, PROMPT)["reply"] == expected
@@ -306,8 +300,8 @@ def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service)
 
 @pytest.mark.parametrize("what", ["swapped", "archived swapped", "destroyed swapped", "destroyed put back", "cut off"])
 def test_entries_that_were_changed_in_the_store_break_the_seal(service: Service, raw: Raw, what: str) -> None:
-    turn = talk(service, 4)
-    key = f"{P}:steps:local/{turn['conversation_id']}:0"
+    turn = play_turns(service, 4)
+    key = f"{PARTITION}:steps:local/{turn['conversation_id']}:0"
     before = blobs(raw, turn)
     if what != "swapped":
         prune(service, turn, destroy=what.startswith("destroyed"))
@@ -319,17 +313,17 @@ def test_entries_that_were_changed_in_the_store_break_the_seal(service: Service,
         one, other = blobs(raw, turn)[1:3]
         raw.lset(key, 1, other)
         raw.lset(key, 2, one)
-    answers = [service.client.get(at(turn, "/messages")), service.post(at(turn, "/prune"), policy=LAST_TWO)]
+    answers = [service.client.get(path_of(turn, "/messages")), service.post(path_of(turn, "/prune"), policy=LAST_TWO)]
     for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (500, "seal_broken"), answer.text
 
 
 def test_destroyed_steps_cannot_be_brought_back_by_an_older_head(service: Service, raw: Raw) -> None:
     """Who can write to the store can roll a conversation back as a whole; not to what is not there any more."""
-    turn = talk(service, 3)
-    key = f"{P}:conversation:local/{turn['conversation_id']}"
+    turn = play_turns(service, 3)
+    key = f"{PARTITION}:conversation:local/{turn['conversation_id']}"
     head = raw.hget(key, "head")
     prune(service, turn, destroy=True)
     raw.hset(key, "head", head)
-    answer = service.client.get(at(turn, "/messages"))
+    answer = service.client.get(path_of(turn, "/messages"))
     assert (answer.status_code, answer.json()["code"]) == (500, "seal_broken"), answer.text

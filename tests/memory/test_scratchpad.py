@@ -11,12 +11,12 @@ from smolsessions.agents.memory.scratchpad import Scratchpad, add_scratchpad, sc
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
-from tests.store.test_store import begin, over
 from tests.support import noters
 from tests.support.doomed import Doomed, killed
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
+from tests.support.turns import DONE, submit_turn, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SETTINGS = {"AGENTS": noters.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 SEEN = {"notes": True}
-DONE = {"say": "done"}
 
 
 @pytest.fixture(scope="module")
@@ -239,11 +238,11 @@ def test_a_turn_that_is_killed_after_notes_has_each_of_them_once(tmp_path: Path,
         for number in range(1, calls + 1):
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
             doomed.append(Doomed(ledger, agent, script(str(ledger.path))))
-            doomed[-1].turn = begin(service, *doomed[-1].script, agent=agent)
+            doomed[-1].turn = submit_turn(service, *doomed[-1].script, agent=agent)
         killed(service, doomed)
         service.start()
         for each in doomed:
-            again = over(service, each.turn, 30)
+            again = wait_for_end(service, each.turn, 30)
             assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
             assert sorted(notes_of(service, again)) in (
                 [(1, "one", None), (2, "two", None), (3, "uno", 1)],

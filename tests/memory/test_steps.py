@@ -30,6 +30,7 @@ from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
+from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
 
 if TYPE_CHECKING:
@@ -669,12 +670,6 @@ def test_the_model_sees_what_a_callback_made_of_an_earlier_task(service: Service
         shown[name] = service.follow_up(turn, *scripts[1])["reply"]
         assert shown[name] == expected
     assert shown["forgetful"] != shown["scripted"]
-
-
-def pixel() -> str:
-    buffer = io.BytesIO()
-    PIL.Image.new("RGB", (1, 1), "red").save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @pytest.mark.parametrize(

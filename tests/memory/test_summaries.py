@@ -7,28 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.memory.test_policies import (
-    DONE,
-    LONG,
-    PROMPT,
-    SETTINGS,
-    SHOWN,
-    asked,
-    at,
-    echoing,
-    patch,
-    predicted,
-    texts_of,
-)
-from tests.store.test_store import Gate, begin, over
 from tests.support import remembering
+from tests.support.policies import LONG, SETTINGS, echo_call, message_texts, patch_policy, path_of, predicted, requested
 from tests.support.service import Service
+from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
+from tests.support.waiting import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest_plugins = ["tests.store.test_store"]
 Json = dict[str, Any]
 AFTER_600: Json = {"name": "summarize", "after_tokens": 600}
 
@@ -46,22 +34,22 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def talk(service: Service, turns: int, agent: str = "plain", more: str = "") -> Json:
     """Play turns of a call and an answer each: about 400 tokens."""
-    turn = service.play(echoing(f"1 {more}{LONG}"), DONE, agent=agent)
+    turn = service.play(echo_call(f"1 {more}{LONG}"), DONE, agent=agent)
     for number in range(2, turns + 1):
-        turn = service.follow_up(turn, echoing(f"{number} {more}{LONG}"), DONE)
+        turn = service.follow_up(turn, echo_call(f"{number} {more}{LONG}"), DONE)
     return turn
 
 
 def summaries(service: Service, turn: Json) -> list[Json]:
-    return list(service.get(at(turn, "/steps"), type="summary", limit=100)["items"])
+    return list(service.get(path_of(turn, "/steps"), type="summary", limit=100)["items"])
 
 
 def test_a_summary_is_made_once_and_shown_in_the_place_of_what_it_covers(service: Service, folder: Path) -> None:
     turn = talk(service, 3)
     whole = service.steps(turn)
-    patch(service, turn, AFTER_600)
+    patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, SHOWN)
-    (given,) = asked(folder)
+    (given,) = requested(folder)
     assert given.count("New task:") == 3
     assert "Observation:\n2 long" in given
     shown = json.loads(turn["reply"])
@@ -76,55 +64,57 @@ def test_a_summary_is_made_once_and_shown_in_the_place_of_what_it_covers(service
     assert turn["tool_call_names"] == []
     expected = predicted(service, turn, PROMPT)
     assert service.follow_up(turn, PROMPT)["reply"] == expected
-    assert len(asked(folder)) == 1
-    assert service.get(at(turn))["step_counts"]["summary"] == 1
+    assert len(requested(folder)) == 1
+    assert service.get(path_of(turn))["step_counts"]["summary"] == 1
     assert summaries(service, turn)[0]["text"] == f"Summary 1 of {len(given)} characters."
 
 
 def test_nobody_who_watches_is_shown_how_a_summary_is_made(service: Service) -> None:
     turn = talk(service, 3)
-    patch(service, turn, AFTER_600)
+    patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, DONE)
-    log = service.client.get(at(turn, f"/turns/{turn['turn']}/events"), headers={"Accept": "text/event-stream"}).text
+    log = service.client.get(
+        path_of(turn, f"/turns/{turn['turn']}/events"), headers={"Accept": "text/event-stream"}
+    ).text
     assert "Summary 1" not in log.partition("event: step.finished")[0]
     assert log.count("event: step.started") == 1
 
 
 def test_a_summary_of_a_summary_holds_what_was_before(service: Service, folder: Path) -> None:
     turn = talk(service, 3)
-    patch(service, turn, AFTER_600)
+    patch_policy(service, turn, AFTER_600)
     for number in range(4, 9):
-        turn = service.follow_up(turn, echoing(f"{number} {LONG}"), DONE)
-    given = asked(folder)
+        turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
+    given = requested(folder)
     assert len(given) > 1
     for number, text in enumerate(given[1:], 1):
         assert f"Summary {number} of " in text
-    shown = texts_of(service, turn)
+    shown = message_texts(service, turn)
     assert sum(text.startswith("Summary of") for text in shown) == 1
     assert shown[1].startswith("Summary of")
     numbers = [n for n in range(1, 9) if not any(f"Observation:\n{n} long" in text for text in [*given, *shown])]
     assert not numbers, "what is neither summed up nor shown is lost"
     assert len(summaries(service, turn)) == len(given)
-    counts = service.get(at(turn))["step_counts"]
+    counts = service.get(path_of(turn))["step_counts"]
     assert (counts["task"], counts["action"]) == (8, 16)
 
 
 def test_a_task_whose_turn_is_summed_up_amid_it_is_shown_until_its_end(service: Service, folder: Path) -> None:
-    turn = service.play(echoing("1"), DONE, agent="plain")
-    patch(service, turn, AFTER_600)
-    turn = service.follow_up(turn, echoing(f"2 {LONG}"), echoing(f"3 {LONG}"), echoing(f"4 {LONG}"), DONE)
+    turn = service.play(echo_call("1"), DONE, agent="plain")
+    patch_policy(service, turn, AFTER_600)
+    turn = service.follow_up(turn, echo_call(f"2 {LONG}"), echo_call(f"3 {LONG}"), echo_call(f"4 {LONG}"), DONE)
     assert turn["status"] == "finished"
-    assert asked(folder)
+    assert requested(folder)
     turn = service.follow_up(turn, DONE)
-    everything = "\n".join([*asked(folder), *texts_of(service, turn)])
+    everything = "\n".join([*requested(folder), *message_texts(service, turn)])
     assert f"2 {LONG}".rstrip() in everything
 
 
 def test_a_long_conversation_is_summed_up_in_parts(service: Service, folder: Path) -> None:
     turn = talk(service, 8, more=LONG * 4)
-    patch(service, turn, AFTER_600)
+    patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, DONE)
-    given = asked(folder)
+    given = requested(folder)
     assert len(given) > 1
     for number, text in enumerate(given[1:], 1):
         assert text.startswith(f"Summary of what was before:\nSummary {number} of ")
@@ -136,40 +126,40 @@ def test_a_long_conversation_is_summed_up_in_parts(service: Service, folder: Pat
 @pytest.mark.parametrize("agent", ["failing", "empty"])
 def test_where_no_summary_is_made_all_is_shown_and_the_turn_goes_on(service: Service, folder: Path, agent: str) -> None:
     turn = talk(service, 3, agent)
-    patch(service, turn, AFTER_600)
-    turn = service.follow_up(turn, echoing("4"), SHOWN)
+    patch_policy(service, turn, AFTER_600)
+    turn = service.follow_up(turn, echo_call("4"), SHOWN)
     assert turn["status"] == "finished", turn["error"]
     assert len([text for _, text in json.loads(turn["reply"]) if text.startswith("New task:")]) == 4
     assert summaries(service, turn) == []
-    assert len(asked(folder)) == 1, "a model that fails is asked once a turn"
+    assert len(requested(folder)) == 1, "a model that fails is asked once a turn"
     assert "hunter2" not in service.log()
     assert "no summary could be made" in service.log()
     service.follow_up(turn, DONE)
-    assert len(asked(folder)) == 2
+    assert len(requested(folder)) == 2
 
 
 def test_what_cannot_be_summed_up_is_not_asked_for_again_and_again(service: Service, folder: Path) -> None:
     notes = {"call": [["note_write", {"text": f"{number} " + "note " * 390}] for number in range(10)]}
     turn = service.play(notes, DONE, agent="plain")
     turn = service.follow_up(turn, DONE)
-    patch(service, turn, {"name": "summarize", "after_tokens": 3000})
+    patch_policy(service, turn, {"name": "summarize", "after_tokens": 3000})
     turn = service.follow_up(turn, DONE)
-    before = len(asked(folder))
+    before = len(requested(folder))
     for _ in range(6):
         turn = service.follow_up(turn, DONE)
-    assert len(asked(folder)) <= before + 3, "the notes alone are more than that"
+    assert len(requested(folder)) <= before + 3, "the notes alone are more than that"
 
 
 def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
     path = gate.path.with_suffix(".gate")
     turn = talk(service, 3, more=f"{path} ")
-    patch(service, turn, AFTER_600)
-    stopped = begin(service, DONE, agent="plain", conversation_id=turn["conversation_id"])
+    patch_policy(service, turn, AFTER_600)
+    stopped = submit_turn(service, DONE, agent="plain", conversation_id=turn["conversation_id"])
     Gate(path).reached()
-    answer = service.client.post(at(stopped, f"/turns/{stopped['turn']}/cancel"))
+    answer = service.client.post(path_of(stopped, f"/turns/{stopped['turn']}/cancel"))
     assert answer.status_code in {200, 202}, answer.text
     path.touch()
-    assert over(service, stopped)["status"] == "cancelled"
+    assert wait_for_end(service, stopped)["status"] == "cancelled"
     assert summaries(service, turn) == []
     again = service.follow_up(turn, DONE)
     assert again["status"] == "finished"
@@ -178,11 +168,11 @@ def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
 
 def test_a_planner_and_a_chain_of_rules_heed_a_summary(service: Service, folder: Path) -> None:
     turn = talk(service, 2, "planner")
-    patch(service, turn, [AFTER_600, {"name": "keep_last_n_steps", "n": 4}])
+    patch_policy(service, turn, [AFTER_600, {"name": "keep_last_n_steps", "n": 4}])
     for _ in range(3):
-        turn = service.follow_up(turn, echoing("x"), DONE)
+        turn = service.follow_up(turn, echo_call("x"), DONE)
         assert turn["status"] == "finished", turn["error"]
-    assert asked(folder)
+    assert requested(folder)
     types = [step["type"] for step in service.steps(turn)]
     assert types.count("summary") == len(summaries(service, turn)) >= 1
     assert types.count("action") == 10
@@ -190,13 +180,13 @@ def test_a_planner_and_a_chain_of_rules_heed_a_summary(service: Service, folder:
 
 def test_summaries_that_are_pruned_with_what_they_cover_leave_the_newest(service: Service) -> None:
     turn = talk(service, 3)
-    patch(service, turn, AFTER_600)
+    patch_policy(service, turn, AFTER_600)
     for number in range(4, 8):
-        turn = service.follow_up(turn, echoing(f"{number} {LONG}"), DONE)
-    before = texts_of(service, turn)
-    pruned = service.post(at(turn, "/prune")).json()
+        turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
+    before = message_texts(service, turn)
+    pruned = service.post(path_of(turn, "/prune")).json()
     assert pruned["archived"] == pruned["left_out"] > 0
-    assert texts_of(service, turn) == before
+    assert message_texts(service, turn) == before
     assert len(summaries(service, turn)) == 1
     expected = predicted(service, turn, PROMPT)
     assert service.follow_up(turn, PROMPT)["reply"] == expected

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.memory.test_policies import DONE, LONG, SETTINGS, at, echoing, patch
-from tests.memory.test_prune import LAST_TWO, prune
+from tests.support.policies import LAST_TWO, LONG, SETTINGS, echo_call, patch_policy, path_of, prune
 from tests.support.service import Service
+from tests.support.turns import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def pages(service: Service, turn: Json, **query: Any) -> list[list[int]]:
     """Walk through all pages; give the indexes on each."""
     found, cursor = [], None
     while True:
-        page = service.get(at(turn, "/steps"), **query, **({"cursor": cursor} if cursor else {}))
+        page = service.get(path_of(turn, "/steps"), **query, **({"cursor": cursor} if cursor else {}))
         found.append([step["index"] for step in page["items"]])
         cursor = page["next_cursor"]
         if cursor is None:
@@ -38,7 +38,7 @@ def pages(service: Service, turn: Json, **query: Any) -> list[list[int]]:
 def check(service: Service, turn: Json) -> None:
     """Compare counts and every type's pages with all steps."""
     everything = [step for page in pages_of(service, turn) for step in page]
-    counts = service.get(at(turn))["step_counts"]
+    counts = service.get(path_of(turn))["step_counts"]
     assert set(counts) == set(TYPES)
     for kind in TYPES:
         of_kind = [step["index"] for step in everything if step["type"] == kind]
@@ -52,7 +52,7 @@ def check(service: Service, turn: Json) -> None:
 def pages_of(service: Service, turn: Json) -> Iterator[list[Json]]:
     cursor = None
     while True:
-        page = service.get(at(turn, "/steps"), limit=7, **({"cursor": cursor} if cursor else {}))
+        page = service.get(path_of(turn, "/steps"), limit=7, **({"cursor": cursor} if cursor else {}))
         yield page["items"]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -63,23 +63,23 @@ def test_steps_of_a_type_are_given_in_pages_and_counted(service: Service) -> Non
     turn = service.play(DONE, agent="planner")
     check(service, turn)
     for number in range(3):
-        turn = service.follow_up(turn, echoing(str(number)), DONE)
+        turn = service.follow_up(turn, echo_call(str(number)), DONE)
         check(service, turn)
     noted = service.play({"call": [["note_write", {"text": "one"}]]}, DONE, agent="plain")
     check(service, noted)
     prune(service, turn)
     check(service, turn)
-    assert service.get(at(turn))["archived_steps"] == 12
+    assert service.get(path_of(turn))["archived_steps"] == 12
     prune(service, turn, {"name": "keep_last_n_steps", "n": 1}, destroy=True)
     check(service, turn)
-    assert service.get(at(turn))["archived_steps"] == 0
-    turn = service.follow_up(turn, echoing("x"), DONE)
+    assert service.get(path_of(turn))["archived_steps"] == 0
+    turn = service.follow_up(turn, echo_call("x"), DONE)
     check(service, turn)
 
 
 def test_archived_steps_of_a_type_are_given_with_the_others_if_asked_for(service: Service) -> None:
-    turn = service.play(echoing("1"), DONE, agent="plain")
-    turn = service.follow_up(turn, echoing("2"), DONE)
+    turn = service.play(echo_call("1"), DONE, agent="plain")
+    turn = service.follow_up(turn, echo_call("2"), DONE)
     prune(service, turn)
     assert pages(service, turn, type="action", limit=1) == [[4], [5]]
     assert pages(service, turn, type="action", limit=1, archived=True) == [[1], [2], [4], [5]]
@@ -89,7 +89,7 @@ def test_archived_steps_of_a_type_are_given_with_the_others_if_asked_for(service
 def test_there_may_be_none_of_a_type_and_a_cursor_beyond_the_end_gives_nothing(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     assert pages(service, turn, type="summary") == [[]]
-    beyond = service.get(at(turn, "/steps"), type="action", cursor="99")
+    beyond = service.get(path_of(turn, "/steps"), type="action", cursor="99")
     assert beyond == {"items": [], "next_cursor": None}
 
 
@@ -106,7 +106,7 @@ def test_there_may_be_none_of_a_type_and_a_cursor_beyond_the_end_gives_nothing(s
 )
 def test_what_is_no_type_is_refused(service: Service, query: Json, parameter: str) -> None:
     turn = service.play(DONE, agent="plain")
-    answer = service.client.get(at(turn, "/steps"), params=query)
+    answer = service.client.get(path_of(turn, "/steps"), params=query)
     assert answer.status_code == 422, answer.text
     assert [(error["in"], error["parameter"]) for error in answer.json()["errors"]] == [("query", parameter)]
 
@@ -114,13 +114,13 @@ def test_what_is_no_type_is_refused(service: Service, query: Json, parameter: st
 @pytest.mark.timeout(120)
 def test_a_type_that_is_rare_in_thousands_of_steps_is_found_page_by_page(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
-    patch(service, turn, LAST_TWO)
+    patch_policy(service, turn, LAST_TWO)
     for _ in range(23):
-        turn = service.follow_up(turn, echoing("x"), max_steps=100)
+        turn = service.follow_up(turn, echo_call("x"), max_steps=100)
         assert turn["steps"] == 101
     turn = service.follow_up(turn, {"call": [["note_write", {"text": "late"}]]}, DONE)
     last = 2 + 23 * 102 + 1
-    page = service.get(at(turn, "/steps"), type="note")
+    page = service.get(path_of(turn, "/steps"), type="note")
     assert page["items"] == []
     assert page["next_cursor"], "the search of one request is bounded"
     assert pages(service, turn, type="note") == [[], [last]]
@@ -129,5 +129,5 @@ def test_a_type_that_is_rare_in_thousands_of_steps_is_found_page_by_page(service
     assert prune(service, turn, LAST_TWO, destroy=True)["destroyed"] == 1 + 23 * 101
     assert pages(service, turn, type="note") == [[], [last]]
     assert pages(service, turn, type="action") == [[], [last + 1, last + 2]]
-    patch(service, turn, None)
-    assert service.follow_up(turn, echoing(LONG), DONE)["status"] == "finished"
+    patch_policy(service, turn, None)
+    assert service.follow_up(turn, echo_call(LONG), DONE)["status"] == "finished"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.store.test_store import begin, over, until
-from tests.support.doomed import DONE, SETTINGS, Doomed, noting
+from tests.support.doomed import SETTINGS, Doomed, noting
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +61,10 @@ def test_what_a_killed_process_of_a_set_leaves_behind_is_reaped(tmp_path: Path) 
         left = victim.children(recursive=True)
         assert left, "the server of processes for code"
         victim.kill()
-        until(lambda: "died of signal 9; starting it again" in service.log(), SOON_S)
-        until(lambda: not any(process.is_running() for process in left), SOON_S)
-        until(lambda: service.log().count(" is pid ") == 3, SOON_S)
-        until(lambda: not zombies(service))
+        wait_until(lambda: "died of signal 9; starting it again" in service.log(), SOON_S)
+        wait_until(lambda: not any(process.is_running() for process in left), SOON_S)
+        wait_until(lambda: service.log().count(" is pid ") == 3, SOON_S)
+        wait_until(lambda: not zombies(service))
         assert service.play({"say": "hi"})["reply"] == "hi"
         first_of(service).send_signal(signal.SIGTERM)
         assert service.process.wait(SOON_S) == 0
@@ -78,15 +79,15 @@ def test_a_signal_is_passed_on_once_and_the_status_is_the_services(tmp_path: Pat
     wrapper = FIRST_OF_ALL if CAN_BE_FIRST else GIVEN_ORPHANS
     service = Service(tmp_path / "service", settings, wrapper=wrapper)
     with running(service):
-        it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: ledger.stands)
+        it.turn = submit_turn(service, *it.script, agent=it.agent)
+        wait_until(lambda: ledger.stands)
         first_of(service).send_signal(signal.SIGTERM)
-        until(lambda: "stopping: 1 turns finish their step" in service.log())
+        wait_until(lambda: "stopping: 1 turns finish their step" in service.log())
         ledger.go()
         assert service.process.wait(SOON_S) == 0
         assert "is handed back" in service.log()
     with running(service):
-        assert over(service, it.turn)["reply"] == "done"
+        assert wait_for_end(service, it.turn)["reply"] == "done"
         (child,) = first_of(service).children()
         child.kill()
         assert service.process.wait(SOON_S) == 128 + signal.SIGKILL

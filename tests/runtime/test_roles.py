@@ -16,36 +16,38 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
-from tests.store.test_store import Gate, begin, over, running, until
-from tests.support.doomed import DONE, SETTINGS, Doomed, check_log, noting
+from tests.support.doomed import SETTINGS, Doomed, check_log, noting
+from tests.support.launch import ON_LOOPBACK
 from tests.support.ledgers import Ledger
+from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
+from tests.support.store_server import running_store
 from tests.support.streaming import FINAL, log_of, place, posting
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Server
+    from tests.support.store_server import StoreServer
     from tests.support.streaming import Event
 
 SOON_S = 20.0  # for a process to come up, or to end
 HELD = "7**10_000_000"  # keeps the interpreter to itself for seconds
-ON_LOOPBACK = "127.1"  # an address of this machine alone that the settings do not know as one
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running(tmp_path / "store") as outside:
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    with running_store(tmp_path / "store") as outside:
         yield outside
 
 
 @contextmanager
-def started(server: Server, folder: Path, *roles: str, **settings: str) -> Iterator[list[Service]]:
+def started(server: StoreServer, folder: Path, *roles: str, **settings: str) -> Iterator[list[Service]]:
     """Start a process of each role on one store."""
     with ExitStack() as stack:
         yield [
@@ -68,17 +70,6 @@ def calls_of(it: Doomed) -> list[str]:
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
 
-def figures(service: Service) -> dict[tuple[str, str], float]:
-    """Give the samples of a scrape by name and process, those of all agents and outcomes together."""
-    text = httpx2.get(service.client.base_url.join("/metrics"), timeout=10).text
-    found: dict[tuple[str, str], float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            name = (sample.name.removeprefix("smolsessions_"), sample.labels.get("process", ""))
-            found[name] = found.get(name, 0.0) + sample.value
-    return found
-
-
 def pids(service: Service) -> dict[str, int]:
     """Give the latest process of each number."""
     return {number: int(pid) for number, pid in re.findall(r"process (\d+) is pid (\d+)", service.log())}
@@ -98,7 +89,7 @@ def lives(process: psutil.Process) -> bool:
 
 def wait_gone(everyone: list[psutil.Process], within_s: float = 2) -> None:
     """See all end; what forks the processes for code takes a moment to notice that its own is gone."""
-    until(lambda: not any(map(lives, everyone)), within_s)
+    wait_until(lambda: not any(map(lives, everyone)), within_s)
 
 
 @pytest.mark.parametrize("role", ["web", "work"])
@@ -117,7 +108,7 @@ def test_a_number_of_processes_out_of_bounds_is_refused(count: str, tmp_path: Pa
     assert "1 to 64" in errors
 
 
-def test_web_and_work_play_a_turn_that_is_seen_live(server: Server, tmp_path: Path) -> None:
+def test_web_and_work_play_a_turn_that_is_seen_live(server: StoreServer, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     agents = "scripted=tests.support.agents:make_scripted"
     with started(server, tmp_path, "web", "work", AGENTS=agents, DEMO_AGENTS="1") as (web, work):
@@ -129,20 +120,20 @@ def test_web_and_work_play_a_turn_that_is_seen_live(server: Server, tmp_path: Pa
             gate.reached()
             turn = stream.seen[0].data
             assert web.get(place(turn))["status"] == "running"
-            assert (figures(work)["threads_busy", ""], figures(web)["threads_busy", ""]) == (1, 0)
-            assert (figures(work)["streams_open", ""], figures(web)["streams_open", ""]) == (0, 1)
+            assert (samples(work)["threads_busy", ""], samples(web)["threads_busy", ""]) == (1, 0)
+            assert (samples(work)["streams_open", ""], samples(web)["streams_open", ""]) == (0, 1)
             gate.open()
             assert stream.rest()[-1].data["result"]["reply"] == "done"
-        until(lambda: figures(work).get(("turns_total", "")) == 1)
-        until(lambda: figures(web)["streams_open", ""] == 0)
-        assert ("turns_total", "") not in figures(web)
-        assert (figures(web)["threads_free", ""], figures(work)["threads_free", ""]) == (0, 64)
+        wait_until(lambda: samples(work).get(("turns_total", "")) == 1)
+        wait_until(lambda: samples(web)["streams_open", ""] == 0)
+        assert ("turns_total", "") not in samples(web)
+        assert (samples(web)["threads_free", ""], samples(work)["threads_free", ""]) == (0, 64)
         assert psutil.Process(web.process.pid).children() == []
         assert len(psutil.Process(work.process.pid).children()) == 1, "the server of processes for code"
         assert (web.stop(), work.stop()) == (0, 0)
 
 
-def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: Server, tmp_path: Path) -> None:
+def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: StoreServer, tmp_path: Path) -> None:
     with started(server, tmp_path, "web", KEEP_ALIVE_S="1") as (web,):
         idle = HTTPConnection(web.client.base_url.host, web.client.base_url.port, timeout=10)
         idle.request("GET", "/livez")
@@ -154,7 +145,7 @@ def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: Server, tmp_p
         idle.close()
 
 
-def test_connections_are_not_bound_by_what_a_shell_begins_with(server: Server, tmp_path: Path) -> None:
+def test_connections_are_not_bound_by_what_a_shell_begins_with(server: StoreServer, tmp_path: Path) -> None:
     ours = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 256
     assert ours[1] > 2 * few
@@ -171,25 +162,25 @@ def test_connections_are_not_bound_by_what_a_shell_begins_with(server: Server, t
         assert one_more.getresponse().status == 200
 
 
-def test_a_web_whose_turns_nobody_plays_says_so_in_its_log(server: Server, tmp_path: Path) -> None:
+def test_a_web_whose_turns_nobody_plays_says_so_in_its_log(server: StoreServer, tmp_path: Path) -> None:
     settings = SETTINGS | server.settings | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
     with (
         Service(tmp_path / "web", settings, command=("web",)) as web,
         Redis(unix_socket_path=str(server.socket_path)) as raw,
     ):
-        turn = begin(web, DONE, agent="unplayed")
+        turn = submit_turn(web, DONE, agent="unplayed")
         assert raw.zincrby("{p000}:ready:unplayed", -60_000_000, f"local/{turn['conversation_id']}")
-        until(lambda: "conversations wait" in web.log())
+        wait_until(lambda: "conversations wait" in web.log())
         (said,) = [line for line in web.log().splitlines() if "conversations wait" in line]
         assert "1 conversations wait for agent unplayed, the first for 6" in said
         assert "see that a `work` or `serve` runs on this store, that it knows the agent" in said
         assert web.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
 
 
-def test_what_web_takes_in_waits_until_there_is_a_work(server: Server, tmp_path: Path) -> None:
+def test_what_web_takes_in_waits_until_there_is_a_work(server: StoreServer, tmp_path: Path) -> None:
     with started(server, tmp_path, "web") as (web,):
         it = doom(tmp_path, "turn")
-        it.turn = begin(web, *it.script, agent=it.agent)
+        it.turn = submit_turn(web, *it.script, agent=it.agent)
         answer = web.client.post(
             "/turn",
             json={"agent": "teller", "message": "[]", "conversation_id": it.turn["conversation_id"]}
@@ -200,11 +191,11 @@ def test_what_web_takes_in_waits_until_there_is_a_work(server: Server, tmp_path:
         assert web.get(place(it.turn))["status"] == "queued"
         assert it.ledger.calls == []
         with started(server, tmp_path / "later", "work"):
-            ended = over(web, it.turn)
+            ended = wait_for_end(web, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 1)
 
 
-def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(server: Server, tmp_path: Path) -> None:
+def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(server: StoreServer, tmp_path: Path) -> None:
     with started(server, tmp_path, "work", HOST=ON_LOOPBACK) as (work,):
         for path in ("/livez", "/readyz", "/metrics"):
             assert work.client.get(path).status_code == 200
@@ -220,49 +211,53 @@ def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(server: 
 
 
 @pytest.mark.parametrize("first", ["killed", "stopped"])
-def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(first: str, server: Server, tmp_path: Path) -> None:
+def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(
+    first: str, server: StoreServer, tmp_path: Path
+) -> None:
     it = doom(tmp_path, "turn", 4)
     with started(server, tmp_path, "web", "work") as (web, work), ExitStack() as stack:
         with posting(web, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
-            until(lambda: it.stands_in(server.client()))
+            wait_until(lambda: it.stands_in(server.client()))
             work.process.send_signal(signal.SIGKILL if first == "killed" else signal.SIGSTOP)
             it.ledger.go()
             stack.enter_context(started(server, tmp_path / "later", "work"))
             stream.rest()
         assert stream.seen[-1].event == "turn.finished"
-        ended = over(web, it.turn)
+        ended = wait_for_end(web, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
         assert [call["repeated"] for call in ended["tool_calls"]] == [False, True]
         assert calls_of(it)[:3] == ["model", "note a", "model"]
         check_log(stream.seen, log_of(web, ended), 2)
         work.kill()
-        assert over(web, it.turn) == ended
+        assert wait_for_end(web, it.turn) == ended
 
 
-def test_a_web_that_ends_leaves_its_streams_to_another_one_and_the_turn_alone(server: Server, tmp_path: Path) -> None:
+def test_a_web_that_ends_leaves_its_streams_to_another_one_and_the_turn_alone(
+    server: StoreServer, tmp_path: Path
+) -> None:
     it = doom(tmp_path, "turn", 2)
     with started(server, tmp_path, "web", "web", "work") as (web, other, _work):
         with posting(web, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
-            until(lambda: it.ledger.stands)
+            wait_until(lambda: it.ledger.stands)
             web.process.send_signal(signal.SIGTERM)
             stream.rest()
         assert b"retry:" in stream.raw
         assert FINAL.isdisjoint(frame.event for frame in stream.seen)
         assert web.process.wait(SOON_S) == 0
         it.ledger.go()
-        assert (over(other, it.turn)["reply"], over(other, it.turn)["attempts"]) == ("done", 1)
+        assert (wait_for_end(other, it.turn)["reply"], wait_for_end(other, it.turn)["attempts"]) == ("done", 1)
 
 
 @pytest.mark.alone
-def test_an_agent_that_computes_in_a_work_delays_no_answer_of_a_web(server: Server, tmp_path: Path) -> None:
+def test_an_agent_that_computes_in_a_work_delays_no_answer_of_a_web(server: StoreServer, tmp_path: Path) -> None:
     agents = "threaded=tests.support.coders:make_threaded"
     with started(server, tmp_path, "web", "work", AGENTS=agents, LEASE_S="30") as (web, work):
         code = f"compute(seconds=2)\nx = {HELD}\ncompute(seconds=2)"
         with posting(web, {"code": code}, {"say": "done"}, agent="threaded") as stream:
             turn = stream.until("tool.call", name="compute")
-            until(lambda: is_stuck(work))
+            wait_until(lambda: is_stuck(work))
             took = []
             for _ in range(200):
                 since = time.monotonic()
@@ -301,8 +296,8 @@ def standing(service: Service, folder: Path, count: int) -> list[Doomed]:
     """Begin turns that stand still in their first tool, all at once."""
     doomed = [doom(folder, str(number), 2) for number in range(count)]
     for it in doomed:
-        it.turn = begin(service, *it.script, agent=it.agent)
-    until(lambda: all(it.ledger.stands for it in doomed), SOON_S)
+        it.turn = submit_turn(service, *it.script, agent=it.agent)
+    wait_until(lambda: all(it.ledger.stands for it in doomed), SOON_S)
     return doomed
 
 
@@ -320,13 +315,13 @@ def test_a_set_spreads_turns_and_shows_all_figures_in_one_scrape(tmp_path: Path)
         assert len(pids(service)) == 3
         doomed = standing(service, tmp_path, 3)
         assert sorted(player_of(service, it.turn) for it in doomed) == ["0", "1", "2"]
-        busy = {name[1]: value for name, value in figures(service).items() if name[0] == "threads_busy"}
+        busy = {name[1]: value for name, value in samples(service).items() if name[0] == "threads_busy"}
         assert busy == {"0": 1, "1": 1, "2": 1}
         for it in doomed:
             it.ledger.go()
-        assert [over(service, it.turn)["attempts"] for it in doomed] == [1, 1, 1]
-        until(lambda: [figures(service).get(("turns_total", number)) for number in "012"] == [1, 1, 1])
-        found = figures(service)
+        assert [wait_for_end(service, it.turn)["attempts"] for it in doomed] == [1, 1, 1]
+        wait_until(lambda: [samples(service).get(("turns_total", number)) for number in "012"] == [1, 1, 1])
+        found = samples(service)
         assert found["processes_silent", ""] == 0
         assert [found["turn_seconds_count", number] for number in "012"] == [1, 1, 1]
         everyone = family(service)
@@ -344,26 +339,26 @@ def test_a_process_of_a_set_that_is_killed_is_started_again_and_loses_no_turn(tm
         os.kill(first[victim], signal.SIGKILL)
         for it in doomed:
             it.ledger.go()
-        ended = [over(service, it.turn, SOON_S) for it in doomed]
+        ended = [wait_for_end(service, it.turn, SOON_S) for it in doomed]
         assert [(turn["status"], turn["reply"], turn["attempts"]) for turn in ended] == [
             ("finished", "done", 2),
             ("finished", "done", 1),
             ("finished", "done", 1),
         ]
         assert f"process {victim} died of signal 9; starting it again" in service.log()
-        until(lambda: pids(service)[victim] != first[victim], SOON_S)
-        until(lambda: figures(service).get(("threads_free", victim)) == 1, SOON_S)
-        assert figures(service)["processes_silent", ""] == 0
+        wait_until(lambda: pids(service)[victim] != first[victim], SOON_S)
+        wait_until(lambda: samples(service).get(("threads_free", victim)) == 1, SOON_S)
+        assert samples(service)["processes_silent", ""] == 0
         assert {number: pid for number, pid in pids(service).items() if number != victim} == {
             number: pid for number, pid in first.items() if number != victim
         }
         again = [doom(tmp_path, f"again-{number}", 2) for number in range(3)]
         for it in again:
-            it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: all(it.ledger.stands for it in again), SOON_S)
+            it.turn = submit_turn(service, *it.script, agent=it.agent)
+        wait_until(lambda: all(it.ledger.stands for it in again), SOON_S)
         for it in again:
             it.ledger.go()
-        assert [over(service, it.turn)["reply"] for it in again] == ["done"] * 3
+        assert [wait_for_end(service, it.turn)["reply"] for it in again] == ["done"] * 3
 
 
 def test_a_process_that_hangs_is_left_out_of_the_figures_and_counted(tmp_path: Path) -> None:
@@ -371,12 +366,12 @@ def test_a_process_that_hangs_is_left_out_of_the_figures_and_counted(tmp_path: P
         frozen = psutil.Process(pids(service)["1"])
         frozen.suspend()
         began = time.monotonic()
-        found = figures(service)
+        found = samples(service)
         assert time.monotonic() - began < 5
         assert found["processes_silent", ""] == 1
         assert {process for name, process in found if name == "threads_free"} == {"0", "2"}
         frozen.kill()
-        until(lambda: figures(service)["processes_silent", ""] == 0, SOON_S)
+        wait_until(lambda: samples(service)["processes_silent", ""] == 0, SOON_S)
         assert service.stop() == 0
 
 
@@ -386,11 +381,11 @@ def test_a_process_that_was_asked_to_end_is_replaced(tmp_path: Path) -> None:
         first = pids(service)
         number = player_of(service, it.turn)
         os.kill(first[number], signal.SIGTERM)
-        until(lambda: f"process={number} INFO app stopping" in service.log())
+        wait_until(lambda: f"process={number} INFO app stopping" in service.log())
         it.ledger.go()
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["reply"], [call["repeated"] for call in ended["tool_calls"]]) == ("done", [False, False])
-        until(lambda: pids(service)[number] != first[number], SOON_S)
+        wait_until(lambda: pids(service)[number] != first[number], SOON_S)
         assert f"process {number} ended with status 0; starting it again" in service.log()
 
 
@@ -399,7 +394,7 @@ def test_a_set_finishes_the_steps_that_run_and_its_store_outlives_them(tmp_path:
         doomed = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("smolsessions stopping") == 2)
+        wait_until(lambda: service.log().count("smolsessions stopping") == 2)
         for it in doomed:
             it.ledger.go()
         assert service.process.wait(SOON_S) == 0
@@ -407,7 +402,7 @@ def test_a_set_finishes_the_steps_that_run_and_its_store_outlives_them(tmp_path:
         assert [calls_of(it) for it in doomed] == [["model", "note a"]] * 2
         assert service.stop() == 0
         service.start()
-        ended = [over(service, it.turn) for it in doomed]
+        ended = [wait_for_end(service, it.turn) for it in doomed]
         assert [(turn["reply"], turn["attempts"]) for turn in ended] == [("done", 2)] * 2
         assert [calls_of(it) for it in doomed] == [["model", "note a", "model", "note b", "model"]] * 2
 
@@ -417,7 +412,7 @@ def test_a_second_signal_hurries_all_processes(tmp_path: Path) -> None:
         doomed = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("smolsessions stopping") == 2)
+        wait_until(lambda: service.log().count("smolsessions stopping") == 2)
         assert all(map(lives, everyone))
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(SOON_S) == 0
@@ -431,7 +426,7 @@ def test_a_signal_that_goes_to_all_processes_hurries_none(tmp_path: Path) -> Non
     with several(tmp_path, 2, DRAIN_S="600", LEASE_S="30") as service:
         doomed = standing(service, tmp_path, 2)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: service.log().count("smolsessions stopping") == 2)
+        wait_until(lambda: service.log().count("smolsessions stopping") == 2)
         for pid in pids(service).values():
             os.kill(pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -446,8 +441,8 @@ def test_a_process_that_dies_at_once_again_and_again_is_started_less_and_less_of
         for pause_s in ("0", "0.2", "0.4"):
             pid = pids(service)["1"]
             os.kill(pid, signal.SIGKILL)
-            until(lambda pause_s=pause_s: f"starting it again in {pause_s} s" in service.log())  # type: ignore[misc]
-            until(lambda pid=pid: pids(service)["1"] != pid)  # type: ignore[misc]
+            wait_until(lambda pause_s=pause_s: f"starting it again in {pause_s} s" in service.log())  # type: ignore[misc]
+            wait_until(lambda pid=pid: pids(service)["1"] != pid)  # type: ignore[misc]
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(SOON_S) == 0
 
@@ -471,12 +466,12 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         for it in doomed:
             it.ledger.go()
         service.start()
-        assert [over(service, it.turn)["reply"] for it in doomed] == ["done"] * 3
+        assert [wait_for_end(service, it.turn)["reply"] for it in doomed] == ["done"] * 3
         assert service.stop() == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "work"])
-def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, server: Server, tmp_path: Path) -> None:
+def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, server: StoreServer, tmp_path: Path) -> None:
     settings = SETTINGS | server.settings | {"AGENTS": "x=tests.support.agents:nothing_of_that_name"}
     ending = run(tmp_path / "x", settings, command, "--processes", "2")
     sentence = sentence_of(ending)
@@ -490,18 +485,18 @@ def test_a_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> Non
     assert "set TMPDIR to a shorter path" in sentence
 
 
-def test_works_share_a_health_port_and_one_outside_store(server: Server, tmp_path: Path) -> None:
+def test_works_share_a_health_port_and_one_outside_store(server: StoreServer, tmp_path: Path) -> None:
     settings = SETTINGS | server.settings | {"THREADS": "1"}
     with ExitStack() as stack:
         web = stack.enter_context(Service(tmp_path / "web", settings, command=("web", "--processes", "2")))
         work = stack.enter_context(Service(tmp_path / "work", settings, command=("work", "--processes", "2")))
         doomed = standing(web, tmp_path, 2)
-        found: dict[Any, float] = figures(work)
+        found: dict[Any, float] = samples(work)
         assert [found["threads_busy", number] for number in "01"] == [1, 1]
-        assert [figures(web)["threads_free", number] for number in "01"] == [0, 0]
+        assert [samples(web)["threads_free", number] for number in "01"] == [0, 0]
         for it in doomed:
             it.ledger.go()
-        assert [over(web, it.turn)["reply"] for it in doomed] == ["done"] * 2
+        assert [wait_for_end(web, it.turn)["reply"] for it in doomed] == ["done"] * 2
         everyone = [*family(web), *family(work)]
         assert (work.stop(), web.stop()) == (0, 0)
         wait_gone(everyone)

@@ -6,33 +6,44 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from smolsessions.store.seal import new_key
-from tests.store.test_store import begin, over, running, until
 from tests.support import coders
+from tests.support.cancellation import ABANDON_S, cancel_and_check
+from tests.support.code_turns import (
+    BUSY,
+    ENDED_S,
+    code_processes,
+    code_script,
+    fork_servers,
+    is_fork_server,
+    play_code,
+    printed,
+    shown_outputs,
+    wait_until_no_code_runs,
+)
 from tests.support.service import Service, run
+from tests.support.store_server import running_store
 from tests.support.streaming import log_of, posting
-from tests.worker.test_stop import GIVEN_UP_S, stop, stopped
+from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import psutil
+
     from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 
-ENDED_S = 1.5  # how long a stop or a deadline may take, whatever the code does
-PROMPT: Event = {"prompt": True}
-DONE: Event = {"say": "done"}
 DIED = "The process that ran the code ended"
-BUSY = "while True:\n    for i in range(100_000):\n        pass"
+COUNT_ON = json.dumps([*code_script("count += 1"), {"code": "final_answer(more(5))"}])
 HELPER_BUSY = f"helper(task={json.dumps([{'code': BUSY}])!r})"
 BLOCKS = {
     "a loop": BUSY,
@@ -65,51 +76,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def code(*blocks: str) -> list[Event]:
-    return [{"code": block} for block in blocks]
-
-
-def played(service: Service, *blocks: str, agent: str = "coder", **body: Any) -> tuple[Event, list[str]]:
-    """Play blocks as one turn; give it with what the model was shown of each."""
-    turn = service.play(*code(*blocks), DONE, agent=agent, **body)
-    return turn, shown(service, turn)
-
-
-def shown(service: Service, turn: Event) -> list[str]:
-    """Give what the model was shown of each block of a turn but the last, which answers."""
-    steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
-    texts = [step["error"]["message"] if step["error"] else step["observations"] for step in steps]
-    return texts[:-1] if turn["status"] == "finished" else texts
-
-
-def printed(text: str) -> str:
-    """Give what a block printed."""
-    return text.removeprefix("Execution logs:\n").rpartition("\nLast output")[0]
-
-
-def fork_servers(service: Service) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        own = psutil.Process(service.process.pid).children()
-        return [process for process in own if "smolsessions.agents.sandbox.fork_server" in process.cmdline()]
-    return []
-
-
-def children(service: Service) -> list[psutil.Process]:
-    """Give the processes in which code runs now."""
-    found = []
-    for fork_server in fork_servers(service):
-        with suppress(psutil.NoSuchProcess):
-            found += [child for child in fork_server.children() if child.status() != psutil.STATUS_ZOMBIE]
-    return found
-
-
-def until_none(service: Service) -> None:
-    until(lambda: not children(service), ENDED_S)
-
-
 TALK: list[tuple[list[Event], dict[str, Any]]] = [
     (
-        code(
+        code_script(
             "def tax(amount):\n    return amount * rate\nrate = 2\nhalve = lambda x: x / 2\nprint(tax(3), halve(3))",
             "class Account:\n    fee = 1\n    def __init__(self, owner):\n        self.owner = owner\n"
             "        self.sums = []\n    def pay(self, amount):\n        self.sums.append(tax(amount))\n"
@@ -121,7 +90,7 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
         {},
     ),
     (
-        code(
+        code_script(
             "rate = 3\nprint(tax(3), mine.pay(1), yours is mine, yours.sums, m.floor(2.5), words['a'], day)",
             "def make(start):\n    total = start\n    def add(n):\n        return total + n + rate\n    return add\n"
             "add = make(10)\nadd(1)",
@@ -131,7 +100,7 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
         {},
     ),
     (
-        code(
+        code_script(
             "nosuchname + 1",
             "fail(reason='out of paper')",
             "lose(name='a key')",
@@ -144,7 +113,7 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
         {},
     ),
     (
-        code(
+        code_script(
             "rate = 4\nprint(add(1), halve(9))\nframe['c'] = column * 2\nframe.describe()",
             "shot = picture()\nprint(shot.size, shot.getpixel((1, 1)))",
             "caught = []\nfor what in ('a', 'b'):\n    try:\n        lose(name=what)\n    except KeyError as error:\n"
@@ -156,27 +125,27 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
     ),
     (
         [
-            *code(
-                f"helper(task={json.dumps([*code('count = 1', 'def more(n): return n + count'), DONE])!r})",
-                f"first = helper(task={json.dumps([*code('count += 1'), {'code': 'final_answer(more(5))'}])!r})\nfirst",
+            *code_script(
+                f"helper(task={json.dumps([*code_script('count = 1', 'def more(n): return n + count'), DONE])!r})",
+                f"first = helper(task={COUNT_ON!r})\nfirst",
             ),
         ],
         {},
     ),
     (
-        code(
-            f"print(first, helper(task={json.dumps([*code('count += 1'), {'code': 'final_answer(more(5))'}])!r}))",
+        code_script(
+            f"print(first, helper(task={COUNT_ON!r}))",
             "print(shot.size, frame.shape, grid.sum(), box.label, say(text='still'), caught[0])",
             "gauge = {'wells': [*wells]}\nprint(wells, depth)",
         ),
         {"additional_args": {"wells": [1, 2], "depth": 7}},
     ),
     (
-        code("gauge['wells'].append(3)\nprint(gauge)", "depth = 8\nprint(wells, depth)", "wells.append(9)"),
+        code_script("gauge['wells'].append(3)\nprint(gauge)", "depth = 8\nprint(wells, depth)", "wells.append(9)"),
         {},
     ),
-    (code("print(wells, depth, mine.pay(1), Account('new').pay(1))"), {"additional_args": {"depth": 1}}),
-    (code("print(wells, depth)\n(mine.owner, [each for each in words])"), {}),
+    (code_script("print(wells, depth, mine.pay(1), Account('new').pay(1))"), {"additional_args": {"depth": 1}}),
+    (code_script("print(wells, depth)\n(mine.owner, [each for each in words])"), {}),
 ]
 
 
@@ -197,7 +166,7 @@ def expected() -> list[tuple[str, list[str]]]:
 def test_turns_that_are_each_played_by_another_process_are_those_of_one_agent(
     tmp_path: Path, expected: list[tuple[str, list[str]]]
 ) -> None:
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         settings = server.settings | {"WARM_SESSIONS": "0"}
         with Service(tmp_path / "a", settings) as one, Service(tmp_path / "b", settings) as other:
             check_talk([one, other], expected)
@@ -210,7 +179,7 @@ def test_turns_that_a_warm_session_plays_are_those_of_one_agent(
 
 
 def test_an_import_that_is_not_allowed_is_refused_in_the_same_words(service: Service) -> None:
-    (ours,), (theirs,) = (played(service, "import os", agent=agent)[1] for agent in ("coder", "threaded"))
+    (ours,), (theirs,) = (play_code(service, "import os", agent=agent)[1] for agent in ("coder", "threaded"))
     assert "Import of os is not allowed" in ours
     assert ours == theirs  # their order is that of a set, and so another one in every process
 
@@ -221,59 +190,61 @@ def check_talk(services: list[Service], expected: list[tuple[str, list[str]]]) -
         player = services[number % len(services)]
         turn = player.play(*script, PROMPT, agent="whole", **conversation, **body)
         conversation = {"conversation_id": turn["conversation_id"]}
-        assert shown(player, turn) == texts, number
+        assert shown_outputs(player, turn) == texts, number
         assert (turn["reply"], turn["dropped_variables"]) == (answer, []), number
 
 
 def test_numpy_computes_in_the_process(service: Service) -> None:
     block = "import numpy as np\na = np.ones((700, 700))\nprint(a.dot(a).sum())"
-    turn = over(service, begin(service, *code(block), DONE, agent="whole", deadline_s=10))
-    assert [printed(text) for text in shown(service, turn)] == ["343000000.0"]
+    turn = wait_for_end(service, submit_turn(service, *code_script(block), DONE, agent="whole", deadline_s=10))
+    assert [printed(text) for text in shown_outputs(service, turn)] == ["343000000.0"]
 
 
 @pytest.mark.parametrize("what", BLOCKS)
 def test_a_stop_ends_a_block_whatever_it_does(service: Service, what: str) -> None:
-    with posting(service, *code("kept = 1", BLOCKS[what], "kept = 2"), agent="whole") as stream:
+    with posting(service, *code_script("kept = 1", BLOCKS[what], "kept = 2"), agent="whole") as stream:
         stream.until("step.finished")
         stream.until("tool.call", name="python_interpreter")
-        until(lambda: children(service))
-        turn = stopped(service, stream, within_s=ENDED_S)
-    until_none(service)
+        wait_until(lambda: code_processes(service))
+        turn = cancel_and_check(service, stream, within_s=ENDED_S)
+    wait_until_no_code_runs(service)
     assert turn["steps"] == 1
-    later = service.follow_up(turn, *code("print(kept)"), DONE)
-    assert [printed(text) for text in shown(service, later)] == ["1"]
+    later = service.follow_up(turn, *code_script("print(kept)"), DONE)
+    assert [printed(text) for text in shown_outputs(service, later)] == ["1"]
 
 
 def test_a_deadline_ends_blocks_whatever_they_do(service: Service) -> None:
-    turns = [begin(service, *code("kept = 1", block), agent="whole", deadline_s=3) for block in BLOCKS.values()]
-    for turn in [over(service, turn) for turn in turns]:
+    turns = [
+        submit_turn(service, *code_script("kept = 1", block), agent="whole", deadline_s=3) for block in BLOCKS.values()
+    ]
+    for turn in [wait_for_end(service, turn) for turn in turns]:
         assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "deadline_exceeded", 1)
-    until_none(service)
-    later = service.follow_up(turns[0] | {"agent": {"name": "whole"}}, *code("print(kept)"), DONE)
-    assert [printed(text) for text in shown(service, later)] == ["1"]
+    wait_until_no_code_runs(service)
+    later = service.follow_up(turns[0] | {"agent": {"name": "whole"}}, *code_script("print(kept)"), DONE)
+    assert [printed(text) for text in shown_outputs(service, later)] == ["1"]
 
 
 def test_a_stop_of_a_block_that_waits_in_a_tool_lands_and_its_process_goes_with_the_tool(
     service: Service, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    with posting(service, *code("kept = 1", f"wait_for(path={str(gate)!r})"), agent="coder") as stream:
+    with posting(service, *code_script("kept = 1", f"wait_for(path={str(gate)!r})"), agent="coder") as stream:
         stream.until("tool.call", name="wait_for")
-        turn = stopped(service, stream, within_s=GIVEN_UP_S)
+        turn = cancel_and_check(service, stream, within_s=ABANDON_S)
     gate.touch()
-    until_none(service)
+    wait_until_no_code_runs(service)
     assert turn["steps"] == 1
-    assert service.follow_up(turn, *code("print(kept)"), DONE)["reply"] == "done"
+    assert service.follow_up(turn, *code_script("print(kept)"), DONE)["reply"] == "done"
 
 
 def test_neither_livez_nor_other_turns_notice_blocks_that_compute(service: Service) -> None:
-    turns = [begin(service, *code(BLOCKS[what]), agent="coder") for what in ("a power", "a pattern")]
-    until(lambda: len(children(service)) == len(turns))
+    turns = [submit_turn(service, *code_script(BLOCKS[what]), agent="coder") for what in ("a power", "a pattern")]
+    wait_until(lambda: len(code_processes(service)) == len(turns))
     slowest = min(slow_livez(service) for _ in range(3))  # the machine may have been busy with something else
-    assert service.play(*code("1 + 1"), DONE, agent="coder")["reply"] == "done"
+    assert service.play(*code_script("1 + 1"), DONE, agent="coder")["reply"] == "done"
     for turn in turns:
-        assert stop(service, turn).status_code in {200, 202}
-        assert over(service, turn, ENDED_S)["status"] == "cancelled"
+        assert cancel(service, turn).status_code in {200, 202}
+        assert wait_for_end(service, turn, ENDED_S)["status"] == "cancelled"
     assert slowest < 0.05
 
 
@@ -288,7 +259,7 @@ def slow_livez(service: Service) -> float:
 
 
 def test_a_block_beyond_its_time_is_an_error_in_smolagents_words_and_the_turn_goes_on(service: Service) -> None:
-    turn, (begun, busy, slow, after) = played(
+    turn, (begun, busy, slow, after) = play_code(
         service, "kept = 1", f"kept = 2\n{BUSY}", "import time\ntime.sleep(60)", "print(kept)", agent="hasty"
     )
     assert "Execution logs" in begun
@@ -299,13 +270,13 @@ def test_a_block_beyond_its_time_is_an_error_in_smolagents_words_and_the_turn_go
 
 
 def test_the_time_of_tools_is_not_the_blocks(service: Service) -> None:
-    _, (first, second) = played(service, "print(compute(seconds=1.2))", "print(compute(seconds=0.6))", agent="hasty")
+    _, (first, second) = play_code(service, "print(compute(seconds=1.2))", "print(compute(seconds=0.6))", agent="hasty")
     assert [printed(first), printed(second)] == ["computed", "computed"]
 
 
 def test_too_much_memory_is_an_error_and_the_next_block_has_room(service: Service) -> None:
     for hog in ("hog = 'x' * 10**10", "hog = []\nfor i in range(10**7):\n    hog.append('x' * 10_000 + str(i))"):
-        turn, (_, error, after) = played(service, "kept = 1", hog, "print(kept)", agent="small")
+        turn, (_, error, after) = play_code(service, "kept = 1", hog, "print(kept)", agent="small")
         assert error.strip().startswith(("Code execution failed", DIED)), error
         assert "emory" in error
         assert printed(after) == "1", after
@@ -314,7 +285,7 @@ def test_too_much_memory_is_an_error_and_the_next_block_has_room(service: Servic
 
 @pytest.mark.parametrize("call", ["echo(text='x' * 2_000_000)", "text = large(length=2_000_000)"])
 def test_what_is_larger_than_a_message_may_be_is_an_error_that_says_so(service: Service, call: str) -> None:
-    turn, (_, error, after) = played(service, "kept = 1", f"kept = 2\n{call}", "print(kept)", agent="small")
+    turn, (_, error, after) = play_code(service, "kept = 1", f"kept = 2\n{call}", "print(kept)", agent="small")
     assert "larger than" in error
     assert DIED not in error
     assert printed(after) == "2"
@@ -324,7 +295,7 @@ def test_what_is_larger_than_a_message_may_be_is_an_error_that_says_so(service: 
 @pytest.mark.parametrize("block", ["'x' * 2_000_000", "for i in range(40):\n    print('x' * 50_000)"])
 def test_of_a_large_output_the_model_is_shown_as_much_as_ever(service: Service, block: str) -> None:
     (_, ours, after), (_, theirs, _) = (
-        played(service, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent=agent)[1]
+        play_code(service, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent=agent)[1]
         for agent in ("small", "threaded")
     )
     assert ours == theirs
@@ -332,7 +303,7 @@ def test_of_a_large_output_the_model_is_shown_as_much_as_ever(service: Service, 
 
 
 def test_a_large_answer_ends_the_turn_with_a_part_of_it(service: Service) -> None:
-    turn = service.play(*code("final_answer('x' * 2_000_000)"), agent="small")
+    turn = service.play(*code_script("final_answer('x' * 2_000_000)"), agent="small")
     assert (turn["status"], turn["steps"]) == ("finished", 1)
     assert "x" * 1000 in turn["reply"]
 
@@ -340,7 +311,7 @@ def test_a_large_answer_ends_the_turn_with_a_part_of_it(service: Service) -> Non
 def test_an_argument_and_a_result_that_are_too_large_can_be_caught(service: Service) -> None:
     for call in ("echo(text='x' * 2_000_000)", "large(length=2_000_000)"):
         block = f"try:\n    {call}\nexcept Exception as error:\n    print('caught', error)"
-        _, (text,) = played(service, block, agent="small")
+        _, (text,) = play_code(service, block, agent="small")
         assert printed(text).startswith("caught"), text
 
 
@@ -373,7 +344,7 @@ def test_code_that_may_import_anything_finds_no_secret_no_network_and_no_file_to
         "import io, os, pathlib, signal, socket\n"
         "def read(path):\n    with io.open(path, 'rb') as file:\n        return file.read(1_000_000)"
     )
-    turn, (_, *texts) = played(
+    turn, (_, *texts) = play_code(
         alone, start, *(f"print({look})" for look in (*looks, *refused)), agent="walled", max_steps=40
     )
     assert turn["status"] == "finished"
@@ -387,13 +358,13 @@ def test_code_that_may_import_anything_finds_no_secret_no_network_and_no_file_to
 
 
 def test_code_cannot_write_what_the_service_says(alone: Service) -> None:
-    played(alone, "import os\nos.write(2, b'forged\\n')", "import os\nos.write(1, b'forged\\n')", agent="walled")
+    play_code(alone, "import os\nos.write(2, b'forged\\n')", "import os\nos.write(1, b'forged\\n')", agent="walled")
     assert "forged" not in alone.log()
 
 
 @pytest.mark.parametrize("what", KILLERS)
 def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Service, what: str) -> None:
-    turn, (_, error, after) = played(alone, "kept = 1", f"kept = 2\n{KILLERS[what]}", "print(kept)", agent="walled")
+    turn, (_, error, after) = play_code(alone, "kept = 1", f"kept = 2\n{KILLERS[what]}", "print(kept)", agent="walled")
     assert error.startswith(DIED), error
     assert printed(after) == "1"
     assert (turn["status"], turn["dropped_variables"]) == ("finished", [])
@@ -408,67 +379,59 @@ def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Serv
     ],
 )
 def test_code_that_wants_to_exit_is_told_so_and_keeps_its_variables(alone: Service, block: str, said: str) -> None:
-    turn, (_, error, after) = played(alone, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent="walled")
+    turn, (_, error, after) = play_code(alone, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent="walled")
     assert f"due to: {said}. To end with an answer, call final_answer." in error
     assert printed(after) == "2"
     assert turn["status"] == "finished"
 
 
-@pytest.mark.parametrize("victims", [children, fork_servers])
+@pytest.mark.parametrize("victims", [code_processes, fork_servers])
 def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     alone: Service, tmp_path: Path, victims: Callable[[Service], list[psutil.Process]]
 ) -> None:
     gate = tmp_path / "gate"
-    blocks = code("kept = 1", f"wait_for(path={str(gate)!r})\nkept = 2", "print(kept)", "print(kept)")
-    turn = begin(alone, *blocks, DONE, agent="coder")
-    until(gate.with_name("gate.started").exists)
+    blocks = code_script("kept = 1", f"wait_for(path={str(gate)!r})\nkept = 2", "print(kept)", "print(kept)")
+    turn = submit_turn(alone, *blocks, DONE, agent="coder")
+    wait_until(gate.with_name("gate.started").exists)
     for victim in victims(alone):
         victim.kill()
     gate.touch()
-    ended = over(alone, turn)
+    ended = wait_for_end(alone, turn)
     assert (ended["status"], ended["reply"]) == ("finished", "done")
-    texts = shown(alone, ended)
+    texts = shown_outputs(alone, ended)
     # It died in the block (then it is as if it had not been), in a later one, or not at all: what was kept is kept.
     assert len([text for text in texts if text.startswith(DIED)]) <= 1
     assert {printed(text) for text in texts if printed(text)} in ({"1"}, {"2"})
-    assert played(alone, "print(1)")[0]["reply"] == "done"
+    assert play_code(alone, "print(1)")[0]["reply"] == "done"
 
 
 def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     settings = {"AGENTS": "coder=tests.support.coders:make_coder", "DEMO_AGENTS": "0"}
     with Service(tmp_path, settings) as service:
-        begin(service, *code(BUSY), agent="coder")
-        begin(service, *code(BLOCKS["a sleep"]), agent="coder")
-        until(lambda: len(children(service)) > 1)
-        left = [*fork_servers(service), *children(service)]
+        submit_turn(service, *code_script(BUSY), agent="coder")
+        submit_turn(service, *code_script(BLOCKS["a sleep"]), agent="coder")
+        wait_until(lambda: len(code_processes(service)) > 1)
+        left = [*fork_servers(service), *code_processes(service)]
         left[0].kill()  # whose children are nobody's now
-        begin(service, *code(BLOCKS["a power"]), agent="coder")
-        until(lambda: left[0] not in fork_servers(service) and children(service))
-        left += [*fork_servers(service), *children(service)]
+        submit_turn(service, *code_script(BLOCKS["a power"]), agent="coder")
+        wait_until(lambda: left[0] not in fork_servers(service) and code_processes(service))
+        left += [*fork_servers(service), *code_processes(service)]
         service.kill()
-        until(lambda: not [process for process in left if is_ours(process)], 2)
-
-
-def is_ours(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return (
-            process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.sandbox.fork_server" in process.cmdline()
-        )
-    return False
+        wait_until(lambda: not [process for process in left if is_fork_server(process)], 2)
 
 
 def test_an_agent_may_keep_its_code_in_a_thread(service: Service) -> None:
-    assert children(service) == []
-    turn, (ran, text) = played(
+    assert code_processes(service) == []
+    turn, (ran, text) = play_code(
         service, "import threading\nlock = threading.Lock()\nn = 1", "print(n, lock.locked())", agent="threaded"
     )
     assert "Execution logs" in ran
     assert printed(text) == "1 False"
     assert (turn["reply"], turn["dropped_variables"]) == ("done", [])
-    with posting(service, *code("while True:\n    compute(seconds=0.02)"), agent="threaded") as stream:
+    with posting(service, *code_script("while True:\n    compute(seconds=0.02)"), agent="threaded") as stream:
         stream.until("tool.call", name="compute")
-        assert children(service) == []
-        stopped(service, stream, within_s=GIVEN_UP_S)
+        assert code_processes(service) == []
+        cancel_and_check(service, stream, within_s=ABANDON_S)
 
 
 def test_agents_say_where_their_code_runs(service: Service) -> None:
@@ -518,14 +481,14 @@ CALLS = [
 def test_tools_that_code_calls_are_seen_as_those_of_smolagents_own_interpreter(service: Service) -> None:
     seen = {}
     for agent in ("coder", "threaded"):
-        turn = service.play(*code(*CALLS), DONE, agent=agent, include_internal_tools=True, max_steps=30)
+        turn = service.play(*code_script(*CALLS), DONE, agent=agent, include_internal_tools=True, max_steps=30)
         events = [frame.data for frame in log_of(service, turn) if frame.event in {"tool.call", "tool.result"}]
         calls = {event["call_id"]: event for event in events if event["type"] == "tool.call"}
         for call in turn["tool_calls"]:
             assert (call.pop("duration_ms") >= 0, call.pop("agent")) == (True, agent)
         parents = [calls.get(event.get("parent_call_id"), {}).get("name") for event in events]
         names = [(event["type"], event.get("name"), event.get("ok"), event.get("result")) for event in events]
-        texts = shown(service, turn)
+        texts = shown_outputs(service, turn)
         seen[agent] = [
             without_ids(each) for each in (turn["tool_calls"], turn["tool_call_names"], parents, names, texts)
         ]
@@ -547,7 +510,7 @@ def test_an_argument_that_cannot_cross_is_an_error_that_says_why_and_can_be_caug
     service: Service, value: str
 ) -> None:
     caught = f"try:\n    weigh(thing={value})\nexcept TypeError as error:\n    print('caught', error)"
-    turn, (error, text, after) = played(service, f"weigh(thing={value})", caught, "print(weigh(thing=1))")
+    turn, (error, text, after) = play_code(service, f"weigh(thing={value})", caught, "print(weigh(thing=1))")
     assert "cannot be handed over" in error
     assert printed(text).startswith("caught")
     assert printed(after) == "int: 1"
@@ -598,6 +561,6 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("what", ["money", "opaque", "error"])
 def test_a_tools_result_of_a_class_that_is_not_carried_is_its_json_form_or_a_label(service: Service, what: str) -> None:
-    _, (text,) = played(service, f"print(make(what={what!r}))")
+    _, (text,) = play_code(service, f"print(make(what={what!r}))")
     label = {"money": "{'amount': 7", "opaque": "[tests.support.agents.Opaque] opaque!", "error": "[builtins.V"}
     assert printed(text).startswith(label[what])

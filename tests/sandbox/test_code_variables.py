@@ -9,32 +9,43 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sandbox.test_code import BUSY, DONE, children, code, played, printed, shown, until_none
-from tests.store.test_store import P, begin, code_of, over, running, until
+from tests.support.code_turns import (
+    BUSY,
+    GONE,
+    code_processes,
+    code_script,
+    play_code,
+    printed,
+    shown_outputs,
+    tasks,
+    variable_chunks,
+    wait_until_no_code_runs,
+)
 from tests.support.service import Service
-from tests.worker.test_stop import stop
+from tests.support.store_server import PARTITION, running_store
+from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Raw, Server
+    from tests.support.store_server import Raw, StoreServer
     from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 
-GONE = "These variables of earlier code could not be kept and are gone"
 LOCK = "import threading\nlock = threading.Lock()\nlocks = 1"
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("outside")) as server:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("outside")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def cold(outside: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service that loads every conversation anew, from a store that can be looked into."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "10"}) as service:
         yield service
@@ -42,17 +53,14 @@ def cold(outside: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:
     """Play blocks as the next turn; give what each printed, or its error."""
-    return [printed(text) or text for text in shown(service, service.follow_up(turn, *code(*blocks), DONE, **body))]
-
-
-def pieces(raw: Raw, turn: Event) -> dict[bytes, bytes]:
-    """Give the sealed pieces of a conversation; the one without a name is the list of all."""
-    found: dict[bytes, bytes] = raw.hgetall(f"{P}:variables:local/{turn['conversation_id']}:0")
-    return found
+    return [
+        printed(text) or text
+        for text in shown_outputs(service, service.follow_up(turn, *code_script(*blocks), DONE, **body))
+    ]
 
 
 def test_aliases_stay_aliases_in_another_process(cold: Service) -> None:
-    turn, _ = played(
+    turn, _ = play_code(
         cold, "one = [1]\nother = one\nheld = {'in': one}", "class Box:\n    pass\nbox = Box()\nbox.own = one"
     )
     assert then(cold, turn, "other.append(2)", "print(one, held, box.own is one)") == [
@@ -63,60 +71,58 @@ def test_aliases_stay_aliases_in_another_process(cold: Service) -> None:
 
 
 def test_functions_see_later_values_in_another_process(cold: Service) -> None:
-    turn, _ = played(
+    turn, _ = play_code(
         cold, "rate = 2\ndef tax(n):\n    return n * rate\nhalve = lambda n: tax(n) / 2\nkeep = {'by name': tax}"
     )
     assert then(cold, turn, "rate = 4\nprint(tax(1), halve(1), keep['by name'](1))") == ["4 2.0 4"]
     assert then(cold, turn, "def tax(n):\n    return 0", "print(halve(1), keep['by name'](1))")[-1] == "0.0 4"
 
 
-def test_only_what_a_turn_changed_is_written(cold: Service, outside: Server) -> None:
+def test_only_what_a_turn_changed_is_written(cold: Service, outside: StoreServer) -> None:
     raw = outside.client()
     names = [f"name_{number}" for number in range(50)]
-    turn, _ = played(cold, *(f"{name} = [{name!r}]" for name in names[:10]), "\n".join(f"{n} = [{n!r}]" for n in names))
-    before = pieces(raw, turn)
+    turn, _ = play_code(
+        cold, *(f"{name} = [{name!r}]" for name in names[:10]), "\n".join(f"{n} = [{n!r}]" for n in names)
+    )
+    before = variable_chunks(raw, turn)
     assert len(before) > len(names)
     then(cold, turn, "name_7.append(1)")
-    changed = {name for name, blob in pieces(raw, turn).items() if before.get(name) != blob}
+    changed = {name for name, blob in variable_chunks(raw, turn).items() if before.get(name) != blob}
     assert len(changed) == 2  # the piece and the list
-    assert len(pieces(raw, turn)) == len(before)
-    middle = pieces(raw, turn)
+    assert len(variable_chunks(raw, turn)) == len(before)
+    middle = variable_chunks(raw, turn)
     then(cold, turn, "print(name_7)", "1 + 1")
-    assert {name: blob for name, blob in pieces(raw, turn).items() if middle.get(name) != blob} == {}
+    assert {name: blob for name, blob in variable_chunks(raw, turn).items() if middle.get(name) != blob} == {}
     then(cold, turn, "del name_7")
-    assert len(pieces(raw, turn)) == len(before) - 1
+    assert len(variable_chunks(raw, turn)) == len(before) - 1
 
 
-def test_nothing_of_a_variable_can_be_read_in_the_store(cold: Service, outside: Server) -> None:
-    turn, _ = played(cold, "password_name = 'password-value'")
-    for name, blob in pieces(outside.client(), turn).items():
+def test_nothing_of_a_variable_can_be_read_in_the_store(cold: Service, outside: StoreServer) -> None:
+    turn, _ = play_code(cold, "password_name = 'password-value'")
+    for name, blob in variable_chunks(outside.client(), turn).items():
         assert b"password" not in name + blob
 
 
 def test_what_cannot_be_kept_is_named_once_and_is_an_error_until_it_is_defined_again(cold: Service) -> None:
-    turn, _ = played(cold, f"{LOCK}\nsources = [lock, 1]\nkept = 1")
+    turn, _ = play_code(cold, f"{LOCK}\nsources = [lock, 1]\nkept = 1")
     assert turn["dropped_variables"] == ["lock", "sources"]
-    second = cold.follow_up(turn, *code("print(kept, locks)", "lock", "print(sources)", "sources = 5"), DONE)
-    first, *errors, defined = shown(cold, second)
+    second = cold.follow_up(turn, *code_script("print(kept, locks)", "lock", "print(sources)", "sources = 5"), DONE)
+    first, *errors, defined = shown_outputs(cold, second)
     assert printed(first) == "1 1"
     for name, error in zip(("lock", "sources"), errors, strict=True):
         assert f"The variable `{name}` is gone" in error
     assert "5" in defined
     assert second["dropped_variables"] == []
-    third = cold.follow_up(turn, *code("print(sources)", "lock"), DONE)
-    shows, still = shown(cold, third)
+    third = cold.follow_up(turn, *code_script("print(sources)", "lock"), DONE)
+    shows, still = shown_outputs(cold, third)
     assert (printed(shows), "is gone" in still, third["dropped_variables"]) == ("5", True, [])
     told = tasks(cold, turn)
     assert [text.count(GONE) for text in told] == [0, 1, 0]
     assert "lock, sources" in told[1]
 
 
-def tasks(service: Service, turn: Event) -> list[str]:
-    return [str(step["task"]) for step in service.steps(turn) if step["type"] == "task"]
-
-
 def test_a_managed_agents_variables_last_and_what_it_loses_is_named_with_its_path(cold: Service) -> None:
-    turn, _ = played(cold, ask("count = 1\nimport threading\nlock = threading.Lock()"), "count = 100", agent="whole")
+    turn, _ = play_code(cold, ask("count = 1\nimport threading\nlock = threading.Lock()"), "count = 100", agent="whole")
     assert turn["dropped_variables"] == ["helper.lock"]
     blocks = [ask("count += 1", "final_answer(count)", show=True), ask("lock", "final_answer(count)", show=True)]
     assert then(cold, turn, *blocks) == ["2", "2"]
@@ -125,19 +131,23 @@ def test_a_managed_agents_variables_last_and_what_it_loses_is_named_with_its_pat
 
 def ask(*blocks: str, show: bool = False) -> str:
     """Give a block that has the helper run blocks."""
-    call = f"helper(task={json.dumps([*code(*blocks), DONE])!r})"
+    call = f"helper(task={json.dumps([*code_script(*blocks), DONE])!r})"
     return f"print({call})" if show else call
 
 
 def test_a_helper_of_an_agent_that_calls_tools_keeps_its_variables(cold: Service) -> None:
-    turn = cold.play({"call": [["helper", {"task": json.dumps([*code("count = 7"), DONE])}]]}, DONE, agent="lead")
-    later = cold.follow_up(turn, {"call": [["helper", {"task": json.dumps(code("final_answer(count + 1)"))}]]}, DONE)
+    turn = cold.play(
+        {"call": [["helper", {"task": json.dumps([*code_script("count = 7"), DONE])}]]}, DONE, agent="lead"
+    )
+    later = cold.follow_up(
+        turn, {"call": [["helper", {"task": json.dumps(code_script("final_answer(count + 1)"))}]]}, DONE
+    )
     results = [step["observations"] for step in cold.steps(later) if step["type"] == "action" and step["turn"] == 2]
     assert "8" in results[0]
 
 
 def test_the_largest_are_dropped_where_all_are_too_much(cold: Service) -> None:
-    turn, _ = played(cold, "large_one = 'x' * 600_000\nsmall = 1\nmedium = 'y' * 100_000", agent="small")
+    turn, _ = play_code(cold, "large_one = 'x' * 600_000\nsmall = 1\nmedium = 'y' * 100_000", agent="small")
     assert turn["dropped_variables"] == ["large_one"]
     shows, error = then(cold, turn, "print(small, len(medium))", "len(large_one)")
     assert shows == "1 100000"
@@ -145,7 +155,7 @@ def test_the_largest_are_dropped_where_all_are_too_much(cold: Service) -> None:
 
 
 def test_state_that_was_given_lasts_and_is_given_anew(cold: Service) -> None:
-    turn, _ = played(cold, "items.append(2)\nlimit = 9", additional_args={"items": [1], "limit": 5})
+    turn, _ = play_code(cold, "items.append(2)\nlimit = 9", additional_args={"items": [1], "limit": 5})
     assert then(cold, turn, "print(items, limit)") == ["[1, 2] 5"]
     assert then(cold, turn, "print(items, limit)", additional_args={"limit": 6}) == ["[1, 2] 6"]
 
@@ -154,71 +164,73 @@ def test_state_that_was_given_lasts_and_is_given_anew(cold: Service) -> None:
 def test_a_turn_that_does_not_finish_keeps_the_variables_of_its_finished_steps(
     cold: Service, tmp_path: Path, how: str
 ) -> None:
-    turn, _ = played(cold, "kept = [1]\nother = kept")
+    turn, _ = play_code(cold, "kept = [1]\nother = kept")
     gate = tmp_path / "gate"
-    blocks = code("kept.append(2)", f"kept.append(3)\nwait_for(path={str(gate)!r})\n{BUSY}")
-    script = [*code("kept.append(2)"), {"raise": "no more"}] if how == "failed" else blocks
+    blocks = code_script("kept.append(2)", f"kept.append(3)\nwait_for(path={str(gate)!r})\n{BUSY}")
+    script = [*code_script("kept.append(2)"), {"raise": "no more"}] if how == "failed" else blocks
     more = {"deadline_s": 1} if how == "deadline" else {}
-    broken = begin(cold, *script, agent="coder", conversation_id=turn["conversation_id"], **more)
+    broken = submit_turn(cold, *script, agent="coder", conversation_id=turn["conversation_id"], **more)
     if how != "failed":
-        until(gate.with_name("gate.started").exists)
+        wait_until(gate.with_name("gate.started").exists)
         gate.touch()
     if how == "cancelled":
-        stop(cold, broken)
-    ended = over(cold, broken)
+        cancel(cold, broken)
+    ended = wait_for_end(cold, broken)
     assert (ended["status"], ended["steps"]) == ("cancelled" if how == "cancelled" else "failed", 1)
-    until_none(cold)
+    wait_until_no_code_runs(cold)
     assert then(cold, turn, "print(kept, other is kept)") == ["[1, 2] True"]
 
 
 def test_a_reset_hides_steps_and_keeps_variables(cold: Service) -> None:
-    turn, _ = played(cold, "kept = 1")
+    turn, _ = play_code(cold, "kept = 1")
     assert then(cold, turn, "print(kept)", reset=True) == ["1"]
 
 
-def test_a_deleted_conversation_leaves_no_variables_and_its_name_gives_none(cold: Service, outside: Server) -> None:
+def test_a_deleted_conversation_leaves_no_variables_and_its_name_gives_none(
+    cold: Service, outside: StoreServer
+) -> None:
     raw = outside.client()
-    turn, _ = played(cold, "kept = 1")
-    assert pieces(raw, turn)
+    turn, _ = play_code(cold, "kept = 1")
+    assert variable_chunks(raw, turn)
     assert cold.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
-    assert pieces(raw, turn) == {}
+    assert variable_chunks(raw, turn) == {}
     left = [name for name in raw.keys(f"*{turn['conversation_id']}*") if b"variables" in name or b"fresh" in name]
     assert left == []
 
 
-def test_a_turn_that_is_over_leaves_no_fresh_pieces(cold: Service, outside: Server) -> None:
-    turn, _ = played(cold, "kept = 1", "kept = 2")
+def test_a_turn_that_is_over_leaves_no_fresh_pieces(cold: Service, outside: StoreServer) -> None:
+    turn, _ = play_code(cold, "kept = 1", "kept = 2")
     assert [name for name in outside.client().keys(f"*{turn['conversation_id']}*") if b"fresh" in name] == []
 
 
 def test_conversations_at_the_same_time_do_not_mix(service: Service) -> None:
     def converse(number: int) -> list[str]:
-        turn, _ = played(service, f"mine = [{number}]\ndef own():\n    return mine[0]", agent="coder")
+        turn, _ = play_code(service, f"mine = [{number}]\ndef own():\n    return mine[0]", agent="coder")
         return [then(service, turn, f"mine.append({step})\nprint(own(), mine[1:])")[0] for step in range(2)]
 
     with ThreadPoolExecutor(20) as pool:
         told = list(pool.map(converse, range(20)))
     assert told == [[f"{number} [0]", f"{number} [0, 1]"] for number in range(20)]
-    until_none(service)
+    wait_until_no_code_runs(service)
 
 
-def test_a_worker_that_dies_leaves_the_variables_of_finished_steps(outside: Server, tmp_path: Path) -> None:
+def test_a_worker_that_dies_leaves_the_variables_of_finished_steps(outside: StoreServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     settings = outside.settings | {"WARM_SESSIONS": "0"}
     with Service(tmp_path / "b", settings) as other, Service(tmp_path / "a", settings) as dies:
-        turn, _ = played(dies, "kept = [1]\nother = kept\ngone = 1")
-        waits = begin(
+        turn, _ = play_code(dies, "kept = [1]\nother = kept\ngone = 1")
+        waits = submit_turn(
             dies,
-            *code("kept.append(2)\ndel gone", f"kept.append(3)\nwait_for(path={str(gate)!r})"),
+            *code_script("kept.append(2)\ndel gone", f"kept.append(3)\nwait_for(path={str(gate)!r})"),
             DONE,
             agent="coder",
             conversation_id=turn["conversation_id"],
         )
-        until(gate.with_name("gate.started").exists)
-        player, survivor = (dies, other) if children(dies) else (other, dies)
+        wait_until(gate.with_name("gate.started").exists)
+        player, survivor = (dies, other) if code_processes(dies) else (other, dies)
         player.kill()
         gate.touch()
-        ended = over(survivor, waits)
+        ended = wait_for_end(survivor, waits)
         assert (ended["status"], ended["attempts"]) == ("finished", 2)
         assert then(survivor, turn, "print(kept, other is kept)")[0] == "[1, 2, 3] True"
         assert "not defined" in then(survivor, turn, "gone")[0]
@@ -235,7 +247,7 @@ class Tampering:
 
     @property
     def key(self) -> str:
-        return f"{P}:variables:local/{self.turn['conversation_id']}:0"
+        return f"{PARTITION}:variables:local/{self.turn['conversation_id']}:0"
 
     def names(self) -> list[bytes]:
         return sorted(name for name in self.raw.hkeys(self.key) if name)
@@ -256,8 +268,8 @@ class Tampering:
         self.raw.hset(self.key, name, self.older[name])
 
     def of_another(self, *, whole: bool) -> None:
-        other, _ = played(self.service, "first = [1]\nsecond = [2]\nthird = 3")
-        theirs = pieces(self.raw, other)
+        other, _ = play_code(self.service, "first = [1]\nsecond = [2]\nthird = 3")
+        theirs = variable_chunks(self.raw, other)
         if whole:
             self.raw.delete(self.key)
         for name, blob in theirs.items():
@@ -286,19 +298,21 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
 
 @pytest.mark.parametrize("what", TAMPERINGS)
 def test_variables_that_were_tampered_with_are_refused_and_nothing_else_is_touched(
-    cold: Service, outside: Server, what: str
+    cold: Service, outside: StoreServer, what: str
 ) -> None:
     raw = outside.client()
-    other, _ = played(cold, "first = [1]")
-    turn, _ = played(cold, "first = [1]\nsecond = [2]\nthird = 3")
-    it = Tampering(cold, raw, turn, pieces(raw, turn))
+    other, _ = play_code(cold, "first = [1]")
+    turn, _ = play_code(cold, "first = [1]\nsecond = [2]\nthird = 3")
+    it = Tampering(cold, raw, turn, variable_chunks(raw, turn))
     then(cold, turn, "second.append(3)")
     TAMPERINGS[what](it)
     now = raw.hgetall(it.key)
     for _ in range(2):
-        answer = cold.post("/turn", message=json.dumps(code("print(first)")), conversation_id=turn["conversation_id"])
-        assert code_of(answer) == "seal_broken", answer.text
+        answer = cold.post(
+            "/turn", message=json.dumps(code_script("print(first)")), conversation_id=turn["conversation_id"]
+        )
+        assert error_code(answer) == "seal_broken", answer.text
     assert raw.hgetall(it.key) == now
     assert then(cold, other, "print(first)") == ["[1]"]
-    until_none(cold)
+    wait_until_no_code_runs(cold)
     assert cold.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204

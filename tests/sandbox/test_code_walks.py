@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sandbox.test_code import played, printed
+from tests.support.code_turns import play_code, printed
 
 if TYPE_CHECKING:
     from tests.support.service import Service
@@ -91,7 +91,7 @@ ESCAPES = {
 @pytest.mark.parametrize("agent", ["walker", "walker-libraries", "walker-thread"])
 def test_no_path_of_attributes_leads_out_of_the_interpreter(service: Service, agent: str) -> None:
     library = LIBRARIES if agent == "walker-libraries" else ""
-    _, texts = played(service, MODULES.replace(", ", "\nimport "), THINGS, library or "x = 1", WALK, agent=agent)
+    _, texts = play_code(service, MODULES.replace(", ", "\nimport "), THINGS, library or "x = 1", WALK, agent=agent)
     assert printed(texts[-1]).startswith("nothing among"), "\n".join(texts)
     assert {"held", "lose", "final_answer", "helper", "items"} <= set(printed(texts[-1]).split())
 
@@ -99,13 +99,13 @@ def test_no_path_of_attributes_leads_out_of_the_interpreter(service: Service, ag
 @pytest.mark.parametrize("agent", ["coder", "threaded"])
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_a_known_way_out_of_the_interpreter_is_refused(service: Service, escape: str, agent: str) -> None:
-    _, (tried, after) = played(service, ESCAPES[escape], "import os", agent=agent)
+    _, (tried, after) = play_code(service, ESCAPES[escape], "import os", agent=agent)
     assert "Forbidden" in tried or "has no attribute" in tried or "no plain text" in tried, tried
     assert "Import of os is not allowed" in after
 
 
 def test_an_arrays_memory_is_out_of_reach(service: Service) -> None:
-    _, texts = played(service, "import numpy\nnumpy.arange(3).ctypes.shape.from_address(8)", agent="whole")
+    _, texts = play_code(service, "import numpy\nnumpy.arange(3).ctypes.shape.from_address(8)", agent="whole")
     assert "Forbidden access to an object of the module ctypes" in texts[0]
 
 
@@ -118,6 +118,6 @@ def test_formats_are_those_of_python(service: Service) -> None:
         "print('{a[k]}'.format_map({'a': {'k': 1}}), str.format('{0[1]}', 'xyz'))\n"
         "show = '{0.x:>3}'.format"
     )
-    _, (text, again) = played(service, block, "print(show(p), list(map('{}!'.format, [1, 2])))")
+    _, (text, again) = play_code(service, block, "print(show(p), list(map('{}!'.format, [1, 2])))")
     assert printed(text) == "1    2 {} 3     3|  5\n31\n1 y"
     assert printed(again) == "  3 ['1!', '2!']"

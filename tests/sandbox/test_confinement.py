@@ -18,10 +18,10 @@ import pytest
 from smolsessions.agents.sandbox.confinement import landlock, system_calls
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
-from tests.sandbox.test_code import code, fork_servers, is_ours, played, printed, shown
-from tests.store.test_store import begin, over, until
+from tests.support.code_turns import code_script, fork_servers, is_fork_server, play_code, printed, shown_outputs
 from tests.support.service import Service, spawn
-from tests.worker.test_stop import stop
+from tests.support.turns import cancel, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,7 @@ def wrapper(uid: int, without: tuple[str, ...]) -> tuple[str, ...]:
 
 def tried(service: Service, attempts: list[str], agent: str = "walled") -> list[str]:
     """Return what the model is shown of each attempt."""
-    _, (_, *texts) = played(
+    _, (_, *texts) = play_code(
         service,
         "import at_hand",
         *(f"print(at_hand.attempt({attempt!r}))" for attempt in attempts),
@@ -210,7 +210,7 @@ def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined:
 
 def test_code_reads_no_secret_also_if_it_is_replaced(confined: Confined) -> None:
     service, folder = confined.service, confined.folder
-    played(service, "1", agent="walled")  # the mounts and rules are there
+    play_code(service, "1", agent="walled")  # the mounts and rules are there
     for name in ("keys", "secret"):
         new = folder / f"{name}.new"
         new.write_bytes(confined.keys.read_bytes())
@@ -250,19 +250,22 @@ def test_code_imports_and_reads_what_agents_need(confined: Confined) -> None:
 
 def test_a_signal_to_its_own_group_meets_no_other_process(confined: Confined) -> None:
     service, gate = confined.service, confined.folder / "gate"
-    turn = begin(
-        service, *code("kept = 1", f"wait_for(path={str(gate)!r})", "print(kept)"), {"say": "done"}, agent="coder"
+    turn = submit_turn(
+        service,
+        *code_script("kept = 1", f"wait_for(path={str(gate)!r})", "print(kept)"),
+        {"say": "done"},
+        agent="coder",
     )
-    until(gate.with_name("gate.started").exists)
+    wait_until(gate.with_name("gate.started").exists)
     before = fork_servers(service)
     for number in ("SIGKILL", "SIGTERM"):
         block = f"import at_hand\nat_hand.attempt('os.killpg(0, signal.{number})')"
-        played(service, block, "import at_hand\nat_hand.attempt('os.kill(-1, signal.SIGKILL)')", agent="walled")
+        play_code(service, block, "import at_hand\nat_hand.attempt('os.kill(-1, signal.SIGKILL)')", agent="walled")
     gate.touch()
-    ended = over(service, turn)
+    ended = wait_for_end(service, turn)
     gate.unlink()
     gate.with_name("gate.started").unlink()
-    assert [text for text in shown(service, ended) if text.startswith("The process")] == []
+    assert [text for text in shown_outputs(service, ended) if text.startswith("The process")] == []
     assert (ended["reply"], fork_servers(service)) == ("done", before)
 
 
@@ -273,17 +276,19 @@ def below(service: Service) -> list[psutil.Process]:
 
 def test_what_code_starts_ends_with_its_turn(confined: Confined) -> None:
     service, gate = confined.service, confined.folder / "gate"
-    turn = begin(service, *code("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate)!r})"), agent="forking")
-    until(gate.with_name("gate.started").exists)
+    turn = submit_turn(
+        service, *code_script("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate)!r})"), agent="forking"
+    )
+    wait_until(gate.with_name("gate.started").exists)
     left = below(service)
     limits_count = confined.level == "namespaces" or os.getuid() == 0 == confined.uid
     assert len(left) == (2 if limits_count else 1)
-    stop(service, turn)
+    cancel(service, turn)
     gate.touch()
-    over(service, turn)
+    wait_for_end(service, turn)
     gate.unlink()
     gate.with_name("gate.started").unlink()
-    until(lambda: not [process for process in left if is_ours(process)], 2)
+    wait_until(lambda: not [process for process in left if is_fork_server(process)], 2)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +314,7 @@ def test_a_service_that_must_confine_code_and_cannot_does_not_start(agents: str,
 def test_a_service_that_must_confine_code_starts_if_it_can() -> None:
     settings = {"CODE_CONFINEMENT": "required", "AGENTS": "walled=tests.support.coders:make_walled"}
     with own_folder(UID) as folder, Service(folder, settings, wrapper=wrapper(UID, ("namespaces",))) as service:
-        assert printed(played(service, "print(1)", agent="walled")[1][0]) == "1"
+        assert printed(play_code(service, "print(1)", agent="walled")[1][0]) == "1"
 
 
 def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sandbox.test_code import DONE, code, printed, shown
-from tests.sandbox.test_code_variables import GONE, tasks
+from tests.support.code_turns import GONE, code_script, printed, shown_outputs, tasks
 from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.turns import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def keeping(agent: str, *things: tuple[str, str]) -> list[Event]:
     if agent == "caller":
         return [{"call": [["keep", {"under": under, "what": what}]]} for under, what in things]
-    return code(*(f"keep(under={under!r}, what={what!r})" for under, what in things))
+    return code_script(*(f"keep(under={under!r}, what={what!r})" for under, what in things))
 
 
 def told(service: Service, turn: Event) -> list[str]:
@@ -76,8 +76,8 @@ def test_what_cannot_be_kept_of_an_agents_state_is_dropped_and_named(either: Ser
 
 def test_code_cannot_use_what_was_dropped(either: Service) -> None:
     first = either.play(*keeping("keeper", ("db", "connection")), DONE, agent="keeper")
-    second = either.follow_up(first, *code("print(my_db)", "my_db = 5", "print(my_db)"), DONE)
-    error, _, defined = shown(either, second)
+    second = either.follow_up(first, *code_script("print(my_db)", "my_db = 5", "print(my_db)"), DONE)
+    error, _, defined = shown_outputs(either, second)
     assert "The variable `my_db` is gone" in error
     assert printed(defined) == "5"
 
@@ -100,23 +100,23 @@ def test_a_call_that_is_not_made_again_drops_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("agent", ["threaded", "threaded_keeper"])
 def test_what_code_in_a_thread_held_is_named_by_the_turn_that_finds_it_lost(cold: Service, agent: str) -> None:
-    first = cold.play(*code("count = 41\ndef more():\n    return 1", "counts = 1"), DONE, agent=agent)
+    first = cold.play(*code_script("count = 41\ndef more():\n    return 1", "counts = 1"), DONE, agent=agent)
     assert first["dropped_variables"] == []
-    second = cold.follow_up(first, *code("print(count)", "more()", "count = 5\nprint(count)"), DONE)
+    second = cold.follow_up(first, *code_script("print(count)", "more()", "count = 5\nprint(count)"), DONE)
     assert second["dropped_variables"] == ["count", "counts", "more"]
-    *errors, defined = shown(cold, second)
+    *errors, defined = shown_outputs(cold, second)
     assert [name in error and "is gone" in error for name, error in zip(("count", "more"), errors, strict=True)] == [
         True,
         True,
     ]
     assert printed(defined) == "5"
-    third = cold.follow_up(first, *code("print(1)"), DONE)
+    third = cold.follow_up(first, *code_script("print(1)"), DONE)
     assert third["dropped_variables"] == ["count"]
     assert [text.count(GONE) for text in tasks(cold, first)] == [0, 1, 1]
 
 
 def test_what_code_in_a_thread_holds_lasts_as_long_as_its_session(service: Service) -> None:
-    first = service.play(*code("count = 41"), DONE, agent="threaded")
-    second = service.follow_up(first, *code("print(count)"), DONE)
-    assert [printed(text) for text in shown(service, second)] == ["41"]
+    first = service.play(*code_script("count = 41"), DONE, agent="threaded")
+    second = service.follow_up(first, *code_script("print(count)"), DONE)
+    assert [printed(text) for text in shown_outputs(service, second)] == ["41"]
     assert (second["dropped_variables"], GONE in tasks(service, first)[1]) == ([], False)

@@ -7,23 +7,44 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
 
-from tests.store.test_store import Gate, begin, over, until, until_back
+from tests.support.failover import (
+    KEY_PATTERNS,
+    REPLICATED,
+    RIGHTS,
+    SECOND_SECRET,
+    SECRET,
+    Pair,
+    all_have_begun,
+    assert_all_go_on,
+    check_all,
+    load,
+    play_some,
+)
+from tests.support.idempotency import post_with_key, turn_of
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import Service, run, write_private
 from tests.support.streaming import posting, watching
+from tests.support.turns import (
+    DONE,
+    ECHO,
+    ENDLESS,
+    cancel,
+    held_turn,
+    submit_turn,
+    turn_counts,
+    wait_for_end,
+)
+from tests.support.waiting import Gate, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port
-from tests.web.test_idempotency import ask, made
-from tests.worker.test_busy import held, shown
-from tests.worker.test_stop import DONE, ECHO, ENDLESS, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,11 +57,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.streaming"]
 pytestmark = pytest.mark.timeout(120)
-
-REPLICATED = {"DURABILITY": "replicated"}
-SLOWLY: Event = {"text": "x" * 60, "pace_s": 0.04}  # a step that is a parse error, told in pieces for 0.8 s
-LOAD = 12
-Pair = tuple[Service, Service]
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +88,12 @@ def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
     return found.pop().partition(":")[0]
 
 
-def some(service: Service, number: int = LOAD, agent: str = "scripted") -> list[Event]:
-    """Begin conversations."""
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda _: service.play({"say": "one"}, agent=agent), range(number)))
-
-
 def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]]:
     """Tell which primary has which conversations."""
     owners: dict[Node, list[Event]] = {node: [] for node in cluster.primaries()}
     for turn in turns:
         owners[cluster.primary_of(partition_of(cluster, turn))].append(turn)
     return owners
-
-
-def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
-    """Give turns that take two seconds, half of them handed in at each service."""
-    script = [ECHO, SLOWLY, ECHO, SLOWLY, ECHO, DONE]
-    return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
 
 
 def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
@@ -106,13 +110,8 @@ def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
     return patients
 
 
-def begun(patients: list[Patient]) -> bool:
-    """Tell whether all of them have shown a step."""
-    return all(any(frame.event == "step.finished" for frame in patient.frames) for patient in patients)
-
-
 def test_turns_are_played_on_all_primaries_and_go_on_at_either_service(cluster: ValkeyCluster, pair: Pair) -> None:
-    turns = some(pair[0], 24)
+    turns = play_some(pair[0], 24)
     assert all(spread(cluster, turns).values())
     for turn in turns:
         assert pair[1].follow_up(turn, {"say": "two"})["turn"] == 2
@@ -162,31 +161,36 @@ def test_requests_of_one_key_at_both_services_make_one_turn(pair: Pair) -> None:
     for _ in range(6):
         key = os.urandom(8).hex()
         with ThreadPoolExecutor(6) as pool:
-            turns = [made(a) for a in pool.map(lambda number, key=key: ask(pair[number % 2], key, DONE), range(6))]
+            turns = [
+                turn_of(a)
+                for a in pool.map(lambda number, key=key: post_with_key(pair[number % 2], key, DONE), range(6))
+            ]
         assert turns == turns[:1] * 6
-        assert shown(pair[0], turns[0]) == (1, None, 0)
+        assert turn_counts(pair[0], turns[0]) == (1, None, 0)
 
 
 def test_a_key_that_comes_with_another_request_is_refused_whatever_partition_it_is_of(pair: Pair) -> None:
-    conversations = some(pair[0])
+    conversations = play_some(pair[0])
     for turn in conversations:
         key, at = os.urandom(8).hex(), {"conversation_id": turn["conversation_id"]}
-        first = made(ask(pair[0], key, DONE, **at))
-        problem(ask(pair[1], key, DONE), 422, "idempotency_key_reused")
+        first = turn_of(post_with_key(pair[0], key, DONE, **at))
+        problem(post_with_key(pair[1], key, DONE), 422, "idempotency_key_reused")
         for other in conversations[:3]:
             if other is not turn:
                 another = {"conversation_id": other["conversation_id"]}
-                problem(ask(pair[1], key, DONE, **another), 422, "idempotency_key_reused")
-        assert made(ask(pair[1], key, DONE, **at)) == first
+                problem(post_with_key(pair[1], key, DONE, **another), 422, "idempotency_key_reused")
+        assert turn_of(post_with_key(pair[1], key, DONE, **at)) == first
     for turn in conversations[:3]:
         key = os.urandom(8).hex()
-        first = made(ask(pair[0], key, DONE))
-        problem(ask(pair[1], key, DONE, conversation_id=turn["conversation_id"]), 422, "idempotency_key_reused")
-        assert made(ask(pair[1], key, DONE)) == first
+        first = turn_of(post_with_key(pair[0], key, DONE))
+        problem(
+            post_with_key(pair[1], key, DONE, conversation_id=turn["conversation_id"]), 422, "idempotency_key_reused"
+        )
+        assert turn_of(post_with_key(pair[1], key, DONE)) == first
 
 
 def test_forks_rollbacks_and_prunes_are_made_at_any_partition_and_seen_at_the_other_service(pair: Pair) -> None:
-    for turn in some(pair[0], 8):
+    for turn in play_some(pair[0], 8):
         place = f"/conversations/{turn['conversation_id']}"
         pair[1].follow_up(turn, DONE)
         fork = pair[0].post(f"{place}/fork", turn=1).json()
@@ -202,30 +206,30 @@ def test_a_stop_at_the_other_service_lands(pair: Pair) -> None:
     for _ in range(4):
         with posting(pair[0], ECHO, ENDLESS) as stream:
             turn = stream.until("message.delta", step=2)
-            assert stop(pair[1], turn).status_code in {200, 202}
+            assert cancel(pair[1], turn).status_code in {200, 202}
             assert stream.rest()[-1].event == "turn.cancelled"
-        assert over(pair[1], turn)["status"] == "cancelled"
+        assert wait_for_end(pair[1], turn)["status"] == "cancelled"
 
 
 def test_turns_that_meet_wait_or_interrupt_across_services(pair: Pair, tmp_path: Path) -> None:
-    with held(pair[0], tmp_path / "gate") as first:
+    with held_turn(pair[0], tmp_path / "gate") as first:
         at = {"conversation_id": first["conversation_id"]}
         problem(pair[1].post("/turn", agent="scripted", message="[]", **at), 409, "busy")
-        waiting = begin(pair[1], DONE, on_busy="enqueue", **at)
-    assert over(pair[1], waiting)["reply"] == over(pair[0], waiting)["reply"] == "done"
+        waiting = submit_turn(pair[1], DONE, on_busy="enqueue", **at)
+    assert wait_for_end(pair[1], waiting)["reply"] == wait_for_end(pair[0], waiting)["reply"] == "done"
     with posting(pair[0], ECHO, ENDLESS) as stream:
         endless = stream.until("message.delta", step=2)
         at = {"conversation_id": endless["conversation_id"]}
-        second = begin(pair[1], DONE, agent="streamed", on_busy="interrupt", **at)
+        second = submit_turn(pair[1], DONE, agent="streamed", on_busy="interrupt", **at)
         assert stream.rest()[-1].event == "turn.cancelled"
-    assert over(pair[0], second)["reply"] == "done"
+    assert wait_for_end(pair[0], second)["reply"] == "done"
 
 
 def test_what_is_deleted_at_one_service_is_gone_at_the_other(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    turns = some(pair[0], 6)
-    with held(pair[0], tmp_path / "gate", conversation_id=turns[0]["conversation_id"]):
+    turns = play_some(pair[0], 6)
+    with held_turn(pair[0], tmp_path / "gate", conversation_id=turns[0]["conversation_id"]):
         for turn in turns:
             assert pair[1].client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
             for service in pair:
@@ -241,39 +245,18 @@ def test_what_is_deleted_at_one_service_is_gone_at_the_other(
     assert left <= {"conversation", "idem"}
 
 
-def goes_on(pair: Pair, turns: list[Event]) -> None:
-    """See that conversations take turns again, at either service, and that no service was started anew."""
-    assert all(service.process.poll() is None for service in pair)
-    with ThreadPoolExecutor(8) as pool:
-        patients = [
-            Patient(pair, [DONE], turn["agent"]["name"], {"conversation_id": turn["conversation_id"]}) for turn in turns
-        ]
-        for patient in pool.map(Patient.play, patients):
-            assert patient.result["reply"] == "done"
-
-
-def check_all(pair: Pair, patients: list[Patient]) -> None:
-    """See that turns of `load` lost nothing, and that no reader of them had to come back."""
-    for service in pair:  # turns are over once one of the two has found its way
-        until_back(service, 15)
-    for number, patient in enumerate(patients):
-        patient.check(pair[number % 2])
-        assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)
-        assert patient.breaks == 0
-
-
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partition(
     cluster: ValkeyCluster, pair: Pair, how: str
 ) -> None:
-    owners = spread(cluster, some(pair[0], 18, "streamed"))
+    owners = spread(cluster, play_some(pair[0], 18, "streamed"))
     old = max(owners, key=lambda node: len(owners[node]))
     first, second, *_ = at_old = [{"conversation_id": turn["conversation_id"]} for turn in owners[old]]
     tags = {partition_of(cluster, turn) for turn in owners[old]}
     spared = [turn for node in owners for turn in owners[node] if node is not old][:4]
     patients = [*load(pair), *load(pair, 1, **first), *load(pair, 1, **second)]
     with playing(patients):
-        until(lambda: begun(patients))
+        wait_until(lambda: all_have_begun(patients))
         assert not any(patient.is_over for patient in patients)
         (old.kill if how == "killed" else old.freeze)()
         start = time.monotonic()
@@ -289,7 +272,7 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partiti
                 old.thaw()
     cluster.until_whole()
     check_all(pair, [*patients, *late])
-    goes_on(pair, [turn for turns in owners.values() for turn in turns])
+    assert_all_go_on(pair, [turn for turns in owners.values() for turn in turns])
 
 
 def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
@@ -298,14 +281,14 @@ def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
     gates = [Gate(tmp_path / f"gate {number}") for number in range(24)]
     doomed = Service(tmp_path / "doomed", cluster.settings | REPLICATED)
     with doomed:
-        turns = [begin(doomed, ECHO, gate.script, DONE) for gate in gates]
+        turns = [submit_turn(doomed, ECHO, gate.script, DONE) for gate in gates]
         for gate in gates:
             gate.reached()
         assert len({partition_of(cluster, turn) for turn in turns}) > 4
         doomed.kill()
         for gate in gates:
             gate.open()
-        ended = [over(pair[number % 2], turn) for number, turn in enumerate(turns)]
+        ended = [wait_for_end(pair[number % 2], turn) for number, turn in enumerate(turns)]
     assert {(turn["status"], turn["reply"], turn["steps"]) for turn in ended} == {("finished", "done", 3)}
     assert {turn["attempts"] for turn in ended} == {1, 2}
 
@@ -314,7 +297,7 @@ def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
 def test_a_partition_that_moves_amid_turns_loses_nothing(
     cluster: ValkeyCluster, pair: Pair, *, atomically: bool
 ) -> None:
-    turns = some(pair[0])
+    turns = play_some(pair[0])
     tags = {partition_of(cluster, turn) for turn in turns}
 
     def move_all() -> None:
@@ -325,12 +308,12 @@ def test_a_partition_that_moves_amid_turns_loses_nothing(
     patients = load_while(pair, move_all)
     check_all(pair, patients)
     assert {patient.result["attempts"] for patient in patients} == {1}
-    goes_on(pair, turns)
+    assert_all_go_on(pair, turns)
 
 
 def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster: ValkeyCluster, pair: Pair) -> None:
     """Key by key, a slot is in two places for a while."""
-    turns = some(pair[0], 4)
+    turns = play_some(pair[0], 4)
     turn = turns[0]
     before = pair[0].steps(turn)
     tag = partition_of(cluster, turn)
@@ -347,17 +330,17 @@ def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster
         "store_unavailable",
     )
     cluster.end_move(slot, source, target)
-    goes_on(pair, turns)
+    assert_all_go_on(pair, turns)
     assert pair[1].steps(turn)[: len(before)] == before
 
 
 def test_services_follow_a_cluster_whose_nodes_all_move_away(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    first = some(pair[0], 4)
+    first = play_some(pair[0], 4)
     patients = load_while(pair, cluster.roll)
     check_all(pair, patients)
-    goes_on(pair, first)
+    assert_all_go_on(pair, first)
     seeds = cluster.settings["REDIS_URL"]
     assert seeds != pair[0].settings["REDIS_URL"]
     nowhere = pair[0].settings["REDIS_URL"].split(",")[:-1]
@@ -370,14 +353,14 @@ def test_services_follow_a_cluster_whose_nodes_all_move_away(
 def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
     cluster: ValkeyCluster, pair: Pair
 ) -> None:
-    owners = spread(cluster, some(pair[0], 18))
+    owners = spread(cluster, play_some(pair[0], 18))
     primary = max(owners, key=lambda node: len(owners[node]))
     alone, others = owners[primary], [turn for node in owners for turn in owners[node] if node is not primary]
     replica = cluster.replica_of(primary)
     replica.kill()
     key, body = os.urandom(8).hex(), {"conversation_id": alone[0]["conversation_id"]}
     start = time.monotonic()
-    refused = ask(pair[0], key, {"say": "once"}, **body)
+    refused = post_with_key(pair[0], key, {"say": "once"}, **body)
     assert time.monotonic() - start < 8
     problem(refused, 503, "store_unavailable")
     assert int(refused.headers["retry-after"]) > 0
@@ -387,12 +370,12 @@ def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
     cluster.until_whole()
 
     def is_taken() -> bool:
-        return bool(ask(pair[1], key, {"say": "once"}, **body).status_code == 200)
+        return bool(post_with_key(pair[1], key, {"say": "once"}, **body).status_code == 200)
 
-    until(is_taken)
-    assert made(ask(pair[0], key, {"say": "once"}, **body))["turn"] == 2
-    assert shown(pair[0], alone[0]) == (2, None, 0)
-    goes_on(pair, alone)
+    wait_until(is_taken)
+    assert turn_of(post_with_key(pair[0], key, {"say": "once"}, **body))["turn"] == 2
+    assert turn_counts(pair[0], alone[0]) == (2, None, 0)
+    assert_all_go_on(pair, alone)
 
 
 @pytest.mark.usefixtures("pair")
@@ -400,7 +383,7 @@ def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: Valkey
     settings = cluster.settings | REPLICATED | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
     with Service(tmp_path / "web", settings, command=("web",)) as web:
         with ThreadPoolExecutor(8) as pool:
-            waiting = list(pool.map(lambda _: begin(web, DONE, agent="unplayed"), range(24)))
+            waiting = list(pool.map(lambda _: submit_turn(web, DONE, agent="unplayed"), range(24)))
         owners = spread(cluster, waiting)
         old = max(owners, key=lambda node: len(owners[node]))
         held = [tag for tag in (f"{{p{place:03}}}" for place in range(16)) if cluster.primary_of(tag) is old]
@@ -413,9 +396,9 @@ def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: Valkey
             assert oldest_s > 0
         finally:
             old.thaw()
-        until(lambda: queues()[:2] == (24, 0))
+        wait_until(lambda: queues()[:2] == (24, 0))
         for turn in waiting:
-            assert stop(web, turn).status_code == 200
+            assert cancel(web, turn).status_code == 200
         assert queues() == (0, 0, 0)
     assert "Traceback" not in web.log()
 
@@ -427,11 +410,6 @@ def figures_of(service: Service, agent: str) -> tuple[float, float, float]:
     names = (f'queue_length{{agent="{agent}"}}', "partitions_silent", f'queue_oldest_seconds{{agent="{agent}"}}')
     length, silent, oldest_s = (found[f"smolsessions_{name}"] for name in names)
     return length, silent, oldest_s
-
-
-SECRET, ANOTHER = "hunter2", "sword/fi:sh"
-PLACES = "~{p* &{p*"
-RIGHTS = "+@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time +wait +cluster|slots"
 
 
 @dataclass(frozen=True)
@@ -447,7 +425,7 @@ class Guarded:
     def settings(self) -> dict[str, str]:
         return {"REDIS_CA_FILE": str(self.authority.ca_file), **self.cluster.settings, **REPLICATED}
 
-    def as_worker(self, password: str = ANOTHER) -> dict[str, str]:
+    def as_worker(self, password: str = SECOND_SECRET) -> dict[str, str]:
         return self.settings | {"REDIS_URL": self.cluster.url(user="worker", password=password)}
 
 
@@ -456,7 +434,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     authority = new_authority(folder / "ours")
     with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context, full_coverage=True) as cluster:
-        cluster.add_user("worker", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+        cluster.add_user("worker", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split())
         single = Node(folder / "single", {})
         try:
             single.start()
@@ -467,11 +445,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_path: Path) -> None:
     with Service(tmp_path / "service", guarded.as_worker()) as service:
-        first, *others = some(service, 18)
+        first, *others = play_some(service, 18)
         assert all(spread(guarded.cluster, others).values())
         with posting(service, ECHO, ENDLESS) as stream:
             turn = stream.until("message.delta", step=2)
-            stop(service, turn)
+            cancel(service, turn)
             assert stream.rest()[-1].event == "turn.cancelled"
         for turn in others:
             assert service.follow_up(turn, {"say": "two"})["turn"] == 2
@@ -480,24 +458,24 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_p
         assert "permission" not in service.log()
         said = service.log() + "".join(service.said)
         assert SECRET not in said
-        assert ANOTHER not in said
+        assert SECOND_SECRET not in said
 
 
 def test_a_service_goes_on_at_the_replica_of_a_primary_that_stands_still(guarded: Guarded, tmp_path: Path) -> None:
     """Here the primary's word is enough, and all partitions are closed while one has none: the servers' own default."""
     cluster = guarded.cluster
     with Service(tmp_path / "service", guarded.as_worker() | {"DURABILITY": "primary"}) as service:
-        owners = spread(cluster, some(service, 12, "streamed"))
+        owners = spread(cluster, play_some(service, 12, "streamed"))
         old = max(owners, key=lambda node: len(owners[node]))
         tags = {partition_of(cluster, turn) for turn in owners[old]}
         patients = load((service, service), 4)
         try:
             with playing(patients):
-                until(lambda: begun(patients))
+                wait_until(lambda: all_have_begun(patients))
                 old.freeze()
                 assert old not in {cluster.primary_of(tag) for tag in tags}
                 start = time.monotonic()
-                goes_on((service, service), [turn for turns in owners.values() for turn in turns])
+                assert_all_go_on((service, service), [turn for turns in owners.values() for turn in turns])
                 assert time.monotonic() - start < 10
         finally:
             old.thaw()
@@ -506,27 +484,27 @@ def test_a_service_goes_on_at_the_replica_of_a_primary_that_stands_still(guarded
 
 
 def test_the_rights_that_a_refusal_names_are_those_that_do(guarded: Guarded, tmp_path: Path) -> None:
-    guarded.cluster.add_user("poor", f">{ANOTHER}", "~{p*", "&{p*", "+@read")
-    url = {"REDIS_URL": guarded.cluster.url(user="poor", password=ANOTHER)}
+    guarded.cluster.add_user("poor", f">{SECOND_SECRET}", "~{p*", "&{p*", "+@read")
+    url = {"REDIS_URL": guarded.cluster.url(user="poor", password=SECOND_SECRET)}
     sentence = sentence_of(run(tmp_path, guarded.settings | url))
     assert "permission" in sentence
-    assert [right for right in (*PLACES.split(), *RIGHTS.split()) if right not in sentence] == [], sentence
+    assert [right for right in (*KEY_PATTERNS.split(), *RIGHTS.split()) if right not in sentence] == [], sentence
 
 
 def test_a_password_may_be_in_a_file_which_may_change(guarded: Guarded, tmp_path: Path) -> None:
-    file = write_private(tmp_path / "password", f"{ANOTHER}\n")
+    file = write_private(tmp_path / "password", f"{SECOND_SECRET}\n")
     address = guarded.cluster.url(user="worker", password="x").replace(":x@", "@")
     settings = guarded.settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(file)}
     with Service(tmp_path / "service", settings) as service:
         turn = service.play({"say": "one"})
         file.write_text("the new one\n")
         for node in guarded.cluster.nodes:
-            node.ask("ACL", "SETUSER", "worker", f"<{ANOTHER}", ">the new one")
+            node.ask("ACL", "SETUSER", "worker", f"<{SECOND_SECRET}", ">the new one")
             node.ask("CLIENT", "KILL", "USER", "worker")
         try:
-            goes_on((service, service), [turn])
+            assert_all_go_on((service, service), [turn])
         finally:
-            guarded.cluster.add_user("worker", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+            guarded.cluster.add_user("worker", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split())
 
 
 def refused(guarded: Guarded) -> dict[str, Refused]:
@@ -535,7 +513,7 @@ def refused(guarded: Guarded) -> dict[str, Refused]:
     theirs = new_authority(guarded.folder / "theirs")
     wrong_file = write_private(guarded.folder / "wrong", "wrong-sesame\n")
     address, port = cluster.url(user="worker", password="x").replace(":x@", "@"), free_port()
-    plain = f"redis+cluster://worker:{quote(ANOTHER, safe='')}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
+    plain = f"redis+cluster://worker:{quote(SECOND_SECRET, safe='')}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
     return {
         "a wrong password": Refused(guarded.as_worker("wrong-sesame"), ("refuses us", "SMOLSESSIONS_REDIS_URL")),
         "a wrong password in a file": Refused(
@@ -613,5 +591,5 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
 ) -> None:
     sentence = sentence_of(endings[what].result())
     assert [part for part in table[what].told if part not in sentence] == [], sentence
-    secrets = (SECRET, ANOTHER, quote(ANOTHER, safe=""), "wrong-sesame")
+    secrets = (SECRET, SECOND_SECRET, quote(SECOND_SECRET, safe=""), "wrong-sesame")
     assert not [secret for secret in secrets if secret in sentence]

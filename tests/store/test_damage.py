@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from tests.store.test_store import Gate, P, begin, over, png, running, until
+from tests.support.pictures import png
 from tests.support.service import Service
+from tests.support.store_server import PARTITION, running_store
+from tests.support.turns import submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Raw, Server
+    from tests.support.store_server import Raw, StoreServer
 
     Damage = tuple[str, Callable[[], object]]
 
@@ -87,7 +90,7 @@ class Victim:
         return dict.fromkeys(paths, "") | turns
 
     def named(self, snapshot: Snapshot, kind: str) -> list[bytes]:
-        start = f"{P}:{kind}:{self.ref}".encode()
+        start = f"{PARTITION}:{kind}:{self.ref}".encode()
         return [name for name in snapshot.keys if name == start or name.startswith(start + b":")]
 
     def get(self, path: str) -> tuple[int, Any, float]:
@@ -104,13 +107,13 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
 
 
 @pytest.fixture(scope="module")
-def victim(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     folder = tmp_path_factory.mktemp("victim")
     gate = Gate(folder / "gate")
     with Service(folder, server.settings | SETTINGS) as service:
@@ -123,18 +126,18 @@ def victim(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         like = service.play({"code": "z = 1"}, {"say": "other"}, agent=AGENT, images=[png("blue")])
         beside = service.play({"say": "beside"})
         blocks = [{"code": "y = 3\nx += [y]"}, {"code": f"echo('w')\nwait_for({str(gate.path)!r})"}, {"say": "three"}]
-        turn = begin(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
+        turn = submit_turn(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
         gate.reached(60)
         service.kill()
         raw = server.client()
-        raw.delete(f"{P}:leases")
+        raw.delete(f"{PARTITION}:leases")
         left = Snapshot(raw)
         gate.open()
-        raw.zadd(f"{P}:leases", {f"local/{fork['id']}": 1})
+        raw.zadd(f"{PARTITION}:leases", {f"local/{fork['id']}": 1})
         service.start()
-        turn = over(service, turn, 60)
+        turn = wait_for_end(service, turn, 60)
         assert (turn["status"], turn["attempts"]) == ("finished", 2)
-        image = raw.hkeys(f"{P}:images:local/{fork['id']}")[0].decode()
+        image = raw.hkeys(f"{PARTITION}:images:local/{fork['id']}")[0].decode()
         it = Victim(service, raw, turn, like["conversation_id"], beside, Snapshot(raw), left, image)
         it.answers = {path: it.get(path)[:2] for path in it.reads}
         assert {status for status, _ in it.answers.values()} == {200}, it.answers
@@ -304,7 +307,7 @@ def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched
     for what, damage in cases:
         it.rest.put_back()
         damage()
-        gone = not it.raw.exists(f"{P}:conversation:{it.ref}")
+        gone = not it.raw.exists(f"{PARTITION}:conversation:{it.ref}")
         faults = [*faults_of_reads(it, what, gone=gone), *faults_of_writes(it, gone=gone), *faults_of_others(it)]
         if faults:
             found[what] = faults
@@ -320,7 +323,7 @@ def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: V
     for what, damage in cases:
         it.left.put_back()
         damage()
-        it.raw.zadd(f"{P}:leases", {it.ref: 1})
+        it.raw.zadd(f"{PARTITION}:leases", {it.ref: 1})
         faults = [*faults_of_others(it), *faults_of_the_end(it)]
         if faults:
             found[what] = faults
@@ -337,8 +340,10 @@ def faults_of_the_end(it: Victim) -> Iterator[str]:
         return status != 200 or ended["status"] in {"finished", "failed", "cancelled"}
 
     try:
-        until(is_over, LATEST_S)
-        until(lambda: not it.raw.zcard(f"{P}:leases") and not it.raw.zcard(f"{P}:ready:{AGENT}"), LATEST_S)
+        wait_until(is_over, LATEST_S)
+        wait_until(
+            lambda: not it.raw.zcard(f"{PARTITION}:leases") and not it.raw.zcard(f"{PARTITION}:ready:{AGENT}"), LATEST_S
+        )
     except (AssertionError, httpx2.TransportError):
         yield f"it does not end: {str(ended)[:300]}"
     if ended.get("status") == "finished":
@@ -352,17 +357,17 @@ def test_a_stream_ends_where_its_log_was_damaged_and_the_turn_goes_on(victim: Vi
     it, logged = victim, len(victim.service.log())
     first, second = Gate(tmp_path / "first"), Gate(tmp_path / "second")
     it.rest.put_back()
-    turn = begin(it.service, first.script, second.script, {"say": "end"})
+    turn = submit_turn(it.service, first.script, second.script, {"say": "end"})
     first.reached()
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     with it.service.client.stream("GET", f"{where}/events") as stream:
         texts = stream.iter_text()
         seen = next(texts)
-        it.raw.rpush(f"{P}:log:local/{turn['conversation_id']}:1", b"turn.started\nforeign")
+        it.raw.rpush(f"{PARTITION}:log:local/{turn['conversation_id']}:1", b"turn.started\nforeign")
         first.open()
         seen += "".join(texts)
     second.open()
     assert "turn.queued" in seen
     assert "the rest cannot be read" in seen
-    assert over(it.service, turn)["reply"] == "end"
+    assert wait_for_end(it.service, turn)["reply"] == "end"
     check(it, {}, logged)

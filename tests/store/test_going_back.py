@@ -5,45 +5,54 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 from redis import Redis
 
-from tests.store.test_store import P, Raw, Server, begin, keys_of, over, png, running, until
-from tests.support import rememberers
+from tests.support.histories import (
+    KINDS,
+    REPLACED,
+    SETTINGS,
+    UNBEGUN,
+    History,
+    assert_consistent,
+    fork,
+    history_of,
+    new_conversation,
+    probe,
+    record_of,
+    roll_back,
+    step_counts,
+    variable_x,
+)
+from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, say_as
+from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Service, write_private
+from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys, running_store
 from tests.support.streaming import log_of
-from tests.web.test_owners import ADA, BOB, ask, line, make, say
-from tests.worker.test_busy import follow, held
-from tests.worker.test_stop import DONE, ECHO, stop, wait
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 
-SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
-PROMPT: Event = {"prompt": True}
-KINDS = ["rememberer", "code-rememberer"]
-FAILED, STOPPED, UNBEGUN, REPLACED = "failed", "stopped", "unbegun", "replaced"
-
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
 
 
 @pytest.fixture(scope="module")
-def service(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("service"), SETTINGS | store.settings) as running_service:
         yield running_service
 
@@ -60,140 +69,20 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def raw(store: Server) -> Iterator[Raw]:
+def raw(store: StoreServer) -> Iterator[Raw]:
     with Redis(unix_socket_path=str(store.socket_path)) as client:
         yield client
-
-
-@dataclass
-class Past:
-    """The turns of a conversation: each a script, a body and how it comes to its end."""
-
-    agent: str
-    folder: Path
-    turns: list[tuple[list[Event], dict[str, Any], str]] = field(default_factory=list)
-
-    @property
-    def gate(self) -> Path:
-        return self.folder / "gate"
-
-    def play(self, service: Service, conversation: str, first: int, last: int) -> None:
-        """Play some of them, counted from 1; where a turn takes two numbers so does this."""
-        for script, body, how in self.turns[first - 1 : last]:
-            self._play(service, script, how, agent=self.agent, conversation_id=conversation, **body)
-
-    def _play(self, service: Service, script: list[Event], how: str, **body: Any) -> None:
-        if not how:
-            assert service.play(*script, **body)["status"] == "finished"
-            return
-        if how == FAILED:
-            assert service.play(*script, **body)["status"] == "failed"
-            return
-        for left in (self.gate, self.gate.with_name("gate.started")):
-            left.unlink(missing_ok=True)
-        with self._held(service, **body) as turn:
-            if how == STOPPED:  # its gate opens when it is over: else its step might be finished before the stop lands
-                stop(service, turn)
-                over(service, turn)
-            elif how == UNBEGUN:
-                second = follow(service, turn, DONE)
-                assert stop(service, second).json()["status"] == "cancelled"
-            elif how == REPLACED:
-                second = follow(service, turn, *script, on_busy="rollback")
-                over(service, turn)
-        assert over(service, turn)["status"] == ("finished" if how == UNBEGUN else "cancelled")
-        if how == REPLACED:
-            assert over(service, second)["status"] == "finished"
-
-    @contextmanager
-    def _held(self, service: Service, **body: Any) -> Iterator[Event]:
-        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else wait(self.gate)
-        turn = begin(service, waits, DONE, **body)
-        until(self.gate.with_name("gate.started").exists)
-        yield turn
-        self.gate.touch()
-
-
-def past_of(kind: str, folder: Path) -> Past:
-    """Give a past with all that can be in one."""
-
-    def words(word: str) -> list[Event]:
-        return [{"call": [["shelf", {"word": word}]]}, {"call": [["note_write", {"text": f"noted {word}"}]]}, DONE]
-
-    def code(word: str) -> list[Event]:
-        lines = f"words = {word!r}\nprint(shelf({word!r}), note_write({word!r}))"
-        return [{"code": lines}, {"code": f"{word}_x = 1"}, DONE]
-
-    does = code if kind == "code-rememberer" else words
-    turns: list[tuple[list[Event], dict[str, Any], str]] = [
-        (does("one"), {}, ""),
-        (does("two"), {"images": [png("red")], "additional_args": {"who": "Ann"}}, ""),
-        ([ECHO, {"raise": "no more"}], {}, FAILED),
-        (does("three"), {"reset": True}, ""),
-        ([ECHO, ECHO, DONE], {"max_steps": 1}, ""),
-        ([DONE], {}, STOPPED),
-        (does("four"), {"images": [png("blue")], "additional_args": {"who": "Bo", "age": 3}}, ""),
-    ]
-    return Past(kind, folder, turns)
-
-
-def probe(service: Service, conversation: str, kind: str) -> Any:
-    """Tell all that a conversation's next turn sees: its prompt, its variables, its tools' state."""
-    shelf: Event = {"call": [["shelf", {"word": "probe"}]]}
-    names = ("words", "one_x", "two_x", "three_x", "four_x", "who", "age")
-    look = [{"code": f"print({name})"} for name in names] + [{"code": "print(shelf('probe'), note_read())"}]
-    script = look if kind == "code-rememberer" else [shelf, {"call": [["note_read", {}]]}]
-    body = {"agent": kind, "conversation_id": conversation, "max_steps": 20}
-    first = service.play(PROMPT, **body)
-    second = service.play(*script, PROMPT, **body)
-    assert second["status"] == "finished", second
-    told = [step.get("observations") or step.get("error") for step in service.steps(second)[-len(script) - 1 : -1]]
-    return first["reply"], told
-
-
-def new(service: Service, kind: str) -> str:
-    made: str = service.post("/conversations", agent=kind).json()["id"]
-    return made
-
-
-def fork(service: Service, conversation: str, **body: Any) -> dict[str, Any]:
-    response = service.post(f"/conversations/{conversation}/fork", **body)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    assert response.headers["location"] == f"/conversations/{made['id']}"
-    return made
-
-
-def roll_back(service: Service, conversation: str, turn: int) -> dict[str, Any]:
-    response = service.post(f"/conversations/{conversation}/rollback", turn=turn)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
-
-
-def counts(conversation: dict[str, Any]) -> dict[str, int]:
-    return {kind: count for kind, count in conversation["step_counts"].items() if count}
-
-
-def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
-    """Give all that is on record of a conversation, but for its name."""
-    where = f"/conversations/{conversation}"
-    found = service.get(where)
-    steps = service.get(f"{where}/steps", limit=100, archived="true")["items"]
-    turns = service.get(f"{where}/turns", limit=100)["items"]
-    plain = json.dumps([steps, turns]).replace(conversation, "")
-    return found["step_counts"], found["archived_steps"], json.loads(plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_at_any_turn_is_what_a_conversation_is_that_stopped_there(
     service: Service, tmp_path: Path, kind: str
 ) -> None:
-    past = past_of(kind, tmp_path)
-    whole = new(service, kind)
+    past = history_of(kind, tmp_path)
+    whole = new_conversation(service, kind)
     expected = []
     for last in range(len(past.turns) + 1):
-        short = new(service, kind)
+        short = new_conversation(service, kind)
         past.play(service, short, 1, last)
         expected.append(probe(service, short, kind))
     past.play(service, whole, 1, len(past.turns))
@@ -211,8 +100,8 @@ def test_a_fork_at_any_turn_is_what_a_conversation_is_that_stopped_there(
 def test_a_rollback_to_any_turn_and_forward_again_is_what_the_conversation_was_then(
     service: Service, tmp_path: Path, kind: str
 ) -> None:
-    past = past_of(kind, tmp_path)
-    whole, expected = new(service, kind), []
+    past = history_of(kind, tmp_path)
+    whole, expected = new_conversation(service, kind), []
     for last in range(len(past.turns) + 1):
         past.play(service, whole, last, last)
         expected.append(probe(service, fork(service, whole)["id"], kind))
@@ -234,8 +123,8 @@ def test_a_rollback_to_any_turn_and_forward_again_is_what_the_conversation_was_t
 def test_turns_that_were_cancelled_while_they_waited_or_taken_back_count_as_they_left_it(
     service: Service, tmp_path: Path, how: str
 ) -> None:
-    past = Past("rememberer", tmp_path, turns=[([ECHO, DONE], {}, ""), ([ECHO, DONE], {}, how), ([DONE], {}, "")])
-    whole, expected = new(service, "rememberer"), []
+    past = History("rememberer", tmp_path, turns=[([ECHO, DONE], {}, ""), ([ECHO, DONE], {}, how), ([DONE], {}, "")])
+    whole, expected = new_conversation(service, "rememberer"), []
     for last, turns in enumerate((0, 1, 3, 4)):
         past.play(service, whole, last, last)
         assert service.get(f"/conversations/{whole}")["turns"] == turns
@@ -251,9 +140,9 @@ def test_a_turn_that_was_cancelled_after_a_rollback_is_after_it(narrow: Service,
     name = turn["conversation_id"]
     narrow.follow_up(turn, {"say": "two"})
     roll_back(narrow, name, 1)
-    with held(narrow, tmp_path / "gate"):
-        unbegun = begin(narrow, DONE, conversation_id=name)
-        assert stop(narrow, unbegun).json()["status"] == "cancelled"
+    with held_turn(narrow, tmp_path / "gate"):
+        unbegun = submit_turn(narrow, DONE, conversation_id=name)
+        assert cancel(narrow, unbegun).json()["status"] == "cancelled"
     narrow.follow_up(turn, {"say": "four"})
     rolled_back = [each["rolled_back"] for each in narrow.get(f"/conversations/{name}/turns")["items"]]
     assert rolled_back == [False, True, False, False]
@@ -273,13 +162,15 @@ def test_a_fork_of_a_conversation_that_was_rolled_back_is_as_that_one_is_now(ser
     early = fork(service, turn["conversation_id"], turn=2)
     turns = service.get(f"/conversations/{early['id']}/turns")["items"]
     assert [each["rolled_back"] for each in turns] == [False, False]
-    assert counts(early) == {"task": 2, "action": 2}
-    assert counts(roll_back(service, made["id"], 2)) == {"task": 2, "action": 2}
+    assert step_counts(early) == {"task": 2, "action": 2}
+    assert step_counts(roll_back(service, made["id"], 2)) == {"task": 2, "action": 2}
 
 
 def test_what_its_origin_was_later_is_not_what_a_fork_was(service: Service, tmp_path: Path) -> None:
-    past = Past("rememberer", tmp_path, [([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, UNBEGUN)])
-    whole = new(service, "rememberer")
+    past = History(
+        "rememberer", tmp_path, [([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, UNBEGUN)]
+    )
+    whole = new_conversation(service, "rememberer")
     past.play(service, whole, 1, 3)
     made = fork(service, whole, turn=1)["id"]
     past.play(service, made, 4, 4)
@@ -295,7 +186,7 @@ def test_numbers_are_not_used_again_and_records_say_what_became_of_them(service:
     for text in ("two", "three"):
         service.follow_up(turn, ECHO, {"say": text})
     found = roll_back(service, name, 1)
-    assert (found["turns"], counts(found), found["archived_steps"]) == (3, {"task": 1, "action": 2}, 6)
+    assert (found["turns"], step_counts(found), found["archived_steps"]) == (3, {"task": 1, "action": 2}, 6)
     assert service.follow_up(turn, {"say": "four"})["turn"] == 4
     turns = service.get(f"/conversations/{name}/turns")["items"]
     assert [(each["turn"], each["reply"], each["rolled_back"]) for each in turns] == [
@@ -326,18 +217,18 @@ def test_many_rollbacks_in_a_row_leave_one_trace(service: Service, raw: Raw) -> 
     turn = service.play({"say": "one"})
     name = turn["conversation_id"]
     roll_back(service, name, 0)
-    size = raw.hstrlen(f"{P}:conversation:local/{name}", "terms")
+    size = raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "terms")
     for number in range(50):
         roll_back(service, name, number % 2)
-    assert raw.hstrlen(f"{P}:conversation:local/{name}", "terms") <= size + 4
-    assert counts(roll_back(service, name, 1)) == {"task": 1, "action": 1}
+    assert raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "terms") <= size + 4
+    assert step_counts(roll_back(service, name, 1)) == {"task": 1, "action": 1}
     assert service.get(f"/conversations/{name}/turns/1")["rolled_back"] is False
 
 
-def test_a_fork_lives_on_by_itself(service: Service, store: Server, tmp_path: Path, raw: Raw) -> None:
+def test_a_fork_lives_on_by_itself(service: Service, store: StoreServer, tmp_path: Path, raw: Raw) -> None:
     kind = "code-rememberer"
-    past = past_of(kind, tmp_path)
-    whole = new(service, kind)
+    past = history_of(kind, tmp_path)
+    whole = new_conversation(service, kind)
     past.play(service, whole, 1, 2)
     first = fork(service, whole, metadata={"branch": 1})
     assert first["metadata"] == {"branch": 1}
@@ -368,7 +259,7 @@ def test_a_fork_lives_on_by_itself(service: Service, store: Server, tmp_path: Pa
         assert probe(cold, first["id"], kind) == probe(cold, fork(cold, first["id"], turn=1)["id"], kind)
         for name in (first["id"], second["id"]):
             assert cold.client.delete(f"/conversations/{name}").status_code == 204
-            assert keys_of(raw, {"conversation_id": name}) == {"conversation:C"}
+            assert conversation_keys(raw, {"conversation_id": name}) == {"conversation:C"}
 
 
 def test_a_fork_takes_what_is_there_after_a_prune_and_counts_it_anew(service: Service) -> None:
@@ -379,12 +270,12 @@ def test_a_fork_takes_what_is_there_after_a_prune_and_counts_it_anew(service: Se
     last = {"policy": [{"name": "keep_last_n_steps", "n": 1}]}
     assert service.post(f"/conversations/{name}/prune", destroy=True, **last).status_code == 200
     early = fork(service, name, turn=2)
-    assert (counts(early), early["archived_steps"]) == ({"task": 2}, 0)
+    assert (step_counts(early), early["archived_steps"]) == ({"task": 2}, 0)
     there = service.get(f"/conversations/{early['id']}/steps", archived="true")["items"]
     assert [(step["index"], step["type"]) for step in there] == [(0, "task"), (3, "task")]
     found = roll_back(service, name, 1)
-    assert (counts(found), found["archived_steps"]) == ({"task": 1}, 3)
-    assert counts(roll_back(service, name, 3)) == {"task": 3, "action": 1}
+    assert (step_counts(found), found["archived_steps"]) == ({"task": 1}, 3)
+    assert step_counts(roll_back(service, name, 3)) == {"task": 3, "action": 1}
     assert service.follow_up(turn, PROMPT)["status"] == "finished"
     assert service.play(PROMPT, conversation_id=early["id"])["status"] == "finished"
 
@@ -400,16 +291,16 @@ def test_what_was_rolled_back_can_be_destroyed_and_is_gone_for_good(service: Ser
     nothing = {"policy": [{"name": "no_pruning"}]}
     assert service.post(f"/conversations/{name}/prune", destroy=True, **nothing).json()["destroyed"] == 3
     assert service.client.get(image["url"]).status_code == 404
-    assert [len(blob) for blob in raw.lrange(f"{P}:steps:local/{name}:0", 3, -1)] == [16] * 3
+    assert [len(blob) for blob in raw.lrange(f"{PARTITION}:steps:local/{name}:0", 3, -1)] == [16] * 3
     found = roll_back(service, name, 2)
-    assert (counts(found), found["archived_steps"]) == ({"task": 1, "action": 2}, 0)
+    assert (step_counts(found), found["archived_steps"]) == ({"task": 1, "action": 2}, 0)
     assert (
         service.follow_up(turn, PROMPT)["reply"]
         == service.follow_up({"conversation_id": fork(service, name, turn=1)["id"], "agent": turn["agent"]}, PROMPT)[
             "reply"
         ]
     )
-    assert counts(service.get(f"/conversations/{before['id']}")) == {"task": 2, "action": 4}
+    assert step_counts(service.get(f"/conversations/{before['id']}")) == {"task": 2, "action": 4}
     assert service.client.get(image["url"].replace(name, before["id"])).status_code == 200
 
 
@@ -418,12 +309,15 @@ def test_a_rollback_brings_back_what_was_archived_since(service: Service) -> Non
     name = turn["conversation_id"]
     last = {"policy": [{"name": "keep_last_n_steps", "n": 1}]}
     service.post(f"/conversations/{name}/prune", **last)
-    assert counts(service.follow_up(turn, DONE) and service.get(f"/conversations/{name}")) == {"task": 2, "action": 2}
+    assert step_counts(service.follow_up(turn, DONE) and service.get(f"/conversations/{name}")) == {
+        "task": 2,
+        "action": 2,
+    }
     made = fork(service, name)
-    assert (counts(made), made["archived_steps"]) == ({"task": 2, "action": 2}, 2)
-    assert counts(fork(service, name, turn=1)) == {"task": 1, "action": 3}
-    assert counts(roll_back(service, name, 1)) == {"task": 1, "action": 3}
-    assert counts(roll_back(service, name, 2)) == {"task": 2, "action": 2}
+    assert (step_counts(made), made["archived_steps"]) == ({"task": 2, "action": 2}, 2)
+    assert step_counts(fork(service, name, turn=1)) == {"task": 1, "action": 3}
+    assert step_counts(roll_back(service, name, 1)) == {"task": 1, "action": 3}
+    assert step_counts(roll_back(service, name, 2)) == {"task": 2, "action": 2}
 
 
 ASKS: list[tuple[str, str, dict[str, Any]]] = [
@@ -442,41 +336,22 @@ def test_while_a_turn_runs_or_waits_all_of_it_is_refused(narrow: Service, tmp_pa
     turn = narrow.play(ECHO, {"say": "one"}, agent="other")
     name = turn["conversation_id"]
     ahead: dict[str, Any] = {} if waits else {"agent": "other", "conversation_id": name}
-    with held(narrow, tmp_path / "gate", **ahead):
-        waiting = begin(narrow, DONE, agent="other", conversation_id=name) if waits else None
+    with held_turn(narrow, tmp_path / "gate", **ahead):
+        waiting = submit_turn(narrow, DONE, agent="other", conversation_id=name) if waits else None
         with nothing_stored(narrow):
             for method, what, body in ASKS:
                 given = body if method == "POST" else None
                 response = narrow.client.request(method, f"/conversations/{name}/{what}", json=given)
                 assert problem(response, 409, "busy")["running_turn"] == 2
         if waiting:
-            stop(narrow, waiting)
+            cancel(narrow, waiting)
     for method, what, body in ASKS:
         if what != "prune":
-            over(narrow, {"conversation_id": name, "turn": 2})
+            wait_for_end(narrow, {"conversation_id": name, "turn": 2})
             response = narrow.client.request(
                 method, f"/conversations/{name}/{what}", json=body if method == "POST" else None
             )
             assert response.status_code in {200, 201}, response.text
-
-
-def consistent(service: Service, name: str, agent: str = "scripted") -> None:
-    """Check that steps and turns tell the same of a conversation, and that it goes on."""
-    turns = {
-        each["turn"]: each["rolled_back"] for each in service.get(f"/conversations/{name}/turns", limit=100)["items"]
-    }
-    steps = service.get(f"/conversations/{name}/steps", limit=100, archived="true")["items"]
-    assert [step["rolled_back"] for step in steps] == [turns[step["turn"]] for step in steps]
-    kept = [step["type"] for step in steps if not step["rolled_back"]]
-    assert counts(service.get(f"/conversations/{name}")) == {kind: kept.count(kind) for kind in set(kept)}
-    shown = [
-        message
-        for message in service.get(f"/conversations/{name}/messages")["messages"]
-        if "New task" in json.dumps(message)
-    ]
-    assert len(shown) == kept.count("task")
-    last = service.play(PROMPT, conversation_id=name, agent=agent)
-    assert (last["status"], last["turn"]) == ("finished", len(turns) + 1)
 
 
 def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> None:
@@ -501,10 +376,10 @@ def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> 
         answers = list(pool.map(ask_for, range(60)))
     assert {status for status, _ in answers} <= {200, 201, 409, 503}
     assert {body["code"] for status, body in answers if status == 409} <= {"busy"}
-    consistent(service, name)
+    assert_consistent(service, name)
     forks = [body["id"] for status, body in answers if status == 201]
     for made in forks:
-        consistent(service, made)
+        assert_consistent(service, made)
     assert [status for status, _ in answers].count(200) > 2
     assert len(forks) > 10
 
@@ -523,14 +398,14 @@ def test_a_process_that_is_killed_amid_forks_leaves_none_half_made(tmp_path: Pat
 
         with ThreadPoolExecutor(4) as pool:
             doing = [pool.submit(forks, number) for number in range(4)]
-            until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
+            wait_until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
             running_service.kill()
             for each in doing:
                 each.result()
         running_service.start()
         with Redis(unix_socket_path=str(tmp_path / "data" / "store.sock"), decode_responses=True) as client:
-            of = {key.split(":")[2] for key in client.keys(f"{P}:*:local/*")}
-            assert of == {key.split(":")[2] for key in client.keys(f"{P}:conversation:*")}
+            of = {key.split(":")[2] for key in client.keys(f"{PARTITION}:*:local/*")}
+            assert of == {key.split(":")[2] for key in client.keys(f"{PARTITION}:conversation:*")}
         whole = record_of(running_service, name)
         made = [each["id"] for each in running_service.get("/conversations", limit=100)["items"] if each["forked_from"]]
         assert len(made) > 19
@@ -556,12 +431,12 @@ def test_a_turn_after_a_rollback_is_taken_over_as_it_was(tmp_path: Path) -> None
         running_service.play({"code": "x = 2"}, DONE, **body)
         roll_back(running_service, name, 1)
         other = fork(running_service, name)["id"]
-        doomed = begin(running_service, *waits, **body)
-        until(gate.with_name("gate.started").exists)
+        doomed = submit_turn(running_service, *waits, **body)
+        wait_until(gate.with_name("gate.started").exists)
         running_service.kill()
         gate.touch()
         running_service.start()
-        found = over(running_service, doomed)
+        found = wait_for_end(running_service, doomed)
         assert (found["turn"], found["status"], found["attempts"]) == (3, "finished", 2)
         expected = running_service.play(*waits, **(body | {"conversation_id": other}))
         assert (found["reply"], found["output"]) == (expected["reply"], expected["output"])
@@ -573,35 +448,31 @@ def test_what_an_older_release_played_cannot_be_gone_back_to_and_is_not_guessed(
     for text in ("two", "three"):
         service.follow_up(turn, ECHO, {"say": text})
     for gone in (1, 2):
-        raw.hdel(f"{P}:moments:local/{name}", gone)
+        raw.hdel(f"{PARTITION}:moments:local/{name}", gone)
         for what in ("rollback", "fork"):
             problem(service.post(f"/conversations/{name}/{what}", turn=gone), 409, "history_gone")
-    raw.delete(f"{P}:moments:local/{name}")
+    raw.delete(f"{PARTITION}:moments:local/{name}")
     for what in ("rollback", "fork"):
         problem(service.post(f"/conversations/{name}/{what}", turn=3), 409, "history_gone")
     made = fork(service, name)
-    assert counts(made) == {"task": 3, "action": 6}
-    assert counts(roll_back(service, made["id"], 3)) == {"task": 3, "action": 6}
+    assert step_counts(made) == {"task": 3, "action": 6}
+    assert step_counts(roll_back(service, made["id"], 3)) == {"task": 3, "action": 6}
     service.follow_up(turn, DONE)
     assert service.post(f"/conversations/{name}/prune", destroy=True, policy="no_pruning").status_code == 200
     for what in ("rollback", "fork"):
         problem(service.post(f"/conversations/{name}/{what}", turn=3), 409, "history_gone")
-    assert counts(roll_back(service, name, 4)) == {"task": 4, "action": 7}
-    assert counts(roll_back(service, name, 0)) == {}
-    assert counts(roll_back(service, name, 4)) == {"task": 4, "action": 7}
+    assert step_counts(roll_back(service, name, 4)) == {"task": 4, "action": 7}
+    assert step_counts(roll_back(service, name, 0)) == {}
+    assert step_counts(roll_back(service, name, 4)) == {"task": 4, "action": 7}
 
 
 def test_the_head_of_another_turn_is_not_taken_for_that_of_this_one(service: Service, raw: Raw) -> None:
     turn = service.play(ECHO, {"say": "one"})
     name = turn["conversation_id"]
     service.follow_up(turn, ECHO, {"say": "two"})
-    moments = f"{P}:moments:local/{name}"
+    moments = f"{PARTITION}:moments:local/{name}"
     raw.hset(moments, 1, raw.hget(moments, 2))
     problem(service.post(f"/conversations/{name}/rollback", turn=1), 409, "history_gone")
-
-
-def variables(service: Service, name: str, agent: str = "code") -> Any:
-    return service.play({"code": "final_answer(x)"}, agent=agent, conversation_id=name)["output"]
 
 
 def test_variables_that_are_not_kept_any_more_are_not_guessed(service: Service, raw: Raw) -> None:
@@ -611,14 +482,14 @@ def test_variables_that_are_not_kept_any_more_are_not_guessed(service: Service, 
     service.play({"code": "x = 2"}, DONE, **body)
     service.play({"code": "x = 3"}, DONE, **body)
     made = fork(service, name)["id"]
-    raw.delete(f"{P}:old:local/{name}")
+    raw.delete(f"{PARTITION}:old:local/{name}")
     with nothing_stored(service):
         for what in ("rollback", "fork"):
             problem(service.post(f"/conversations/{name}/{what}", turn=1), 409, "history_gone")
-    assert variables(service, fork(service, made, turn=1)["id"]) == 1
-    assert variables(service, name) == 3
+    assert variable_x(service, fork(service, made, turn=1)["id"]) == 1
+    assert variable_x(service, name) == 3
     roll_back(service, made, 2)
-    assert variables(service, made) == 2
+    assert variable_x(service, made) == 2
 
 
 def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Service, raw: Raw) -> None:
@@ -626,7 +497,7 @@ def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Servic
     turn = service.play({"code": "x = 1"}, DONE, **body)
     body["conversation_id"] = name = turn["conversation_id"]
     service.play({"code": "x = 2"}, DONE, **body)
-    conversation, old, order = (f"{P}:{kind}:local/{name}" for kind in ("conversation", "old", "oldest"))
+    conversation, old, order = (f"{PARTITION}:{kind}:local/{name}" for kind in ("conversation", "old", "oldest"))
     held_bytes = sum(len(blob) for blob in raw.hvals(old))
     assert int(raw.hget(conversation, "old_bytes")) == held_bytes > 0
     most = 64 * 1024 * 1024
@@ -637,30 +508,36 @@ def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Servic
     assert int(raw.hget(conversation, "old_bytes")) - (most - 40 - held_bytes) == kept
     problem(service.post(f"/conversations/{name}/rollback", turn=1), 409, "history_gone")
     roll_back(service, name, 2)
-    assert variables(service, name) == 2
+    assert variable_x(service, name) == 2
 
 
 def test_a_turn_that_is_not_there_and_another_owners_conversation_are_not_found(tmp_path: Path) -> None:
-    keys = write_private(tmp_path / "keys", line("ada", ADA) + line("bob", BOB))
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
-        hers = make(locked, ADA, agent="scripted")["id"]
-        say(locked, ADA, "secret", hers)
+        hers = create_as(locked, ADA, agent="scripted")["id"]
+        say_as(locked, ADA, "secret", hers)
         for what, body in (("fork", {}), ("rollback", {"turn": 1}), ("export", None)):
             method = "GET" if body is None else "POST"
-            missing = ask(locked, BOB, method, f"/conversations/none/{what}", body).json()
-            response = ask(locked, BOB, method, f"/conversations/{hers}/{what}", body)
+            missing = request_as(locked, BOB, method, f"/conversations/none/{what}", body).json()
+            response = request_as(locked, BOB, method, f"/conversations/{hers}/{what}", body)
             assert problem(response, 404, "conversation_not_found") == missing
         for what in ("fork", "rollback"):
-            problem(ask(locked, ADA, "POST", f"/conversations/{hers}/{what}", {"turn": 2}), 404, "turn_not_found")
+            problem(
+                request_as(locked, ADA, "POST", f"/conversations/{hers}/{what}", {"turn": 2}), 404, "turn_not_found"
+            )
             for turn in (-1, 1.5, "1", True, 2**40):
                 problem(
-                    ask(locked, ADA, "POST", f"/conversations/{hers}/{what}", {"turn": turn}), 422, "invalid_request"
+                    request_as(locked, ADA, "POST", f"/conversations/{hers}/{what}", {"turn": turn}),
+                    422,
+                    "invalid_request",
                 )
-        problem(ask(locked, ADA, "POST", f"/conversations/{hers}/rollback", {"turn": None}), 422, "invalid_request")
-        problem(ask(locked, ADA, "POST", f"/conversations/{hers}/rollback", {}), 422, "invalid_request")
-        mine = ask(locked, ADA, "POST", f"/conversations/{hers}/fork", {}).json()["id"]
-        problem(ask(locked, BOB, "GET", f"/conversations/{mine}"), 404, "conversation_not_found")
-        assert "secret" in ask(locked, ADA, "GET", f"/conversations/{mine}/turns").text
+        problem(
+            request_as(locked, ADA, "POST", f"/conversations/{hers}/rollback", {"turn": None}), 422, "invalid_request"
+        )
+        problem(request_as(locked, ADA, "POST", f"/conversations/{hers}/rollback", {}), 422, "invalid_request")
+        mine = request_as(locked, ADA, "POST", f"/conversations/{hers}/fork", {}).json()["id"]
+        problem(request_as(locked, BOB, "GET", f"/conversations/{mine}"), 404, "conversation_not_found")
+        assert "secret" in request_as(locked, ADA, "GET", f"/conversations/{mine}/turns").text
 
 
 def tampered(service: Service, name: str) -> None:
@@ -679,7 +556,7 @@ def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Ser
     service.follow_up(turn, ECHO, {"say": "later"})
 
     def key(kind: str, conversation: str, *more: int) -> str:
-        return ":".join([P, kind, f"local/{conversation}", *map(str, more)])
+        return ":".join([PARTITION, kind, f"local/{conversation}", *map(str, more)])
 
     def stranger() -> str:
         return str(service.play(ECHO, {"say": "mine"})["conversation_id"])
@@ -712,7 +589,7 @@ def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Ser
 
 def test_a_fork_lies_at_the_partition_of_its_origin(tmp_path: Path) -> None:
     with (
-        running(tmp_path / "store") as outside,
+        running_store(tmp_path / "store") as outside,
         Redis(unix_socket_path=str(outside.socket_path), decode_responses=True) as client,
         Service(tmp_path / "s", SETTINGS | outside.settings | {"PARTITIONS": "16"}) as parted,
     ):
@@ -722,9 +599,9 @@ def test_a_fork_lies_at_the_partition_of_its_origin(tmp_path: Path) -> None:
             name = turn["conversation_id"]
             parted.play({"code": "x = -1"}, DONE, agent="code", conversation_id=name)
             made = fork(parted, name, turn=1)["id"]
-            assert (variables(parted, made), variables(parted, name)) == (number, -1)
+            assert (variable_x(parted, made), variable_x(parted, name)) == (number, -1)
             roll_back(parted, name, 1)
-            assert variables(parted, name) == number
+            assert variable_x(parted, name) == number
             found = {key.partition(":")[0] for each in (name, made) for key in client.keys(f"*{each}*")}
             assert len(found) == 1
             places |= found
@@ -759,4 +636,4 @@ def test_who_reads_while_others_destroy_and_go_back_reads_a_whole_or_is_told_to_
             each.result()
     assert {status for _, status in seen} <= {200, 201, 503}, set(seen)
     assert {what for what, status in seen if status < 300} == {what for _, what in places}
-    consistent(service, name)
+    assert_consistent(service, name)

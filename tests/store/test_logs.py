@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_going_back import fork
-from tests.store.test_store import Gate, P, Raw, Server, begin, keys_of, over, running, until
+from tests.support.histories import fork
 from tests.support.service import Service
+from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys, running_store
 from tests.support.streaming import log_of
-from tests.worker.test_stop import DONE, ECHO
+from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +25,13 @@ LAST = [{"name": "keep_last_n_steps", "n": 1}]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
 
 
 @pytest.fixture(scope="module")
-def service(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Serve with the default for logs, long messages, and ids that are soon free again."""
     settings = store.settings | {"ID_REUSE_S": "1", "MAX_MESSAGE_CHARS": "1000000"}
     with Service(tmp_path_factory.mktemp("service"), settings) as found:
@@ -43,7 +44,7 @@ def gate(tmp_path: Path) -> Gate:
 
 
 @pytest.fixture
-def raw(store: Server) -> Iterator[Raw]:
+def raw(store: StoreServer) -> Iterator[Raw]:
     with store.client() as client:
         yield client
 
@@ -65,14 +66,14 @@ def test_the_inner_steps_of_managed_agents_last_over_restarts_and_in_forks(servi
     inner = {event["step_id"].count("/") for event in before[1] if event["type"] == "step.finished"}
     assert inner == {0, 1, 2}
     assert expiring(raw, turn) == []
-    assert raw.hlen(f"{P}:logs:local/{turn['conversation_id']}") == 2
-    assert not [name for name in keys_of(raw, turn) if name.startswith("log:")]
+    assert raw.hlen(f"{PARTITION}:logs:local/{turn['conversation_id']}") == 2
+    assert not [name for name in conversation_keys(raw, turn) if name.startswith("log:")]
     service.stop()
     service.start()
     assert {number: events_of(service, turn, number) for number in (1, 2)} == before
     forked = fork(service, turn["conversation_id"], turn=1)
     assert events_of(service, {"conversation_id": forked["id"], "turn": 1}) == before[1]
-    assert raw.hkeys(f"{P}:logs:local/{forked['id']}") == [b"1"]
+    assert raw.hkeys(f"{PARTITION}:logs:local/{forked['id']}") == [b"1"]
     again = service.play(DONE, conversation_id=forked["id"], agent="family")
     assert [event["type"] for event in events_of(service, again)] == [event["type"] for event in before[2]]
     assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
@@ -83,43 +84,43 @@ def test_a_log_that_is_too_long_to_pack_lasts_too_and_goes_with_its_conversation
     turn = service.follow_up(service.play(DONE), LONG, DONE)
     turn = service.follow_up(turn, LONG, DONE)
     before = events_of(service, turn, 2)
-    assert keys_of(raw, turn) >= {"logs:C", "longlogs:C", "log:C:2", "log:C:3"}
+    assert conversation_keys(raw, turn) >= {"logs:C", "longlogs:C", "log:C:2", "log:C:3"}
     assert expiring(raw, turn) == []
     forked = fork(service, turn["conversation_id"], turn=2)
     there = {"conversation_id": forked["id"], "turn": 2}
-    assert keys_of(raw, there) >= {"logs:C", "longlogs:C", "log:C:2"}
-    assert "log:C:3" not in keys_of(raw, there)
+    assert conversation_keys(raw, there) >= {"logs:C", "longlogs:C", "log:C:2"}
+    assert "log:C:3" not in conversation_keys(raw, there)
     for each in (turn, there):
         assert events_of(service, each, 2) == before
         assert service.client.delete(f"/conversations/{each['conversation_id']}").status_code == 204
-        assert keys_of(raw, each) <= {"conversation:C"}
+        assert conversation_keys(raw, each) <= {"conversation:C"}
 
 
 def test_a_delete_leaves_its_tombstone_alone_and_the_id_is_free_again(service: Service, raw: Raw, gate: Gate) -> None:
     turn = service.play(ECHO, DONE, conversation_id=service.post("/conversations", id="brief").json()["id"])
-    held = begin(service, gate.script, DONE, conversation_id="brief")
+    held = submit_turn(service, gate.script, DONE, conversation_id="brief")
     gate.reached()
-    begin(service, DONE, conversation_id="brief", on_busy="enqueue")
+    submit_turn(service, DONE, conversation_id="brief", on_busy="enqueue")
     assert service.client.delete("/conversations/brief").status_code == 204
     gate.open()
-    assert keys_of(raw, turn) <= {"conversation:C"}
-    assert raw.ttl(f"{P}:conversation:local/brief") <= 1
+    assert conversation_keys(raw, turn) <= {"conversation:C"}
+    assert raw.ttl(f"{PARTITION}:conversation:local/brief") <= 1
     assert service.client.get(f"/conversations/brief/turns/{held['turn']}/events").status_code == 404
-    until(lambda: service.post("/conversations", id="brief", agent="scripted").status_code == 201)
-    assert keys_of(raw, turn) == {"conversation:C"}
+    wait_until(lambda: service.post("/conversations", id="brief", agent="scripted").status_code == 201)
+    assert conversation_keys(raw, turn) == {"conversation:C"}
     again = service.play(DONE, conversation_id="brief")
     assert (again["turn"], len(events_of(service, again)) > 1) == (1, True)
 
 
 def test_a_turn_that_was_cancelled_while_it_waited_keeps_its_log(service: Service, raw: Raw, gate: Gate) -> None:
-    turn = begin(service, gate.script, DONE)
+    turn = submit_turn(service, gate.script, DONE)
     gate.reached()
-    waits = begin(service, DONE, conversation_id=turn["conversation_id"], on_busy="enqueue")
+    waits = submit_turn(service, DONE, conversation_id=turn["conversation_id"], on_busy="enqueue")
     service.post(f"/conversations/{turn['conversation_id']}/turns/2/cancel").raise_for_status()
     gate.open()
-    over(service, turn)
+    wait_for_end(service, turn)
     assert [event["type"] for event in events_of(service, waits)] == ["turn.queued", "turn.cancelled"]
-    assert (expiring(raw, turn), raw.smembers(f"{P}:longlogs:local/{turn['conversation_id']}")) == ([], {b"2"})
+    assert (expiring(raw, turn), raw.smembers(f"{PARTITION}:longlogs:local/{turn['conversation_id']}")) == ([], {b"2"})
 
 
 def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: Service, raw: Raw) -> None:
@@ -135,16 +136,16 @@ def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: 
     for number, final in ((1, "turn.finished"), (2, "turn.finished")):
         assert [event["type"] for event in events_of(service, turn, number)] == [final]
     assert events_of(service, turn) == kept
-    assert raw.hkeys(f"{P}:logs:local/{turn['conversation_id']}") == [b"3"]
-    assert keys_of(raw, turn).isdisjoint({"log:C:2", "longlogs:C"})
+    assert raw.hkeys(f"{PARTITION}:logs:local/{turn['conversation_id']}") == [b"3"]
+    assert conversation_keys(raw, turn).isdisjoint({"log:C:2", "longlogs:C"})
     assert len(events_of(service, {"conversation_id": forked["id"], "turn": 1})) > 1  # what a fork copied is its own
 
 
 def test_a_log_of_another_turn_or_conversation_is_broken_for_that_turn_alone(service: Service, raw: Raw) -> None:
     turn, other = service.play(ECHO, DONE), service.play(ECHO, DONE)
     turn = service.follow_up(turn, DONE)
-    name = f"{P}:logs:local/{turn['conversation_id']}"
-    own, foreign = raw.hget(name, 2), raw.hget(f"{P}:logs:local/{other['conversation_id']}", 1)
+    name = f"{PARTITION}:logs:local/{turn['conversation_id']}"
+    own, foreign = raw.hget(name, 2), raw.hget(f"{PARTITION}:logs:local/{other['conversation_id']}", 1)
     for wrong in (own, foreign, b"junk"):
         raw.hset(name, 1, wrong)
         response = service.client.get(f"/conversations/{turn['conversation_id']}/turns/1/events")
@@ -155,9 +156,9 @@ def test_a_log_of_another_turn_or_conversation_is_broken_for_that_turn_alone(ser
     assert len(events_of(service, other)) > 1
 
 
-def test_logs_that_expire_go_alone(store: Server, raw: Raw, tmp_path: Path) -> None:
+def test_logs_that_expire_go_alone(store: StoreServer, raw: Raw, tmp_path: Path) -> None:
     with Service(tmp_path, store.settings | {"LOG_TTL_S": "1"}) as service:
         turn = service.play(ECHO, DONE)
-        until(lambda: len(events_of(service, turn)) == 1)
+        wait_until(lambda: len(events_of(service, turn)) == 1)
         assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
-    assert 3590 < raw.ttl(f"{P}:conversation:local/{turn['conversation_id']}") <= 3600
+    assert 3590 < raw.ttl(f"{PARTITION}:conversation:local/{turn['conversation_id']}") <= 3600

@@ -5,40 +5,28 @@ The files in tests/data were written by `tests.support.old_data`, each with the 
 
 from __future__ import annotations
 
-import json
 import struct
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic_core import from_json, to_json
 
 from smolsessions.store.seal import VERSION, Sealer, parse_keys
-from tests.store.test_store import P, running
 from tests.support import old_data, remembering
 from tests.support.old_data import DEMO, TALKS, OldData
+from tests.support.old_data_checks import ALL, FILES, MORE, assert_holds, messages_of, restored
 from tests.support.problems import problem
 from tests.support.service import Service, run
+from tests.support.store_server import PARTITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.store.test_store import Raw, Server
+    from tests.support.store_server import Raw
 
-ALL = sorted((Path(__file__).parents[1] / "data").glob("format-*.json.gz"))
-FILES = [path for path in ALL if old_data.MEMORY_FILE not in path.name]
 MEMORY = [path for path in ALL if path not in FILES]
 NEWER = "is of a format newer than this release"
-
-
-@contextmanager
-def restored(old: OldData, folder: Path) -> Iterator[tuple[Server, dict[str, str]]]:
-    """Give a store that holds the old data, and the settings of a service on it."""
-    with running(folder) as server:
-        with server.client() as raw:
-            old.put(raw)
-        yield server, server.settings | {"SEAL_KEYS": old.seal_key}
 
 
 @pytest.fixture(scope="module", params=FILES, ids=lambda path: path.name)
@@ -78,30 +66,6 @@ def test_all_that_was_said_of_old_data_is_said_of_it_now(old: OldData, untouched
     assert statuses == {"finished", "failed", "cancelled"}
 
 
-def assert_holds(now: Any, then: Any, where: str) -> None:
-    """Check that all that was said is still said; an object may have got members more."""
-    if isinstance(then, dict):
-        assert isinstance(now, dict), where
-        for name, member in then.items():
-            assert_holds(now[name], member, f"{where} {name}")
-    elif isinstance(then, list):
-        assert len(now) == len(then), where
-        for place, (one, other) in enumerate(zip(now, then, strict=True)):
-            assert_holds(one, other, f"{where} {place}")
-    else:
-        assert now == then, where
-
-
-MORE: dict[str, list[tuple[old_data.Json, str]]] = {
-    "code": [
-        ({"code": "final_answer(f'{x} {twice(y)} {day.year}')"}, "{'ü': [1, 2.5, None]} 4 2026"),
-        ({"code": "x['ü'] = 'новое'\nfinal_answer(x)"}, '{"ü": "новое"}'),
-        ({"code": "final_answer(x['ü'])"}, "новое"),
-    ],
-    "carried": [({"code": "final_answer(m.amount)"}, "7")],
-}
-
-
 @pytest.mark.parametrize("name", TALKS)
 def test_an_old_conversation_goes_on_as_one_that_is_played_now(used: Service, name: str) -> None:
     turns = len(TALKS[name][1])
@@ -113,13 +77,6 @@ def test_an_old_conversation_goes_on_as_one_that_is_played_now(used: Service, na
     assert asked["reply"] == used.follow_up(now, {"prompt": True})["reply"]
     for entry, reply in MORE.get(name, ()):
         assert [used.follow_up(turn, entry)["reply"] for turn in (then, now)] == [reply] * 2
-
-
-def messages_of(service: Service, turn: old_data.Json) -> str:
-    """Give what the model is shown next, without the name of the conversation."""
-    name = turn["conversation_id"]
-    shown = service.get(f"/conversations/{name}/messages")["messages"]
-    return json.dumps(shown).replace(f"/conversations/{name}/", "/")
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-code"])
@@ -152,7 +109,7 @@ def test_old_conversations_are_patched_and_deleted(old: OldData, tmp_path: Path)
         assert service.client.delete("/conversations/tools").status_code == 204
         problem(service.client.get("/conversations/tools"), 404, "conversation_not_found")
         with server.client() as raw:
-            assert not raw.exists(f"{P}:steps:local/tools:0", f"{P}:images:local/tools")
+            assert not raw.exists(f"{PARTITION}:steps:local/tools:0", f"{PARTITION}:images:local/tools")
 
 
 def test_what_later_releases_do_with_conversations_is_done_with_old_ones_too(old: OldData, tmp_path: Path) -> None:
@@ -194,7 +151,7 @@ def newer_head(raw: Raw, sealer: Sealer) -> None:
 
 
 SCOPE = "local/tools"
-STEPS, CONVERSATION = f"{P}:steps:{SCOPE}:0", f"{P}:conversation:{SCOPE}"
+STEPS, CONVERSATION = f"{PARTITION}:steps:{SCOPE}:0", f"{PARTITION}:conversation:{SCOPE}"
 
 
 @pytest.mark.parametrize("make_newer", [newer_seal, newer_step, newer_head])
@@ -212,12 +169,12 @@ def test_a_newer_format_is_refused_with_a_sentence(old: OldData, tmp_path: Path,
 
 def test_a_newer_record_of_a_turn_is_refused_with_a_sentence(old: OldData, tmp_path: Path) -> None:
     with restored(old, tmp_path / "store") as (server, settings), server.client() as raw:
-        sealer, turns = Sealer(parse_keys(old.seal_key)), f"{P}:turns:{SCOPE}"
+        sealer, turns = Sealer(parse_keys(old.seal_key)), f"{PARTITION}:turns:{SCOPE}"
         record = from_json(sealer.open(raw.lindex(turns, 0), SCOPE, "turn", 1))
         record["outcome"]["status"] = "postponed"
         raw.lset(turns, 0, sealer.seal(to_json(record), SCOPE, "turn", 1))
         log = sealer.seal(b"turn.queued\n{}\nturn.postponed\n{}", SCOPE, "log", 2)
-        raw.lset(f"{P}:log:{SCOPE}:2", 0, b"packed\n" + log)
+        raw.lset(f"{PARTITION}:log:{SCOPE}:2", 0, b"packed\n" + log)
         with Service(tmp_path / "service", settings) as service:
             shown = problem(service.client.get("/conversations/tools/turns/1"), 500, "seal_broken")
             assert NEWER in shown["detail"]
@@ -229,7 +186,7 @@ def test_a_newer_record_of_a_turn_is_refused_with_a_sentence(old: OldData, tmp_p
 def test_a_store_of_a_newer_schema_is_not_used(old: OldData, tmp_path: Path) -> None:
     with restored(old, tmp_path / "store") as (server, settings):
         with server.client() as raw:
-            raw.hset(f"{P}:about", "schema", "2")
+            raw.hset(f"{PARTITION}:about", "schema", "2")
         status, _, said = run(tmp_path / "service", settings)
     assert status == 2
     assert "the store holds data of schema 2, this release knows 1; run the release that wrote it" in said

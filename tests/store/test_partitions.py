@@ -15,14 +15,14 @@ from redis import Redis
 from smolsessions.core.records import MAX_CRASHES, ConversationFields
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.store import Options, open_store
-from tests.store.test_scripts import AGENT, KIND, SEALER, claim, ref_of, submit
-from tests.store.test_scripts import DONE as DONE_TURN
-from tests.store.test_scripts import until as soon
-from tests.store.test_store import Server, begin, over, running, until
 from tests.support.problems import problem
 from tests.support.service import Service, run
-from tests.worker.test_busy import follow, held
-from tests.worker.test_stop import DONE
+from tests.support.store_server import StoreServer, running_store
+from tests.support.stores import AGENT, KIND, SEALER, claim, ref_of, submit
+from tests.support.stores import DONE as DONE_TURN
+from tests.support.stores import wait_until_async as soon
+from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -36,20 +36,20 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
 
 
 @pytest.fixture
-def raw(server: Server) -> Iterator[Raw]:
+def raw(server: StoreServer) -> Iterator[Raw]:
     with Redis(unix_socket_path=str(server.socket_path), decode_responses=True) as client:
         client.flushall()
         yield client
 
 
 @asynccontextmanager
-async def opened(server: Server, *, affinity_s: float = 0) -> AsyncIterator[Store]:
+async def opened(server: StoreServer, *, affinity_s: float = 0) -> AsyncIterator[Store]:
     options = Options(
         lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
     )
@@ -63,7 +63,7 @@ def place_of(raw: Raw, conversation: str) -> str:
     return str(key.partition(":")[0])
 
 
-async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(server: Server, raw: Raw) -> None:
+async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(server: StoreServer, raw: Raw) -> None:
     async with opened(server) as store:
         for number in range(40):
             await submit(store, str(number))
@@ -75,7 +75,7 @@ async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(se
             assert {key.partition(":")[0] for key in keys} == {place}
 
 
-async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: Server, raw: Raw) -> None:
+async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: StoreServer, raw: Raw) -> None:
     async with opened(server) as store:
         for number in range(40):
             await submit(store, str(number))
@@ -87,7 +87,7 @@ async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: Ser
         assert len(await claim(store, most=100)) == 20  # and leaves nothing behind
 
 
-async def test_owners_take_turns_wherever_their_conversations_lie(server: Server, raw: Raw) -> None:
+async def test_owners_take_turns_wherever_their_conversations_lie(server: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(server) as web, opened(server) as work:
         for number in range(200):
@@ -108,7 +108,7 @@ async def test_owners_take_turns_wherever_their_conversations_lie(server: Server
         assert sum(places) < 3 * len(places), places
 
 
-async def test_a_wake_up_names_its_partition(server: Server, raw: Raw) -> None:
+async def test_a_wake_up_names_its_partition(server: StoreServer, raw: Raw) -> None:
     async with opened(server) as store:
         with raw.pubsub() as heard:
             heard.ssubscribe(*(f"{{p{place:03}}}:wake" for place in range(PARTITIONS)))
@@ -122,7 +122,7 @@ async def test_a_wake_up_names_its_partition(server: Server, raw: Raw) -> None:
             assert woken == [f"{place_of(raw, str(number))}:wake" for number in range(8)]
 
 
-async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: Server, raw: Raw) -> None:
+async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(server) as web, opened(server) as work:
         for number in range(8):
@@ -140,7 +140,7 @@ async def claim_soon(store: Store) -> list[HeldLease]:
     return leases
 
 
-async def test_what_comes_late_is_no_more_than_there_is_room_for(server: Server, raw: Raw) -> None:
+async def test_what_comes_late_is_no_more_than_there_is_room_for(server: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(server) as store:
         names = {str(number) for number in range(12)}
@@ -164,7 +164,9 @@ async def test_what_comes_late_is_no_more_than_there_is_room_for(server: Server,
 
 
 @pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
-async def test_what_comes_late_to_one_that_stops_goes_back_at_once(server: Server, raw: Raw, *, it_came: bool) -> None:
+async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
+    server: StoreServer, raw: Raw, *, it_came: bool
+) -> None:
     assert raw.ping()
     async with opened(server) as ending, opened(server) as other:
         for number in range(12):
@@ -187,7 +189,7 @@ async def test_what_comes_late_to_one_that_stops_goes_back_at_once(server: Serve
         assert taken == {str(number) for number in range(12)}
 
 
-async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: Server, raw: Raw) -> None:
+async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: StoreServer, raw: Raw) -> None:
     async with opened(server) as store:
         for number in range(12):
             await submit(store, str(number))
@@ -200,7 +202,9 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server:
         assert set.union(*claims) == {str(number) for number in range(12)}
 
 
-async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(server: Server, raw: Raw) -> None:
+async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(
+    server: StoreServer, raw: Raw
+) -> None:
     async with opened(server) as store:
         await submit(store, "3")
         raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
@@ -217,7 +221,7 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
 
 
-async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server: Server, raw: Raw) -> None:
+async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(server, affinity_s=1) as one, opened(server, affinity_s=1) as other:
         await submit(one, "c")
@@ -235,7 +239,7 @@ async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server:
         assert time.monotonic() - begun > 0.5
 
 
-async def test_a_list_of_conversations_is_merged_newest_first(server: Server, raw: Raw) -> None:
+async def test_a_list_of_conversations_is_merged_newest_first(server: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(server) as store:
         names = [str(number) for number in range(30)]
@@ -253,7 +257,7 @@ async def test_a_list_of_conversations_is_merged_newest_first(server: Server, ra
             assert found == names[::-1]
 
 
-async def test_conversations_of_the_same_microsecond_are_all_listed_once(server: Server, raw: Raw) -> None:
+async def test_conversations_of_the_same_microsecond_are_all_listed_once(server: StoreServer, raw: Raw) -> None:
     async with opened(server) as store:
         names = [str(number) for number in range(12)]
         for name in names:
@@ -277,7 +281,7 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(server:
 
 
 @pytest.fixture(scope="module")
-def pair(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+def pair(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     folder = tmp_path_factory.mktemp("pair")
     with Redis(unix_socket_path=str(server.socket_path)) as client:
         client.flushall()
@@ -314,7 +318,9 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
         assert one.get(f"/conversations/y{number}")["turns"] == 0
 
 
-def test_the_number_of_partitions_is_the_stores(pair: tuple[Service, Service], server: Server, tmp_path: Path) -> None:
+def test_the_number_of_partitions_is_the_stores(
+    pair: tuple[Service, Service], server: StoreServer, tmp_path: Path
+) -> None:
     turn = say(pair[0], "kept").json()
     with Service(tmp_path / "unset", server.settings) as service:
         assert service.get(f"/conversations/{turn['conversation_id']}")["turns"] == 1
@@ -326,7 +332,7 @@ def test_the_number_of_partitions_is_the_stores(pair: tuple[Service, Service], s
 
 @pytest.mark.parametrize("partitions", ["1", "4"])
 def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_path: Path) -> None:
-    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as client:
+    with running_store(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as client:
         raw: Raw = client
 
         def refused() -> int:
@@ -338,24 +344,24 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
             Service(tmp_path / "work", settings, command=("work",)) as work,
         ):
             work.process.send_signal(signal.SIGSTOP)  # so that the turn waits when it looks
-            turn = begin(web, DONE)
+            turn = submit_turn(web, DONE)
             raw.config_set("min-replicas-to-write", 1)
             work.process.send_signal(signal.SIGCONT)
-            until(refused)
+            wait_until(refused)
             start, before = time.monotonic(), refused()
-            until(lambda: time.monotonic() > start + 3)
+            wait_until(lambda: time.monotonic() > start + 3)
             assert refused() - before < 60 * int(partitions)
             raw.config_set("min-replicas-to-write", 0)
-            assert over(web, turn)["reply"] == "done"
+            assert wait_for_end(web, turn)["reply"] == "done"
 
 
 def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
-    with running(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
+    with running_store(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
         settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
         with Service(tmp_path / "a", settings) as service:
             raw.flushall()
             raw.client_kill_filter(_type="normal", skipme=True)
-            until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
+            wait_until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
             with Service(tmp_path / "b", server.settings) as other:
                 first, again = say(service, "k").json(), say(other, "k").json()
                 assert first["conversation_id"] == again["conversation_id"]
@@ -368,21 +374,24 @@ def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path:
 
 def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:
     settings = {"THREADS": "1", "MAX_QUEUED_TURNS": "2"}
-    with running(tmp_path / "store") as server, Service(tmp_path / "service", server.settings | settings) as service:
-        with held(service, tmp_path / "gate") as first:
-            waiting = [begin(service, DONE), begin(service, DONE)]
+    with (
+        running_store(tmp_path / "store") as server,
+        Service(tmp_path / "service", server.settings | settings) as service,
+    ):
+        with held_turn(service, tmp_path / "gate") as first:
+            waiting = [submit_turn(service, DONE), submit_turn(service, DONE)]
             refused = service.post("/turn", message="[]", agent="scripted")
             assert problem(refused, 503, "overloaded")["detail"]
             assert int(refused.headers["Retry-After"]) > 0
-            assert begin(service, {"say": "another agent"}, agent="code")["status"] == "queued"
+            assert submit_turn(service, {"say": "another agent"}, agent="code")["status"] == "queued"
             figures = service.client.get("/metrics").text
             assert 'smolsessions_queue_length{agent="scripted"} 2.0' in figures
             assert 'smolsessions_queue_length{agent="code"} 1.0' in figures
             assert 'smolsessions_queue_length{agent="demo"} 0.0' in figures
             assert 0 < float(figures.split('smolsessions_queue_oldest_seconds{agent="scripted"} ')[1].split()[0]) < 60
-            behind = follow(service, first, DONE)  # waits for its conversation, not for a thread
+            behind = submit_next(service, first, DONE)  # waits for its conversation, not for a thread
             with Redis(unix_socket_path=str(server.socket_path)) as client:
                 assert len(client.keys("*:conversation:*")) == 4
         for turn in (*waiting, behind):
-            assert over(service, turn)["status"] == "finished"
+            assert wait_for_end(service, turn)["status"] == "finished"
         assert service.play({"say": "there is room again"})["reply"] == "there is room again"

@@ -16,11 +16,13 @@ from smolsessions.store.connection.servers import Address
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, parse_keys
 from smolsessions.store.store import Options, open_store
-from tests.store.test_cluster import REPLICATED
-from tests.store.test_store import KEY, begin, over, until
+from tests.support.failover import REPLICATED
 from tests.support.problems import problem
 from tests.support.service import Service
+from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
+from tests.support.turns import submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 from tests.topology.sentinels import Sentinels
@@ -63,14 +65,14 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
         for node in (primary, replica):
             stack.callback(node.kill)
             node.start()
-        until(lambda: replica.ask("ROLE")[3] == b"connected")
+        wait_until(lambda: replica.ask("ROLE")[3] == b"connected")
         exchanges = [stack.enter_context(Exchange(primary.port)) for _ in range(2)]
-        settings = REPLICATED | {"SEAL_KEYS": KEY, "PARTITIONS": str(PARTITIONS)}
+        settings = REPLICATED | {"SEAL_KEYS": SEAL_KEY, "PARTITIONS": str(PARTITIONS)}
         service, deaf = (
             stack.enter_context(Service(folder / role, settings | {"REDIS_URL": each.url}, command=(role,)))
             for role, each in zip(("serve", "web"), exchanges, strict=True)
         )
-        until(lambda: exchanges[1].answered("news") == PARTITIONS)
+        wait_until(lambda: exchanges[1].answered("news") == PARTITIONS)
         assert exchanges[1].silence("news") == PARTITIONS
         yield Lines((primary, replica), exchanges[0], service, exchanges[1], deaf, time.monotonic())
 
@@ -78,8 +80,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
 @pytest.fixture
 def whole(lines: Lines) -> Lines:
     """Give them when every connection of the service is open, and was used."""
-    until(lambda: lines.service.client.get("/conversations").status_code == 200)
-    until(lambda: [lines.exchange.answered(kind) for kind in KINDS] == [PARTITIONS] * 3)
+    wait_until(lambda: lines.service.client.get("/conversations").status_code == 200)
+    wait_until(lambda: [lines.exchange.answered(kind) for kind in KINDS] == [PARTITIONS] * 3)
     return lines
 
 
@@ -95,9 +97,9 @@ def test_idle_connections_may_be_reset(whole: Lines, kind: str) -> None:
     """What is on its way fails, at most: neither the process nor the line ends."""
     service, said = whole.service, len(whole.service.log())
     assert whole.exchange.reset(kind) == PARTITIONS
-    until(lambda: service.client.get("/conversations").status_code == 200, SOON_S)
+    wait_until(lambda: service.client.get("/conversations").status_code == 200, SOON_S)
     assert service.play(*SAY)["reply"] == "hi"
-    until(lambda: [whole.exchange.answered(each) for each in KINDS] == [PARTITIONS] * 3)
+    wait_until(lambda: [whole.exchange.answered(each) for each in KINDS] == [PARTITIONS] * 3)
     assert service.process.poll() is None
     assert [service.client.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
     assert "Traceback" not in service.log()[said:]
@@ -111,17 +113,19 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
     assert time.monotonic() - start < SILENCE_S
     problem(refused, 503, "store_unavailable")
     assert int(refused.headers["retry-after"]) > 0
-    until(lambda: whole.service.client.get("/conversations").status_code == 200, SOON_S)
+    wait_until(lambda: whole.service.client.get("/conversations").status_code == 200, SOON_S)
     assert whole.service.play(*SAY)["reply"] == "hi"
 
 
 def test_processes_of_different_durability_say_so_until_they_are_the_same(whole: Lines, tmp_path: Path) -> None:
     said = len(whole.service.log())
-    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": KEY}
+    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
     with Service(tmp_path, settings, command=("web",)) as weaker:
-        until(lambda: "has SMOLSESSIONS_DURABILITY=replicated, this one primary: a failover may" in weaker.log())
-        until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:])
-    until(lambda: "all processes on this store have SMOLSESSIONS_DURABILITY=replicated" in whole.service.log()[said:])
+        wait_until(lambda: "has SMOLSESSIONS_DURABILITY=replicated, this one primary: a failover may" in weaker.log())
+        wait_until(lambda: "has SMOLSESSIONS_DURABILITY=primary, this one replicated" in whole.service.log()[said:])
+    wait_until(
+        lambda: "all processes on this store have SMOLSESSIONS_DURABILITY=replicated" in whole.service.log()[said:]
+    )
 
 
 def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
@@ -141,7 +145,7 @@ def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
     finally:
         for node in whole.servers:
             node.ask("CONFIG", "SET", "maxmemory", 0)
-    until(lambda: service.post("/turn", **NOTHING).status_code == 200, SOON_S)
+    wait_until(lambda: service.post("/turn", **NOTHING).status_code == 200, SOON_S)
     new = service.log()[said:]
     assert new.count("is away") == 0, new
     assert "Traceback" not in new
@@ -158,7 +162,7 @@ def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Pat
         sentinels.until_failover(old)
         start = time.monotonic()
         for service in (early, late):
-            until(lambda service=service: service.post("/turn", **NOTHING).status_code == 200, 10)  # type: ignore[misc]
+            wait_until(lambda service=service: service.post("/turn", **NOTHING).status_code == 200, 10)  # type: ignore[misc]
         assert time.monotonic() - start < 10
 
 
@@ -175,7 +179,7 @@ class Many:
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
     folder = tmp_path_factory.mktemp("many")
     node = Node(folder / "server", dict(DURABLE))
-    settings = {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": KEY, "PARTITIONS": "16", "LEASE_S": "5"}
+    settings = {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": SEAL_KEY, "PARTITIONS": "16", "LEASE_S": "5"}
     with ExitStack() as stack:
         stack.callback(node.kill)
         node.start()
@@ -183,9 +187,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
 
 
 def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -> None:
-    turns = [begin(many.web, *SAY) for _ in range(100)]
+    turns = [submit_turn(many.web, *SAY) for _ in range(100)]
     with Service(tmp_path / "work", many.settings | {"THREADS": "2"}, command=("work",)):
-        ended = [over(many.web, turn, 20) for turn in turns]
+        ended = [wait_for_end(many.web, turn, 20) for turn in turns]
     places = sorted(range(len(ended)), key=lambda number: ended[number]["timing"]["started_at"])
     late = {number: place - number for place, number in enumerate(places)}
     assert max(late.values()) <= 2 * 16, late
@@ -194,7 +198,7 @@ def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -
 def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, tmp_path: Path) -> None:
     """Each time as it is asked for turns: what it gives when it goes on must not be more than there are threads."""
     echo = {"call": [["echo", {"text": "x"}]]}
-    turns = [begin(many.web, echo, echo, *SAY) for _ in range(60)]
+    turns = [submit_turn(many.web, echo, echo, *SAY) for _ in range(60)]
     with Exchange(many.node.port) as exchange, ExitStack() as stack:
         settings = many.settings | {"REDIS_URL": exchange.url, "THREADS": "2"}
         work = stack.enter_context(Service(tmp_path / "work", settings, command=("work",)))
@@ -207,19 +211,19 @@ def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, 
             _lives_on(work, 1.2)
             many.node.thaw()
             busy.append(_figure(work, "smolsessions_threads_busy"))
-        ended = [over(many.web, turn, 20) for turn in turns]
+        ended = [wait_for_end(many.web, turn, 20) for turn in turns]
         assert {turn["status"] for turn in ended} == {"finished"}
         assert max(busy) <= 2, busy
         assert _most_at_once(work.log()) <= 2
         for turn in turns:
             assert [frame.event for frame in log_of(many.web, turn) if frame.event in FINAL] == ["turn.finished"]
-        until(lambda: _figure(work, "smolsessions_turns_total") == len(turns))
+        wait_until(lambda: _figure(work, "smolsessions_turns_total") == len(turns))
 
 
 def _lives_on(service: Service, for_s: float) -> None:
     """Ask whether it lives, all the while."""
     end = time.monotonic() + for_s
-    until(lambda: service.client.get("/livez", timeout=2).status_code == 200 and time.monotonic() > end)
+    wait_until(lambda: service.client.get("/livez", timeout=2).status_code == 200 and time.monotonic() > end)
 
 
 def _figure(service: Service, name: str) -> float:
@@ -246,9 +250,9 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
     options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, partitions=None, replicated=True)
     lost: list[int] = []
     address = Address(f"redis://least:pass@{HOST}:{primary.port}")
-    async with open_store(address, Sealer(parse_keys(KEY)), options, lambda: lost.append(1)):
+    async with open_store(address, Sealer(parse_keys(SEAL_KEY)), options, lambda: lost.append(1)):
         enough = _subscriptions(primary) + 20 * PARTITIONS
-        await asyncio.to_thread(until, lambda: _subscriptions(primary) > enough)
+        await asyncio.to_thread(wait_until, lambda: _subscriptions(primary) > enough)
     assert lost == []
     # redis-py gives its name to every server, and does not mind who refuses it.
     with primary.client(decode_responses=True) as client:
@@ -260,15 +264,15 @@ async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines, m
     monkeypatch.setattr("smolsessions.store.connection.pipeline.ANSWER_TIMEOUT_S", 2.0)
     options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9)
     with Exchange(lines.servers[0].port) as exchange:
-        async with open_store(Address(exchange.url), Sealer(parse_keys(KEY)), options, lambda: None) as store:
+        async with open_store(Address(exchange.url), Sealer(parse_keys(SEAL_KEY)), options, lambda: None) as store:
 
             def is_open() -> bool:
                 return exchange.answered("commands") == PARTITIONS
 
             await store.scheduler.sweep()
-            await asyncio.to_thread(until, is_open)
+            await asyncio.to_thread(wait_until, is_open)
             exchange.silence("commands")
-            await asyncio.to_thread(until, is_open)
+            await asyncio.to_thread(wait_until, is_open)
 
 
 def _subscriptions(node: Node) -> int:
@@ -281,7 +285,7 @@ def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:
     """Last, since it is seen to be silent only when it is used: by then the other tests have passed the time."""
     passed_s = time.monotonic() - lines.deaf_at
     within_s = max(0.0, BEAT_S + ANSWER_TIMEOUT_S - passed_s) + SOON_S
-    until(lambda: lines.deafs_exchange.answered("news") == PARTITIONS, within_s)
+    wait_until(lambda: lines.deafs_exchange.answered("news") == PARTITIONS, within_s)
     assert lines.deaf.process.poll() is None
     answer = lines.deaf.post("/turn", **NOTHING)
     assert (answer.status_code, answer.json()["reply"]) == (200, "hi")

@@ -9,36 +9,37 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.store.test_cluster import (
-    ANOTHER,
-    PLACES,
+from tests.support.failover import (
+    KEY_PATTERNS,
     REPLICATED,
     RIGHTS,
+    SECOND_SECRET,
     SECRET,
-    begun,
+    all_have_begun,
+    assert_all_go_on,
     check_all,
-    goes_on,
     load,
-    some,
+    play_some,
 )
-from tests.store.test_store import KEY, Gate, begin, over, until
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import Service
+from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
+from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.liar import Liar
 from tests.topology.node import DURABLE, HOST, Node, free_port
 from tests.topology.sentinels import SERVICE, Sentinels
-from tests.worker.test_stop import DONE, ECHO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
     from pathlib import Path
 
-    from tests.store.test_cluster import Pair
+    from tests.support.failover import Pair
     from tests.support.refusals import Ending
 
 pytest_plugins = ["tests.support.streaming"]
@@ -71,10 +72,10 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
     sentinels: Sentinels, pair: Pair, how: str
 ) -> None:
     """One that is cut off still answers the services, and what it says alone is lost: they must look for another."""
-    turns = some(pair[0], 4)
+    turns = play_some(pair[0], 4)
     patients = load(pair)
     with playing(patients):
-        until(lambda: begun(patients))
+        wait_until(lambda: all_have_begun(patients))
         assert not any(patient.is_over for patient in patients)
         old = sentinels.primary()
         (old.kill if how == "killed" else partial(sentinels.partition, old))()
@@ -82,7 +83,7 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
         with playing(late):
             sentinels.until_failover(old)
             start = time.monotonic()
-            goes_on(pair, turns)
+            assert_all_go_on(pair, turns)
             assert time.monotonic() - start < 10
     if how == "killed":
         old.start()
@@ -92,7 +93,7 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
     sentinels.until_whole()
     assert sentinels.primary() is not old
     check_all(pair, [*patients, *late])
-    goes_on(pair, turns)
+    assert_all_go_on(pair, turns)
 
 
 def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is_another(
@@ -105,13 +106,13 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
     sentinels.sentinels[0].kill()
     try:
         with Service(tmp_path / "service", settings) as service:
-            (turn,) = some(service, 1)
+            (turn,) = play_some(service, 1)
             with old.client(db=3) as client:
                 assert client.exists("{p000}:about")
             old.kill()
             sentinels.until_failover(old)
             start = time.monotonic()
-            goes_on((service, service), [turn])
+            assert_all_go_on((service, service), [turn])
             assert time.monotonic() - start < 5
     finally:
         sentinels.sentinels[0].start()
@@ -125,24 +126,24 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
     settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
     kept, lost = (Gate(tmp_path / name) for name in ("kept", "lost"))
     with Service(tmp_path / "service", settings) as service:
-        turn = begin(service, ECHO, kept.script, ECHO, lost.script, DONE)
+        turn = submit_turn(service, ECHO, kept.script, ECHO, lost.script, DONE)
         kept.reached()
         old = sentinels.primary()
         sentinels.partition(old)
         sentinels.until_failover(old)
         kept.open()
         lost.reached()
-        until(lambda: len(service.steps(turn)) == 4)
+        wait_until(lambda: len(service.steps(turn)) == 4)
         sentinels.heal(old)
         sentinels.until_whole()
-        until(lambda: service.client.get("/conversations").status_code == 200)
+        wait_until(lambda: service.client.get("/conversations").status_code == 200)
         assert len(service.steps(turn)) < 4
         lost.open()
-        ended = over(service, turn)
+        ended = wait_for_end(service, turn)
         assert (ended["status"], ended["reply"], ended["steps"]) == ("finished", "done", 5)
         kinds = [frame.event for frame in log_of(service, turn)]
         assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
-        goes_on((service, service), [turn])
+        assert_all_go_on((service, service), [turn])
 
 
 def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentinels: Sentinels, tmp_path: Path) -> None:
@@ -152,18 +153,18 @@ def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentin
     with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
         url = sentinels.url(db=7).replace("://", f"://{liar.place},")
         with Service(tmp_path / "service", sentinels.settings | {"REDIS_URL": url}) as service:
-            (turn,) = some(service, 1)
+            (turn,) = play_some(service, 1)
             assert liar.asked
             old.kill()
             try:
                 sentinels.until_failover(old)
                 start, asked = time.monotonic(), liar.asked
-                goes_on((service, service), [turn])
+                assert_all_go_on((service, service), [turn])
                 assert time.monotonic() - start < 5
             finally:
                 old.start()
             sentinels.until_whole()  # what it names is a replica by now
-            goes_on((service, service), [turn])
+            assert_all_go_on((service, service), [turn])
             assert liar.asked > asked
 
 
@@ -172,7 +173,7 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
     replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
     try:
         primary.start()
-        settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": KEY}
+        settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": SEAL_KEY}
         with Service(tmp_path / "service", settings) as service:
             assert "no replica" in service.log()
             start = time.monotonic()
@@ -182,12 +183,12 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
             assert time.monotonic() - start < 8
             patient = Patient([service], [ECHO, DONE])
             with playing([patient]):
-                until(lambda: patient.refusals)
+                wait_until(lambda: patient.refusals)
                 problem(service.client.get("/conversations"), 503, "store_unavailable")
                 replica.start()
             patient.check(service)
             assert patient.result["reply"] == "done"
-            until(lambda: "is back" in service.log())
+            wait_until(lambda: "is back" in service.log())
             assert service.log().count("is away") == 1, "an outage is said once, and its end when it is over"
     finally:
         primary.kill()
@@ -201,9 +202,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sentinel
     authority = new_authority(folder / "ours")
     with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
         for node in sentinels.nodes:
-            node.ask("ACL", "SETUSER", "worker", "reset", "on", f">{ANOTHER}", *PLACES.split(), *RIGHTS.split())
+            node.ask(
+                "ACL", "SETUSER", "worker", "reset", "on", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split()
+            )
         settings = sentinels.settings | REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
-        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=ANOTHER)}, folder
+        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=SECOND_SECRET)}, folder
 
 
 def test_a_user_with_the_least_rights_and_tls_do_for_all(
@@ -211,14 +214,14 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(
 ) -> None:
     sentinels, settings, _ = guarded
     with Service(tmp_path / "service", settings) as service:
-        turns = some(service, 4)
+        turns = play_some(service, 4)
         old = sentinels.primary()
         sentinels.until_failover(_told_to_go(sentinels))
-        goes_on((service, service), turns)
+        assert_all_go_on((service, service), turns)
         assert sentinels.primary() is not old
         said = service.log() + "".join(service.said)
         assert SECRET not in said
-        assert ANOTHER not in said
+        assert SECOND_SECRET not in said
 
 
 def _told_to_go(sentinels: Sentinels) -> Node:
@@ -278,4 +281,8 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
 ) -> None:
     sentence = sentence_of(endings[what].result())
     assert [part for part in table[what].told if part not in sentence] == [], sentence
-    assert not [secret for secret in (SECRET, ANOTHER, quote(ANOTHER, safe=""), "wrong-sesame") if secret in sentence]
+    assert not [
+        secret
+        for secret in (SECRET, SECOND_SECRET, quote(SECOND_SECRET, safe=""), "wrong-sesame")
+        if secret in sentence
+    ]

@@ -7,178 +7,52 @@ import hashlib
 import io
 import json
 import re
-import signal
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import PIL.Image
 import pytest
 from redis import Redis
-from redis.exceptions import RedisError
 
-from smolsessions.store.embedded.server import find_binary
-from smolsessions.store.seal import Sealer, new_key, parse_keys
+from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import agents
+from tests.support.metrics import is_playing
+from tests.support.pictures import png
 from tests.support.service import Service
+from tests.support.store_server import (
+    PARTITION,
+    SEAL_KEY,
+    Raw,
+    StoreServer,
+    conversation_keys,
+    event_names,
+    running_store,
+)
+from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
+from tests.support.waiting import Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    import httpx2
     from smolagents import MultiStepAgent
 
-P = "{p000}"
-KEY = new_key()
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 Script = list[dict[str, Any]]
-Raw = Any  # redis-py annotates the answers of both its clients at once
-
-
-@dataclass
-class Server:
-    """A Valkey server outside of any service, on disk, that can be killed and stopped."""
-
-    folder: Path
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    @property
-    def socket_path(self) -> Path:
-        return self.folder / "outside.sock"
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"REDIS_URL": f"unix://{self.socket_path}", "SEAL_KEYS": KEY}
-
-    def start(self) -> None:
-        options = "--port 0 --appendonly yes --save '' --daemonize no --loglevel warning".replace("''", "").split()
-        place = ["--unixsocket", str(self.socket_path), "--dir", str(self.folder)]
-        self.process = subprocess.Popen([str(find_binary()), *options, *place], stdout=subprocess.DEVNULL)
-        until(self.answers)
-
-    def answers(self) -> bool:
-        with suppress(RedisError, OSError), self.client() as client:
-            return bool(client.ping())
-        return False
-
-    def client(self) -> Raw:
-        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=2)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    folder.mkdir(exist_ok=True)
-    server = Server(folder)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running(tmp_path / "store") as outside:
-        yield outside
-
-
-@pytest.fixture
-def pair(server: Server, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
+def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
     """Give two services on one store."""
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(tmp_path / "a", server.settings)),
             stack.enter_context(Service(tmp_path / "b", server.settings)),
         )
-
-
-@dataclass
-class Gate:
-    """What `wait_for` waits for."""
-
-    path: Path
-
-    @property
-    def script(self) -> dict[str, Any]:
-        return {"call": [["wait_for", {"path": str(self.path)}]]}
-
-    def reached(self, within_s: float = 15) -> None:
-        until(lambda: self.path.with_name(f"{self.path.name}.started").exists(), within_s)
-
-    def open(self) -> None:
-        self.path.touch()
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path / "gate")
-
-
-def until(condition: Callable[[], object], within_s: float = 15) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "this did not come to pass"
-        time.sleep(0.005)
-
-
-def begin(service: Service, *script: dict[str, Any], agent: str = "scripted", **body: Any) -> dict[str, Any]:
-    """Hand a turn in and do not wait."""
-    response = service.client.post(
-        "/turn",
-        json={"agent": agent, "message": json.dumps(script)} | body,
-        headers={"Prefer": "respond-async"},
-    )
-    assert response.status_code == 202, response.text
-    turn: dict[str, Any] = response.json()
-    return turn
-
-
-def over(service: Service, turn: dict[str, Any], within_s: float = 15) -> dict[str, Any]:
-    """Wait for a turn's end."""
-    where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
-    found: dict[str, Any] = {}
-
-    def ended() -> bool:
-        nonlocal found
-        with suppress(httpx2.TransportError):
-            response = service.client.get(where)
-            found = response.json() if response.status_code == 200 else {}
-        return found.get("status") in {"finished", "failed", "cancelled"}
-
-    until(ended, within_s)
-    return found
-
-
-def png(colour: str) -> str:
-    buffer = io.BytesIO()
-    PIL.Image.new("RGB", (6, 5), colour).save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def names_of(raw: Raw, turn: dict[str, Any]) -> list[str]:
-    """Give the names of a turn's events."""
-    key = f"{P}:log:local/{turn['conversation_id']}:{turn['turn']}"
-    return [entry.partition(b"\n")[0].decode() for entry in raw.lrange(key, 0, -1)]
-
-
-def keys_of(raw: Raw, turn: dict[str, Any]) -> set[str]:
-    """Give the keys of a conversation, without what all of them begin with."""
-    found = [name.decode() for name in raw.keys(f"*{turn['conversation_id']}*")]
-    return {name.removeprefix(f"{P}:").replace(f"local/{turn['conversation_id']}", "C") for name in found}
 
 
 @dataclass
@@ -283,20 +157,20 @@ def test_a_turn_whose_process_dies_is_played_on_by_the_next_one(tmp_path: Path, 
     script: Script = [{"call": [["echo", {"text": "kept"}]]}, gate.script, {"say": "end"}]
     service = Service(tmp_path / "service")
     service.start()
-    turn = begin(service, *script)
+    turn = submit_turn(service, *script)
     gate.reached()
-    until(lambda: len(service.steps(turn)) == 2)
+    wait_until(lambda: len(service.steps(turn)) == 2)
     kept = service.steps(turn)
     service.kill()
     gate.open()
     with service:
-        ended = over(service, turn)
+        ended = wait_for_end(service, turn)
         assert (ended["status"], ended["reply"], ended["steps"], ended["attempts"]) == ("finished", "end", 3, 2)
         assert [call["repeated"] for call in ended["tool_calls"] if not call["internal"]] == [False, True]
         assert service.steps(turn)[:2] == kept
         assert [step["type"] for step in service.steps(turn)] == ["task", "action", "action", "action"]
         with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
-            assert [name for name in names_of(raw, turn) if name in FINAL] == ["turn.finished"]
+            assert [name for name in event_names(raw, turn) if name in FINAL] == ["turn.finished"]
         shown, expected = shown_next(service, turn, script)
         assert shown == expected
         assert service.get(f"/conversations/{turn['conversation_id']}/turns/1") == ended
@@ -307,7 +181,7 @@ def test_turns_that_outlive_the_drain_are_handed_back_before_the_process_ends(tm
     service = Service(tmp_path / "service", {"DRAIN_S": "0.5", "LEASE_S": "30"})
     echo = {"call": [["echo", {"text": "kept"}]]}
     with service:
-        turns = [begin(service, echo, gate.script, {"say": "end"}) for gate in gates]
+        turns = [submit_turn(service, echo, gate.script, {"say": "end"}) for gate in gates]
         for gate in gates:
             gate.reached()
         assert service.stop() == 0
@@ -316,60 +190,54 @@ def test_turns_that_outlive_the_drain_are_handed_back_before_the_process_ends(tm
         for turn, gate in zip(turns, gates, strict=True):
             assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["status"] == "running"
             gate.open()
-            ended = over(service, turn)
+            ended = wait_for_end(service, turn)
             assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "end", 2)
             assert len(service.steps(turn)) == 4
             shown, expected = shown_next(service, turn, [echo, gate.script, {"say": "end"}])
             assert shown == expected
         with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
-            assert [name for name in names_of(raw, turns[0]) if name in FINAL] == ["turn.finished"]
+            assert [name for name in event_names(raw, turns[0]) if name in FINAL] == ["turn.finished"]
 
 
 def test_a_turn_whose_process_dies_is_played_on_by_another(
-    pair: tuple[Service, Service], server: Server, gate: Gate
+    pair: tuple[Service, Service], server: StoreServer, gate: Gate
 ) -> None:
     one, other = pair
-    turn = begin(one, gate.script, {"say": "end"})
+    turn = submit_turn(one, gate.script, {"say": "end"})
     gate.reached()
-    holder, heir = (one, other) if busy(one) else (other, one)
+    holder, heir = (one, other) if is_playing(one) else (other, one)
     holder.kill()
     gate.open()
-    ended = over(heir, turn)
+    ended = wait_for_end(heir, turn)
     assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "end", 2)
-    assert [name for name in names_of(server.client(), turn) if name in FINAL] == ["turn.finished"]
+    assert [name for name in event_names(server.client(), turn) if name in FINAL] == ["turn.finished"]
     shown, expected = shown_next(heir, turn, [gate.script, {"say": "end"}])
     assert shown == expected
     holder.start()
     assert holder.follow_up(turn, {"say": "on"})["reply"] == "on"
 
 
-def busy(service: Service) -> bool:
-    """Say whether the service plays something."""
-    lines = service.client.get("/metrics").text.splitlines()
-    return any("busy" in line and not line.startswith("#") and float(line.split()[-1]) > 0 for line in lines)
-
-
 def test_turns_that_wait_when_the_process_dies_are_played(tmp_path: Path, gate: Gate) -> None:
     service = Service(tmp_path / "service", {"THREADS": "1"})
     service.start()
-    running_turn = begin(service, gate.script, {"say": "end"})
+    running_turn = submit_turn(service, gate.script, {"say": "end"})
     gate.reached()
-    waiting = [begin(service, {"say": f"number {number}"}) for number in range(5)]
+    waiting = [submit_turn(service, {"say": f"number {number}"}) for number in range(5)]
     shown = service.get(f"/conversations/{waiting[0]['conversation_id']}")
     assert (shown["running_turn"], shown["queued_turns"]) == (None, 1)
     service.kill()
     gate.open()
     with service:
-        assert over(service, running_turn)["reply"] == "end"
-        ended = [over(service, turn) for turn in waiting]
+        assert wait_for_end(service, running_turn)["reply"] == "end"
+        ended = [wait_for_end(service, turn) for turn in waiting]
         assert [(turn["reply"], turn["attempts"]) for turn in ended] == [(f"number {number}", 1) for number in range(5)]
 
 
 def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
-    server: Server, tmp_path: Path, gate: Gate
+    server: StoreServer, tmp_path: Path, gate: Gate
 ) -> None:
     with Service(tmp_path / "a", server.settings | {"THREADS": "1"}) as full:
-        blocking = begin(full, gate.script, {"say": "end"})
+        blocking = submit_turn(full, gate.script, {"say": "end"})
         gate.reached()
         with Service(tmp_path / "b", server.settings):
             delays = []
@@ -379,11 +247,7 @@ def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
                 delays.append(time.monotonic() - start)
             assert min(delays) < 1
             gate.open()
-            assert over(full, blocking)["reply"] == "end"
-
-
-def until_back(service: Service, within_s: float = 5) -> None:
-    until(lambda: service.client.get("/conversations").status_code == 200, within_s)
+            assert wait_for_end(full, blocking)["reply"] == "end"
 
 
 def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None:
@@ -404,7 +268,7 @@ def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None
         assert int(response.headers["retry-after"]) > 0
 
 
-def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Service], server: Server) -> None:
+def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Service], server: StoreServer) -> None:
     talk = Talk("scripted", agents.make_scripted(), [([{"prompt": True}, {"say": "x"}], {}) for _ in range(12)])
     talk.go_on(pair[0])
     for _ in range(5):
@@ -413,12 +277,14 @@ def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Servi
             assert_away(service, talk.last, 5)
         server.start()
         for service in pair:
-            until_back(service)
+            wait_until_back(service)
             talk.go_on(service)
     assert all(service.process.poll() is None for service in pair)
 
 
-def test_services_hear_of_each_other_again_after_the_store_was_away(server: Server, tmp_path: Path, gate: Gate) -> None:
+def test_services_hear_of_each_other_again_after_the_store_was_away(
+    server: StoreServer, tmp_path: Path, gate: Gate
+) -> None:
     with (
         Service(tmp_path / "a", server.settings | {"THREADS": "1"}) as full,
         Service(tmp_path / "b", server.settings) as other,
@@ -426,9 +292,9 @@ def test_services_hear_of_each_other_again_after_the_store_was_away(server: Serv
         server.kill()
         server.start()
         for service in (full, other):
-            until_back(service)
-        blocking = [begin(full, gate.script, {"say": "end"}) for _ in range(2)]
-        until(lambda: busy(full))
+            wait_until_back(service)
+        blocking = [submit_turn(full, gate.script, {"say": "end"}) for _ in range(2)]
+        wait_until(lambda: is_playing(full))
         delays = []
         for number in range(8):
             start = time.monotonic()
@@ -436,14 +302,14 @@ def test_services_hear_of_each_other_again_after_the_store_was_away(server: Serv
             delays.append(time.monotonic() - start)
         assert min(delays) < 1
         gate.open()
-        assert [over(full, turn)["reply"] for turn in blocking] == ["end", "end"]
+        assert [wait_for_end(full, turn)["reply"] for turn in blocking] == ["end", "end"]
 
 
 def test_a_store_that_stands_still_is_an_outage_and_takes_no_turn_away(
-    pair: tuple[Service, Service], server: Server, gate: Gate
+    pair: tuple[Service, Service], server: StoreServer, gate: Gate
 ) -> None:
     first = pair[0].play({"say": "one"})
-    turn = begin(pair[0], gate.script, {"say": "end"}, conversation_id=first["conversation_id"])
+    turn = submit_turn(pair[0], gate.script, {"say": "end"}, conversation_id=first["conversation_id"])
     gate.reached()
     server.freeze()
     try:
@@ -452,17 +318,17 @@ def test_a_store_that_stands_still_is_an_outage_and_takes_no_turn_away(
     finally:
         server.thaw()
     for service in pair:
-        until_back(service)
+        wait_until_back(service)
     fresh = [service.play({"say": "two"})["reply"] for service in pair]
     gate.open()
-    ended = over(pair[1], turn)
+    ended = wait_for_end(pair[1], turn)
     assert (ended["status"], ended["reply"], ended["attempts"], fresh) == ("finished", "end", 1, ["two", "two"])
     assert pair[1].follow_up(turn, {"say": "three"})["reply"] == "three"
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen", "flushed"])
 def test_a_turn_that_runs_while_the_store_is_away_finishes(
-    tmp_path: Path, server: Server, gate: Gate, how: str
+    tmp_path: Path, server: StoreServer, gate: Gate, how: str
 ) -> None:
     script: Script = [gate.script, {"call": [["echo", {"text": "after"}]]}, {"say": "end"}]
     with Service(tmp_path / "service", server.settings) as service, ThreadPoolExecutor() as pool:
@@ -477,12 +343,12 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
             away()
             gate.open()
             since = time.monotonic()
-            until(lambda: time.monotonic() - since > 2)
+            wait_until(lambda: time.monotonic() - since > 2)
             back()
         gate.open()
         turn = waiting.result(20)
         assert (turn["status"], turn["reply"], turn["attempts"], turn["steps"]) == ("finished", "end", 1, 3)
-        assert over(service, turn) == turn
+        assert wait_for_end(service, turn) == turn
         bare = agents.make_scripted()
         for played in ([{"say": "one"}], script):
             bare.run(json.dumps(played), reset=False)
@@ -495,20 +361,20 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
 
 
 def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
-    tmp_path: Path, server: Server, gate: Gate
+    tmp_path: Path, server: StoreServer, gate: Gate
 ) -> None:
     echo = {"call": [["echo", {"text": "while it took nothing"}]]}
     raw = server.client()
     with Service(tmp_path / "service", server.settings) as service:
-        turn = begin(service, gate.script, echo, {"say": "end"})
+        turn = submit_turn(service, gate.script, echo, {"say": "end"})
         gate.reached()
         raw.config_resetstat()
         raw.config_set("maxmemory", 1)
         gate.open()
-        until(lambda: raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"] > 6)
+        wait_until(lambda: raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"] > 6)
         assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["status"] == "running"
         raw.config_set("maxmemory", 0)
-        ended = over(service, turn)
+        ended = wait_for_end(service, turn)
         assert (ended["status"], ended["reply"], ended["steps"], ended["attempts"]) == ("finished", "end", 3, 1)
         assert [step["type"] for step in service.steps(turn)] == ["task", "action", "action", "action"]
         assert service.log().count(" waits: ") == 1
@@ -518,14 +384,14 @@ def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
 
 
 def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
-    tmp_path: Path, server: Server, gate: Gate
+    tmp_path: Path, server: StoreServer, gate: Gate
 ) -> None:
     with Service(tmp_path / "service", server.settings) as service, ThreadPoolExecutor() as pool:
         waiting = pool.submit(service.play, gate.script, {"say": "end"})
         gate.reached()
         (shown,) = service.get("/conversations")["items"]
         raw, ref = server.client(), f"local/{shown['id']}".encode()
-        newer = Sealer(parse_keys(KEY)).seal(b'{"a": 1}', ref.decode(), "event", 1, "turn.newer")
+        newer = Sealer(parse_keys(SEAL_KEY)).seal(b'{"a": 1}', ref.decode(), "event", 1, "turn.newer")
         odd = [
             b"hello",
             b"",
@@ -537,16 +403,16 @@ def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
             ref + b"\n1\n3\nturn.newer\n" + newer,
         ]
         for message in odd:
-            for channel in raw.execute_command("PUBSUB", "SHARDCHANNELS", f"{P}:*"):
+            for channel in raw.execute_command("PUBSUB", "SHARDCHANNELS", f"{PARTITION}:*"):
                 assert raw.execute_command("SPUBLISH", channel, message) == 1
-        until(lambda: service.log().count("message of the store cannot be read") >= 3)
+        wait_until(lambda: service.log().count("message of the store cannot be read") >= 3)
         gate.open()
         assert waiting.result(20)["reply"] == "end"
         assert service.play({"say": "on"})["reply"] == "on"
         assert service.process.poll() is None
 
 
-def test_scripts_that_the_store_forgot_are_loaded_again(pair: tuple[Service, Service], server: Server) -> None:
+def test_scripts_that_the_store_forgot_are_loaded_again(pair: tuple[Service, Service], server: StoreServer) -> None:
     turn = pair[0].play({"say": "one"})
     for number in range(6):
         server.client().script_flush()
@@ -558,7 +424,7 @@ def test_scripts_that_the_store_forgot_are_loaded_again(pair: tuple[Service, Ser
             answers.append(service.client.post("/turn", json=body))
             return answers[-1].status_code == 200
 
-        until(answered, 5)
+        wait_until(answered, 5)
         assert answers[-1].json()["reply"] == "on"
         assert {answer.status_code for answer in answers[:-1]} <= {503}
 
@@ -573,7 +439,7 @@ class Tampering:
     old_head: bytes
 
     def key(self, kind: str, *more: object) -> str:
-        return ":".join([P, kind, f"local/{self.turn['conversation_id']}", *map(str, more)])
+        return ":".join([PARTITION, kind, f"local/{self.turn['conversation_id']}", *map(str, more)])
 
     @property
     def steps(self) -> str:
@@ -596,7 +462,7 @@ class Tampering:
     def of_another(self) -> None:
         """Put the other conversation's steps in place of ours."""
         other = self.service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
-        theirs = f"{P}:steps:local/{other['conversation_id']}:0"
+        theirs = f"{PARTITION}:steps:local/{other['conversation_id']}:0"
         self.raw.lset(self.steps, 1, self.raw.lindex(theirs, 1))
 
     def of_an_undone_past(self) -> None:
@@ -610,7 +476,7 @@ class Tampering:
     def image_of_another(self) -> None:
         name, *_ = self.raw.hkeys(self.key("images"))
         other = self.service.play({"say": "one"}, images=[png("yellow")])
-        theirs = self.raw.hvals(f"{P}:images:local/{other['conversation_id']}")
+        theirs = self.raw.hvals(f"{PARTITION}:images:local/{other['conversation_id']}")
         self.raw.hset(self.key("images"), name, theirs[0])
 
 
@@ -638,13 +504,13 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("outside")) as server:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("outside")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def cold(outside: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service that loads every conversation anew."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "5"}) as service:
         yield service
@@ -652,13 +518,13 @@ def cold(outside: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def with_a_past(service: Service, raw: Raw) -> Tampering:
     turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"}, images=[png("red")])
-    old = raw.hget(f"{P}:conversation:local/{turn['conversation_id']}", "head")
+    old = raw.hget(f"{PARTITION}:conversation:local/{turn['conversation_id']}", "head")
     return Tampering(service, raw, service.follow_up(turn, {"say": "two"}), old)
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)
 def test_a_conversation_that_was_tampered_with_says_so_and_no_other_is_touched(
-    cold: Service, outside: Server, what: str
+    cold: Service, outside: StoreServer, what: str
 ) -> None:
     other = cold.play({"say": "one"})
     it = with_a_past(cold, outside.client())
@@ -666,7 +532,7 @@ def test_a_conversation_that_was_tampered_with_says_so_and_no_other_is_touched(
     blobs = it.raw.lrange(it.steps, 0, -1)
     for _ in range(2):
         response = cold.post("/turn", message='[{"prompt": true}]', conversation_id=it.turn["conversation_id"])
-        assert code_of(response) == "seal_broken", response.text
+        assert error_code(response) == "seal_broken", response.text
     assert it.raw.lrange(it.steps, 0, -1) == blobs
     assert cold.follow_up(other, {"say": "two"})["reply"] == "two"
     listed = cold.client.get("/conversations", params={"limit": 100})
@@ -674,14 +540,7 @@ def test_a_conversation_that_was_tampered_with_says_so_and_no_other_is_touched(
     assert cold.client.delete(f"/conversations/{it.turn['conversation_id']}").status_code == 204
 
 
-def code_of(response: httpx2.Response) -> str | None:
-    """Give the code of an answer, or of the failed turn that it holds."""
-    body = response.json()
-    found: str | None = body["error"]["code"] if body.get("error") else body.get("code")
-    return found
-
-
-def test_a_warm_session_never_hides_what_was_tampered_with(outside: Server, tmp_path: Path) -> None:
+def test_a_warm_session_never_hides_what_was_tampered_with(outside: StoreServer, tmp_path: Path) -> None:
     tampered = {}
     with Service(tmp_path, outside.settings | {"WAIT_S": "5"}) as warm:
         for what in ("steps swapped", "the last step cut", "all steps cut", "a step added", "no head", "an older head"):
@@ -693,20 +552,20 @@ def test_a_warm_session_never_hides_what_was_tampered_with(outside: Server, tmp_
     with Service(tmp_path, outside.settings | {"WAIT_S": "5"}) as fresh:
         for what, it in tampered.items():
             answer = fresh.post("/turn", message='[{"prompt": true}]', conversation_id=it.turn["conversation_id"])
-            assert code_of(answer) == "seal_broken", what
+            assert error_code(answer) == "seal_broken", what
 
 
-def test_a_conversation_that_was_given_another_agent_in_the_store_has_none(server: Server, tmp_path: Path) -> None:
+def test_a_conversation_that_was_given_another_agent_in_the_store_has_none(server: StoreServer, tmp_path: Path) -> None:
     with Service(tmp_path, server.settings) as service:
         turn, other = (service.post("/turn", message="What is 1 + 1?", agent="demo").json() for _ in range(2))
     where = f"/conversations/{turn['conversation_id']}"
-    server.client().hset(f"{P}:conversation:local/{turn['conversation_id']}", "agent", "demo-code")
+    server.client().hset(f"{PARTITION}:conversation:local/{turn['conversation_id']}", "agent", "demo-code")
     with Service(tmp_path, server.settings) as fresh:
         shown = fresh.client.get(where)
         assert (shown.status_code, shown.json()["code"]) == (500, "seal_broken")
         for named in ({}, {"agent": "demo"}, {"agent": "demo-code"}):
             refused = fresh.post("/turn", message="What is 2 + 2?", conversation_id=turn["conversation_id"], **named)
-            assert (refused.status_code, code_of(refused)) == (500, "seal_broken"), refused.text
+            assert (refused.status_code, error_code(refused)) == (500, "seal_broken"), refused.text
         assert len(fresh.get(f"{where}/turns")["items"]) == 1
         assert [item["id"] for item in fresh.get("/conversations")["items"]] == [other["conversation_id"]]
         going_on = fresh.post("/turn", message="What is 2 + 2?", conversation_id=other["conversation_id"]).json()
@@ -715,7 +574,7 @@ def test_a_conversation_that_was_given_another_agent_in_the_store_has_none(serve
 
 
 @pytest.mark.parametrize("what", ["edited", "of another turn", "of another conversation", "cut"])
-def test_a_turns_record_that_was_tampered_with_is_not_shown(cold: Service, outside: Server, what: str) -> None:
+def test_a_turns_record_that_was_tampered_with_is_not_shown(cold: Service, outside: StoreServer, what: str) -> None:
     it = with_a_past(cold, outside.client())
     turns, other = it.key("turns"), with_a_past(cold, it.raw)
     where = f"/conversations/{it.turn['conversation_id']}/turns"
@@ -736,32 +595,32 @@ def test_a_turns_record_that_was_tampered_with_is_not_shown(cold: Service, outsi
 
 @pytest.mark.parametrize("what", ["record", "input", "no record", "no input", "head", "moved"])
 def test_a_waiting_turn_that_was_tampered_with_ends_and_the_others_are_played(
-    tmp_path: Path, server: Server, gate: Gate, what: str
+    tmp_path: Path, server: StoreServer, gate: Gate, what: str
 ) -> None:
     with Service(tmp_path / "service", server.settings | {"THREADS": "1", "WAIT_S": "5"}) as service:
         first = service.play({"say": "one"})
-        blocking = begin(service, gate.script, {"say": "end"})
+        blocking = submit_turn(service, gate.script, {"say": "end"})
         gate.reached()
         waiting = [
-            begin(service, {"say": "before"}),
-            begin(service, {"say": "never"}, conversation_id=first["conversation_id"]),
-            begin(service, {"say": "after"}),
+            submit_turn(service, {"say": "before"}),
+            submit_turn(service, {"say": "never"}, conversation_id=first["conversation_id"]),
+            submit_turn(service, {"say": "after"}),
         ]
         tamper_with_waiting(server.client(), what, *waiting[:2])
         gate.open()
-        assert [over(service, turn)["reply"] for turn in (blocking, waiting[0], waiting[2])] == [
+        assert [wait_for_end(service, turn)["reply"] for turn in (blocking, waiting[0], waiting[2])] == [
             "end",
             "before",
             "after",
         ]
-        until(lambda: not busy(service))
+        wait_until(lambda: not is_playing(service))
         response = service.client.get(f"/conversations/{first['conversation_id']}/turns/2")
         if what == "no record":
-            assert code_of(response) in {"turn_not_found", "seal_broken"}
+            assert error_code(response) in {"turn_not_found", "seal_broken"}
         else:
-            until(lambda: code_of(service.client.get(f"/conversations/{first['conversation_id']}/turns/2")), 5)
+            wait_until(lambda: error_code(service.client.get(f"/conversations/{first['conversation_id']}/turns/2")), 5)
             response = service.client.get(f"/conversations/{first['conversation_id']}/turns/2")
-            assert code_of(response) == "seal_broken"
+            assert error_code(response) == "seal_broken"
         assert service.play({"say": "on"})["reply"] == "on"
         assert service.process.poll() is None
 
@@ -769,21 +628,21 @@ def test_a_waiting_turn_that_was_tampered_with_ends_and_the_others_are_played(
 def tamper_with_waiting(raw: Raw, what: str, other: dict[str, Any], turn: dict[str, Any]) -> None:
     ref, theirs = f"local/{turn['conversation_id']}", f"local/{other['conversation_id']}"
     if what == "record":
-        raw.lset(f"{P}:turns:{ref}", 1, b"x" * 60)
+        raw.lset(f"{PARTITION}:turns:{ref}", 1, b"x" * 60)
     elif what == "input":
-        raw.hset(f"{P}:run:{ref}:2", "input", b"x" * 60)
+        raw.hset(f"{PARTITION}:run:{ref}:2", "input", b"x" * 60)
     elif what == "no record":
-        raw.rpop(f"{P}:turns:{ref}")
+        raw.rpop(f"{PARTITION}:turns:{ref}")
     elif what == "no input":
-        raw.delete(f"{P}:run:{ref}:2")
+        raw.delete(f"{PARTITION}:run:{ref}:2")
     elif what == "head":
-        raw.hset(f"{P}:conversation:{ref}", "head", b"x" * 60)
+        raw.hset(f"{PARTITION}:conversation:{ref}", "head", b"x" * 60)
     else:
-        raw.lset(f"{P}:turns:{ref}", 1, raw.lindex(f"{P}:turns:{theirs}", 0))
-        raw.hset(f"{P}:run:{ref}:2", "input", raw.hget(f"{P}:run:{theirs}:1", "input"))
+        raw.lset(f"{PARTITION}:turns:{ref}", 1, raw.lindex(f"{PARTITION}:turns:{theirs}", 0))
+        raw.hset(f"{PARTITION}:run:{ref}:2", "input", raw.hget(f"{PARTITION}:run:{theirs}:1", "input"))
 
 
-def test_a_record_that_was_tampered_with_hides_no_other_conversation(cold: Service, outside: Server) -> None:
+def test_a_record_that_was_tampered_with_hides_no_other_conversation(cold: Service, outside: StoreServer) -> None:
     it, other = with_a_past(cold, outside.client()), cold.play({"say": "one"})
     it.raw.hset(it.conversation, "record", b"x" * 60)
     shown = cold.client.get(f"/conversations/{it.turn['conversation_id']}")
@@ -797,7 +656,7 @@ def noise(seed: int) -> str:
     return "".join(hashlib.sha256(f"{seed} {part}".encode()).hexdigest() for part in range(4))
 
 
-def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outside: Server) -> None:
+def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outside: StoreServer) -> None:
     raw, sizes = outside.client(), []
     turn: dict[str, Any] = {}
     for number in range(1, 41):
@@ -808,48 +667,50 @@ def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outsid
     assert 1.8 < sizes[1] / sizes[0] < 2.2
 
 
-def test_an_image_that_many_steps_show_is_stored_once(cold: Service, outside: Server) -> None:
+def test_an_image_that_many_steps_show_is_stored_once(cold: Service, outside: StoreServer) -> None:
     echo = {"call": [["echo", {"text": "look"}]]}
     turn = cold.play(echo, echo, {"say": "seen"}, images=[png("red")])
     turn = cold.follow_up(turn, echo, {"say": "again"}, images=[png("red")])
     assert len(cold.steps(turn)) == 7
-    assert outside.client().hlen(f"{P}:images:local/{turn['conversation_id']}") == 1
+    assert outside.client().hlen(f"{PARTITION}:images:local/{turn['conversation_id']}") == 1
 
 
-def test_a_turn_that_is_over_leaves_no_working_keys(cold: Service, outside: Server, gate: Gate) -> None:
+def test_a_turn_that_is_over_leaves_no_working_keys(cold: Service, outside: StoreServer, gate: Gate) -> None:
     raw = outside.client()
     turn = cold.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
     turn = cold.follow_up(turn, {"raise": "model_error"})
     assert turn["status"] == "failed"
-    assert keys_of(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "logs:C", "moments:C"}
-    assert raw.hkeys(f"{P}:logs:local/{turn['conversation_id']}") == [b"1", b"2"]
-    running_turn = begin(cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"], images=[png("red")])
+    assert conversation_keys(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "logs:C", "moments:C"}
+    assert raw.hkeys(f"{PARTITION}:logs:local/{turn['conversation_id']}") == [b"1", b"2"]
+    running_turn = submit_turn(
+        cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"], images=[png("red")]
+    )
     gate.reached()
     working = {"run:C:3", "journal:C:3", "watch:C:3", "queue:C", "log:C:3"}
-    assert keys_of(raw, turn) >= working
+    assert conversation_keys(raw, turn) >= working
     gate.open()
-    over(cold, running_turn)
-    assert keys_of(raw, turn).isdisjoint(working)
-    assert not raw.zrange(f"{P}:leases", 0, -1)
-    assert not raw.zrange(f"{P}:ready:scripted", 0, -1)
+    wait_for_end(cold, running_turn)
+    assert conversation_keys(raw, turn).isdisjoint(working)
+    assert not raw.zrange(f"{PARTITION}:leases", 0, -1)
+    assert not raw.zrange(f"{PARTITION}:ready:scripted", 0, -1)
 
 
-def test_a_deleted_conversation_leaves_a_tombstone(cold: Service, outside: Server, gate: Gate) -> None:
+def test_a_deleted_conversation_leaves_a_tombstone(cold: Service, outside: StoreServer, gate: Gate) -> None:
     raw = outside.client()
     turn = cold.play({"say": "one"}, images=[png("red")])
-    turn = begin(cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"])
+    turn = submit_turn(cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"])
     gate.reached()
     assert cold.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
     gate.open()
-    until(lambda: not busy(cold))
-    assert keys_of(raw, turn) == {"conversation:C"}
-    assert 0 < raw.ttl(f"{P}:conversation:local/{turn['conversation_id']}") <= 3600
-    assert raw.hkeys(f"{P}:conversation:local/{turn['conversation_id']}") == [b"deleted"]
-    assert not raw.zscore(f"{P}:leases", f"local/{turn['conversation_id']}")
-    assert turn["conversation_id"] not in str(raw.zrange(f"{P}:owner:local", 0, -1))
+    wait_until(lambda: not is_playing(cold))
+    assert conversation_keys(raw, turn) == {"conversation:C"}
+    assert 0 < raw.ttl(f"{PARTITION}:conversation:local/{turn['conversation_id']}") <= 3600
+    assert raw.hkeys(f"{PARTITION}:conversation:local/{turn['conversation_id']}") == [b"deleted"]
+    assert not raw.zscore(f"{PARTITION}:leases", f"local/{turn['conversation_id']}")
+    assert turn["conversation_id"] not in str(raw.zrange(f"{PARTITION}:owner:local", 0, -1))
 
 
-def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: Server) -> None:
+def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: StoreServer) -> None:
     secret = "the-quick-brown-fox"
     turn = cold.play({"call": [["echo", {"text": secret}]]}, {"say": secret}, metadata={secret: secret})
     raw = outside.client()

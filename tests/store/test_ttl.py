@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from tests.store.test_going_back import SETTINGS, fork, new, roll_back, variables
-from tests.store.test_store import Raw, Server, over, png, running, until
+from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
+from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import Service
-from tests.transfer.test_export import bring_in, take_out
-from tests.worker.test_busy import follow, held
-from tests.worker.test_stop import DONE, ECHO
+from tests.support.store_server import Raw, StoreServer, running_store
+from tests.support.transfer import export, import_document
+from tests.support.turns import DONE, ECHO, held_turn, submit_next, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,13 +30,13 @@ FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
 
 
 @pytest.fixture(scope="module")
-def service(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service that sweeps four times a second, on four partitions."""
     settings = FAST | store.settings | {"PARTITIONS": "4"}
     with Service(tmp_path_factory.mktemp("service"), settings) as running_service:
@@ -43,7 +44,7 @@ def service(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def raw(store: Server) -> Iterator[Raw]:
+def raw(store: StoreServer) -> Iterator[Raw]:
     with Redis(unix_socket_path=str(store.socket_path), decode_responses=True) as client:
         yield client
 
@@ -88,7 +89,7 @@ def kept(raw: Raw, name: str) -> set[str]:
 
 def test_by_default_there_is_none(service: Service, raw: Raw) -> None:
     turn = service.play(DONE)
-    empty = new(service, "scripted")
+    empty = new_conversation(service, "scripted")
     for name in (turn["conversation_id"], empty, fork(service, empty)["id"]):
         found = service.get(f"/conversations/{name}")
         assert (found["ttl_s"], found["expires_at"]) == (None, None)
@@ -117,25 +118,25 @@ def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: R
         "log",
     }
     patched(service, name, BRIEF_S)
-    until(lambda: gone(service, name))
+    wait_until(lambda: gone(service, name))
     problem(service.post("/turn", message=json.dumps([DONE]), conversation_id=name), 404, "conversation_not_found")
     for path in ("steps", "turns", "turns/1", "export", "messages"):
         assert service.client.get(f"/conversations/{name}/{path}").status_code == 404
     assert name not in [each["id"] for each in service.get("/conversations", limit=100)["items"]]
-    until(lambda: not kept(raw, name))  # the logs of its turns last for a second
+    wait_until(lambda: not kept(raw, name))  # the logs of its turns last for a second
     assert not service.client.post("/conversations", json={"id": name}).json().get("turns")
-    assert variables(service, bring_in(service, take_out(service, other["id"]))["id"], "code-rememberer") == 1
+    assert variable_x(service, import_document(service, export(service, other["id"]))["id"], "code-rememberer") == 1
 
 
 def test_its_id_is_free_again_as_after_a_delete(service: Service) -> None:
     name = made(service, id="again")
-    until(lambda: gone(service, name))
+    wait_until(lambda: gone(service, name))
     deleted = made(service, None, id="deleted")
     assert service.client.delete("/conversations/deleted").status_code == 204
     statuses = {each: service.post("/conversations", id=each, agent="scripted").status_code for each in (deleted,)}
     assert statuses == {deleted: 409}
-    until(lambda: service.post("/conversations", id=name, agent="scripted").status_code == 201)
-    until(lambda: service.post("/conversations", id=deleted, agent="scripted").status_code == 201)
+    wait_until(lambda: service.post("/conversations", id=name, agent="scripted").status_code == 201)
+    wait_until(lambda: service.post("/conversations", id=deleted, agent="scripted").status_code == 201)
     assert service.play(DONE, conversation_id=name)["turn"] == 1
 
 
@@ -174,26 +175,26 @@ def test_it_can_be_given_changed_and_taken_away(service: Service, raw: Raw) -> N
 
 def test_a_turn_that_runs_or_waits_keeps_it(service: Service, tmp_path: Path) -> None:
     name = made(service)
-    with held(service, tmp_path / "gate", conversation_id=name) as turn:
-        waiting = follow(service, turn, ECHO, DONE)
+    with held_turn(service, tmp_path / "gate", conversation_id=name) as turn:
+        waiting = submit_next(service, turn, ECHO, DONE)
         for _ in range(2):
             bystander = made(service)
-            until(partial(gone, service, bystander))
+            wait_until(partial(gone, service, bystander))
         assert not gone(service, name)
-    over(service, turn)
-    assert over(service, waiting)["status"] == "finished"
-    until(lambda: gone(service, name))
+    wait_for_end(service, turn)
+    assert wait_for_end(service, waiting)["status"] == "finished"
+    wait_until(lambda: gone(service, name))
 
 
 def test_many_go_together(service: Service, raw: Raw) -> None:
     names = [made(service) for _ in range(150)]
-    until(lambda: all(gone(service, name) for name in (names[0], names[-1])))
-    until(lambda: not [key for key in raw.keys("*:expiring") if raw.zrangebyscore(key, "-inf", time.time() * 1e6)])
+    wait_until(lambda: all(gone(service, name) for name in (names[0], names[-1])))
+    wait_until(lambda: not [key for key in raw.keys("*:expiring") if raw.zrangebyscore(key, "-inf", time.time() * 1e6)])
     assert {service.client.get(f"/conversations/{name}").status_code for name in names} == {404}
 
 
 def test_it_lasts_over_restarts_and_is_heeded_by_whoever_comes(tmp_path: Path) -> None:
-    with running(tmp_path / "store") as outside:
+    with running_store(tmp_path / "store") as outside:
         settings = FAST | outside.settings
         with Service(tmp_path / "a", settings) as first:
             stays = made(first, LONG_S)
@@ -203,6 +204,6 @@ def test_it_lasts_over_restarts_and_is_heeded_by_whoever_comes(tmp_path: Path) -
             before = first.get(f"/conversations/{stays}")["expires_at"]
             first.kill()
         with Service(tmp_path / "b", settings) as second:
-            until(lambda: gone(second, goes))
+            wait_until(lambda: gone(second, goes))
             assert second.get(f"/conversations/{stays}")["expires_at"] == before
             assert second.get(f"/conversations/{forever}")["turns"] == 1

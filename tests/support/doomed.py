@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,23 +14,25 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from redis import Redis
 
-from tests.store.test_store import P, begin, over, until
-from tests.support.ledgers import AGENTS
-from tests.support.streaming import FINAL, log_of, posting, watching
+from tests.support.ledgers import AGENTS, Ledger
+from tests.support.service import Service
+from tests.support.store_server import PARTITION, Raw
+from tests.support.streaming import FINAL, Event, log_of, posting, watching
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from smolagents import MultiStepAgent
 
-    from tests.store.test_store import Raw
-    from tests.support.ledgers import Ledger
     from tests.support.service import Service
+    from tests.support.store_server import Raw
     from tests.support.streaming import Event, Frame
 
     Script = list[Event]
 
-DONE: Event = {"say": "done"}
 SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
 
 
@@ -80,7 +83,7 @@ class Doomed:
     def stands_in(self, raw: Raw) -> bool:
         if not (self.ledger.stands and self.turn):
             return False
-        journal = raw.hgetall(f"{P}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}")
+        journal = raw.hgetall(f"{PARTITION}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}")
         kinds = (b"tool:", b"model:", b"check:")
         kept = [name for name, effect in journal.items() if effect and name.startswith(kinds)]
         return len(kept) >= len(self.ledger.ends)  # more where a call was refused: it is not in the ledger
@@ -92,7 +95,7 @@ def killed_amid(service: Service, doomed: list[Doomed], *, watched: bool = False
         reading = [pool.submit(each.watch, service) for each in doomed if watched]
         for each in doomed:
             if not watched:
-                each.turn = begin(service, *each.script, agent=each.agent, **each.body)
+                each.turn = submit_turn(service, *each.script, agent=each.agent, **each.body)
         killed(service, doomed)
         for future in reading:
             future.result()
@@ -100,7 +103,7 @@ def killed_amid(service: Service, doomed: list[Doomed], *, watched: bool = False
         for future in [pool.submit(each.read_on, service) for each in doomed if watched]:
             future.result()
     for each in doomed:
-        each.turn = over(service, each.turn, 30)
+        each.turn = wait_for_end(service, each.turn, 30)
         if not watched:
             each.frames = log_of(service, each.turn)
 
@@ -129,7 +132,7 @@ def killed(service: Service, doomed: list[Doomed]) -> None:
         return False
 
     with suppress(AssertionError):
-        until(stopped_while_all_stand, 30)
+        wait_until(stopped_while_all_stand, 30)
     assert not left, [(each.agent, each.ledger.calls, each.ledger.ends) for each in left]
     for each in doomed:
         each.calls, each.ends = each.ledger.calls, each.ledger.ends
@@ -182,3 +185,14 @@ def check_log(frames: list[Frame], whole: list[Frame], attempts: int = 2) -> Non
     told_by = [frame.data["attempt"] for frame in frames]
     assert told_by == sorted(told_by)
     assert named(frames) == named(whole)
+
+
+def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object) -> Doomed:
+    """Make a turn that notes two things, and stands still at its calls of these numbers."""
+    ledger = Ledger.at(folder / "turn.ledger", *at)
+    path = str(ledger.path)
+    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE], body)
+
+
+def hand_in(service: Service, it: Doomed) -> None:
+    it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)

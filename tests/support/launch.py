@@ -91,3 +91,5 @@ def _check(status: int) -> None:
 
 if __name__ == "__main__":
     main()
+
+ON_LOOPBACK = "127.1"  # an address of this machine alone that the settings do not know as one

@@ -15,10 +15,10 @@ from redis.exceptions import RedisError
 
 from smolsessions.settings import PREFIX
 from smolsessions.store.embedded.server import find_binary
-from tests.store.test_store import until
 from tests.support.images import bare, started
 from tests.support.manifests import ROLES
 from tests.support.service import ROOT
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,14 +119,14 @@ class Nodes:
         script = [{"call": [["wait_for", {"path": f"/gates/{gate}"}]]}, {"say": "it went on"}]
         answer = self.post(web, json.dumps(script), "respond-async", agent="scripted")
         assert answer.status_code == 202, answer.text
-        until((self._gates / f"{gate}.started").exists, START_S)
+        wait_until((self._gates / f"{gate}.started").exists, START_S)
         return str(answer.headers["location"])
 
     def open(self, gate: str) -> None:
         (self._gates / gate).touch()
 
     def ended(self, web: Running, where: str) -> dict[str, Any]:
-        until(lambda: self.get(web, where)["status"] not in {"queued", "running"}, 30)
+        wait_until(lambda: self.get(web, where)["status"] not in {"queued", "running"}, 30)
         return self.get(web, where)
 
 
@@ -158,7 +158,7 @@ class StorePod:
         with self._log.open("ab") as log:
             self._process = self._stack.enter_context(subprocess.Popen(self._command, stdout=log, stderr=log))
         self._stack.callback(self._process.kill)
-        until(self._answers, START_S)
+        wait_until(self._answers, START_S)
 
     def stop(self) -> None:
         self._process.terminate()

@@ -287,10 +287,10 @@ def _unpacked(value: Any) -> Any:
 
 def main(path: Path) -> None:
     from smolsessions.store.seal import new_key  # noqa: PLC0415 - the tests that read need no service's code
-    from tests.store.test_store import running  # noqa: PLC0415
+    from tests.support.store_server import running_store  # noqa: PLC0415
 
     key = new_key()
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "store") as server:
+    with tempfile.TemporaryDirectory() as folder, running_store(Path(folder) / "store") as server:
         settings = server.settings | {"SEAL_KEYS": key}
         memory = MEMORY_FILE in path.name
         with Service(Path(folder) / "service", settings | AGENTS, {remembering.FOLDER: folder}) as service:

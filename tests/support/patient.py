@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from tests.store.test_store import until
 from tests.support.service import Service
 from tests.support.streaming import EVENTS, FINAL, Stream, log_of, place
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Servi
 def until_all_answer(services: Sequence[Service]) -> None:
     """Wait until the store is there for each."""
     for service in services:
-        until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
+        wait_until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
 
 
 @dataclass

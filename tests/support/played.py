@@ -1,4 +1,4 @@
-"""What replicas should make of conversations, in plain Python: the model that `test_scripts.Machine` compares with."""
+"""Model of conversations under replicas, in plain Python: `test_replica_model.Machine` compares with it."""
 
 from __future__ import annotations
 

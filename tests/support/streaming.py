@@ -163,10 +163,10 @@ def gone(service: Service, port: int) -> bool:
 @pytest.fixture(scope="session")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     """Give two services on one store; only the first one knows the tests' agents, so it plays their turns."""
-    from tests.store.test_store import running  # noqa: PLC0415 - the service imports this module and has no use for it
+    from tests.support.store_server import running_store  # noqa: PLC0415 - the service imports this module and has no use for it
 
     folder = tmp_path_factory.mktemp("replicas")
-    with running(folder / "store") as server, ExitStack() as stack:
+    with running_store(folder / "store") as server, ExitStack() as stack:
         yield (
             stack.enter_context(Service(folder / "a", server.settings)),
             stack.enter_context(Service(folder / "b", server.settings | {"AGENTS": ""})),

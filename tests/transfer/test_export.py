@@ -14,27 +14,29 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from smolsessions.store.seal import new_key
-from tests.store.test_going_back import (
+from tests.support import agents
+from tests.support.histories import (
     KINDS,
-    PROMPT,
     SETTINGS,
-    consistent,
-    counts,
+    assert_consistent,
     fork,
-    new,
-    past_of,
+    history_of,
+    new_conversation,
     probe,
     record_of,
     roll_back,
-    variables,
+    step_counts,
+    variable_x,
 )
-from tests.store.test_store import P, png, until
-from tests.support import agents
+from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, say_as
+from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import Service, write_private
+from tests.support.store_server import PARTITION
 from tests.support.streaming import log_of
-from tests.web.test_owners import ADA, BOB, ask, line, make, say
-from tests.worker.test_stop import DONE, ECHO
+from tests.support.transfer import export, import_document, post_import
+from tests.support.turns import DONE, ECHO, PROMPT
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,40 +60,17 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running_service
 
 
-def take_out(service: Service, name: str) -> dict[str, Any]:
-    response = service.client.get(f"/conversations/{name}/export")
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "application/json"
-    found: dict[str, Any] = response.json()
-    return found
-
-
-def importing(service: Service, document: Any, **query: str) -> httpx2.Response:
-    body = json.dumps(document)  # half a character as an escape
-    return service.client.post(
-        "/conversations/import", content=body, params=query, headers={"Content-Type": "application/json"}
-    )
-
-
-def bring_in(service: Service, document: Any, **query: str) -> dict[str, Any]:
-    response = importing(service, document, **query)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    assert response.headers["location"] == f"/conversations/{made['id']}"
-    return made
-
-
 def refused(service: Service, document: Any, pointer: str, **query: str) -> None:
     with nothing_stored(service):
-        response = importing(service, document, **query)
+        response = post_import(service, document, **query)
         found = problem(response, 422, "invalid_request")
     assert pointer in [error.get("pointer") for error in found["errors"]], found
 
 
 def lived(service: Service, kind: str, folder: Path) -> str:
     """Give a conversation with all that can be in one."""
-    past = past_of(kind, folder)
-    name = new(service, kind)
+    past = history_of(kind, folder)
+    name = new_conversation(service, kind)
     past.play(service, name, 1, 7)
     roll_back(service, name, 6)
     service.play(ECHO if kind == "rememberer" else {"code": "y = 1"}, DONE, agent=kind, conversation_id=name)
@@ -107,12 +86,12 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
     service: Service, elsewhere: Service, tmp_path: Path, kind: str
 ) -> None:
     name = lived(service, kind, tmp_path)
-    document = take_out(service, name)
+    document = export(service, name)
     assert (document["format"], document["version"], document["id"]) == ("smolsessions/conversation", 1, name)
     assert document["rollbacks"] == [[7, 6]]
-    made = bring_in(elsewhere, document, id=f"again-{kind}")
+    made = import_document(elsewhere, document, id=f"again-{kind}")
     assert made["id"] == f"again-{kind}"
-    assert take_out(elsewhere, made["id"]) == document | {"id": made["id"]}
+    assert export(elsewhere, made["id"]) == document | {"id": made["id"]}
     was = service.get(f"/conversations/{name}")
     same = ("agent", "metadata", "turns", "step_counts", "archived_steps", "policy")
     assert {member: made[member] for member in same} == {member: was[member] for member in same}
@@ -132,19 +111,19 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
 
 
 def test_it_is_anybodys_who_has_the_document(tmp_path: Path) -> None:
-    keys = write_private(tmp_path / "keys", line("ada", ADA) + line("bob", BOB))
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
-        hers = make(locked, ADA, agent="scripted")["id"]
-        say(locked, ADA, "hello", hers)
-        document = ask(locked, ADA, "GET", f"/conversations/{hers}/export").json()
+        hers = create_as(locked, ADA, agent="scripted")["id"]
+        say_as(locked, ADA, "hello", hers)
+        document = request_as(locked, ADA, "GET", f"/conversations/{hers}/export").json()
         assert '"ada"' not in json.dumps(document)
-        his = ask(locked, BOB, "POST", f"/conversations/import?id={hers}", document)
+        his = request_as(locked, BOB, "POST", f"/conversations/import?id={hers}", document)
         assert his.status_code == 201
-        for_bob = ask(locked, BOB, "GET", f"/conversations/{hers}/export").json()
+        for_bob = request_as(locked, BOB, "GET", f"/conversations/{hers}/export").json()
         assert for_bob == document
-        say(locked, BOB, "more", hers)
-        assert ask(locked, ADA, "GET", f"/conversations/{hers}").json()["turns"] == 1
-        assert ask(locked, BOB, "GET", f"/conversations/{hers}").json()["turns"] == 2
+        say_as(locked, BOB, "more", hers)
+        assert request_as(locked, ADA, "GET", f"/conversations/{hers}").json()["turns"] == 1
+        assert request_as(locked, BOB, "GET", f"/conversations/{hers}").json()["turns"] == 2
 
 
 def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Service) -> None:
@@ -152,53 +131,53 @@ def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Se
     name = turn["conversation_id"]
     for text in ("two", "three"):
         service.follow_up(turn, ECHO, {"say": text})
-    made = bring_in(service, take_out(service, name))["id"]
+    made = import_document(service, export(service, name))["id"]
     service.play(ECHO, {"say": "four"}, conversation_id=made)
     for last in (2, 3, 1):
-        assert counts(fork(service, made, turn=last)) == {"task": last, "action": 2 * last}
-        assert counts(roll_back(service, made, last)) == {"task": last, "action": 2 * last}
-    assert counts(roll_back(service, made, 0)) == {}
-    assert counts(roll_back(service, made, 4)) == {"task": 4, "action": 8}
-    consistent(service, made)
+        assert step_counts(fork(service, made, turn=last)) == {"task": last, "action": 2 * last}
+        assert step_counts(roll_back(service, made, last)) == {"task": last, "action": 2 * last}
+    assert step_counts(roll_back(service, made, 0)) == {}
+    assert step_counts(roll_back(service, made, 4)) == {"task": 4, "action": 8}
+    assert_consistent(service, made)
 
 
 def test_an_import_with_variables_can_be_gone_back_in_to_its_last_turn(service: Service) -> None:
     turn = service.play({"code": "x = 1"}, {"say": "one"}, agent="code")
     service.follow_up(turn, {"code": "x = 2"}, {"say": "two"})
-    made = bring_in(service, take_out(service, turn["conversation_id"]))["id"]
+    made = import_document(service, export(service, turn["conversation_id"]))["id"]
     service.play({"code": "x = 3"}, {"say": "three"}, conversation_id=made, agent="code")
     for what in ("rollback", "fork"):
         problem(service.post(f"/conversations/{made}/{what}", turn=1), 409, "history_gone")
     roll_back(service, made, 2)
-    assert variables(service, made) == 2
+    assert variable_x(service, made) == 2
 
 
 def test_an_empty_conversation_and_one_whose_steps_are_gone_go_round(service: Service) -> None:
-    empty = new(service, "scripted")
-    document = take_out(service, empty)
-    made = bring_in(service, document)
-    assert take_out(service, made["id"]) == document | {"id": made["id"]}
-    consistent(service, made["id"])
+    empty = new_conversation(service, "scripted")
+    document = export(service, empty)
+    made = import_document(service, document)
+    assert export(service, made["id"]) == document | {"id": made["id"]}
+    assert_consistent(service, made["id"])
     turn = service.play({"code": "x = 5"}, DONE, agent="code")
     name = turn["conversation_id"]
     roll_back(service, name, 0)
     assert service.post(f"/conversations/{name}/prune", destroy=True).status_code == 200
     roll_back(service, name, 1)
-    made = bring_in(service, take_out(service, name))
-    assert (counts(made), made["turns"]) == ({}, 1)
-    assert variables(service, made["id"]) == 5
+    made = import_document(service, export(service, name))
+    assert (step_counts(made), made["turns"]) == ({}, 1)
+    assert variable_x(service, made["id"]) == 5
 
 
 def test_variables_that_no_document_holds_are_named_and_the_model_is_told(service: Service) -> None:
     code = "a = {'n': [1, 2.5, None, 'é']}\npair = (1, 2)\ndef f():\n    return 7\nb = 3"
     turn = service.play({"code": code}, DONE, agent="code")
-    document = take_out(service, turn["conversation_id"])
+    document = export(service, turn["conversation_id"])
     assert {(each["kind"], each["name"]) for each in document["not_exported"]} == {
         ("variable", "pair"),
         ("variable", "f"),
     }
     assert document["variables"][""]["code"] == {"a": {"n": [1, 2.5, None, "é"]}, "b": 3}
-    made = bring_in(service, document)
+    made = import_document(service, document)
     body = {"agent": "code", "conversation_id": made["id"]}
     shown = json.loads(service.play({"shown": True}, **body)["reply"])
     assert any("f, pair" in text and "gone" in text for _, text in shown), shown
@@ -210,7 +189,7 @@ def test_variables_that_no_document_holds_are_named_and_the_model_is_told(servic
 
 def test_images_go_with_it(service: Service, elsewhere: Service) -> None:
     turn = service.play({"call": [["picture", {}]]}, PROMPT, images=[png("red"), png("blue")])
-    made = bring_in(elsewhere, take_out(service, turn["conversation_id"]))
+    made = import_document(elsewhere, export(service, turn["conversation_id"]))
     for name, where in ((turn["conversation_id"], service), (made["id"], elsewhere)):
         steps = where.get(f"/conversations/{name}/steps")["items"]
         urls = {image["url"] for step in steps for image in step.get("images", ())}
@@ -231,15 +210,15 @@ def test_what_smolagents_remembers_goes_on_as_with_the_bare_agent(service: Servi
         bare.run(task, reset=False)
     steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
     document = {"format": "smolagents/memory", "agent": kind, "metadata": {"from": "a notebook"}, "steps": steps}
-    made = bring_in(service, document)
+    made = import_document(service, document)
     assert (made["turns"], made["metadata"], made["agent"]) == (3, {"from": "a notebook"}, kind)
     turns = service.get(f"/conversations/{made['id']}/turns")["items"]
     assert [each["message"] for each in turns] == tasks
     assert {each["status"] for each in turns} == {"finished"}
     expected = bare.run(json.dumps([PROMPT]), reset=False)
     assert service.play(PROMPT, agent=kind, conversation_id=made["id"])["reply"] == expected
-    consistent(service, made["id"], agent=kind)
-    again = bring_in(service, take_out(service, made["id"]))
+    assert_consistent(service, made["id"], agent=kind)
+    again = import_document(service, export(service, made["id"]))
     assert again["turns"] == 5
 
 
@@ -248,19 +227,19 @@ def test_what_was_done_before_the_first_task_is_a_turn_too(service: Service) -> 
     bare.run(json.dumps([ECHO, DONE]), reset=False)
     steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
     steps = [step for step in steps if "task" not in step] + steps
-    made = bring_in(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
+    made = import_document(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
     turns = service.get(f"/conversations/{made['id']}/turns")["items"]
     assert [each["message"] for each in turns] == ["", json.dumps([ECHO, DONE])]
     assert [step["turn"] for step in service.get(f"/conversations/{made['id']}/steps")["items"]] == [1, 1, 2, 2, 2]
     assert service.play(DONE, conversation_id=made["id"])["turn"] == 3
-    assert service.get(f"/conversations/{bring_in(service, take_out(service, made['id']))['id']}")["turns"] == 3
+    assert service.get(f"/conversations/{import_document(service, export(service, made['id']))['id']}")["turns"] == 3
 
 
 @pytest.fixture(scope="module")
 def document(service: Service) -> dict[str, Any]:
     turn = service.play(ECHO, {"say": "one"})
     service.follow_up(turn, ECHO, {"say": "two"})
-    return take_out(service, turn["conversation_id"])
+    return export(service, turn["conversation_id"])
 
 
 def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -371,7 +350,7 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
     service: Service, document: dict[str, Any], data: st.DataObject, value: Any
 ) -> None:
     found = refusable(changed(document, "/rollbacks", [[1, 0]]), data, value)
-    response = importing(service, found)
+    response = post_import(service, found)
     if response.status_code != 201:
         problem(response, response.status_code, response.json()["code"])
         assert response.status_code == 422
@@ -422,7 +401,7 @@ def test_bodies_that_are_no_json_or_none_or_too_large(service: Service, tmp_path
 
 
 def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service, document: dict[str, Any]) -> None:
-    first = bring_in(service, document, id="mine")
+    first = import_document(service, document, id="mine")
     with nothing_stored(service):
         problem(service.client.post("/conversations/import?id=mine", json=document), 409, "conversation_exists")
         problem(service.client.post("/conversations/import?id=a%2Fb", json=document), 422, "invalid_request")
@@ -433,17 +412,17 @@ def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service,
                 "unknown_agent",
             )
         problem(service.client.post("/conversations/import", json=document | {"agent": "nobody"}), 422, "unknown_agent")
-    again = bring_in(service, document)
+    again = import_document(service, document)
     assert again["id"] not in {first["id"], document["id"]}
-    other = bring_in(service, document, agent="planner")
+    other = import_document(service, document, agent="planner")
     assert other["agent"] == "planner"
     assert service.play(DONE, agent="planner", conversation_id=other["id"])["turn"] == 3
-    with_code = take_out(service, service.play({"code": "x = 1"}, DONE, agent="code")["conversation_id"])
+    with_code = export(service, service.play({"code": "x = 1"}, DONE, agent="code")["conversation_id"])
     refused(service, with_code, "/variables/", agent="scripted")
 
 
 def test_rollbacks_of_a_document_are_those_of_the_conversation(service: Service, document: dict[str, Any]) -> None:
-    made = bring_in(service, changed(document, "/rollbacks", [[1, 0]]))
+    made = import_document(service, changed(document, "/rollbacks", [[1, 0]]))
     turns = service.get(f"/conversations/{made['id']}/turns")["items"]
     assert [each["rolled_back"] for each in turns] == [True, False]
 
@@ -453,10 +432,10 @@ def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, docume
         copy = json.loads(json.dumps(document))
         for place in hidden:
             copy["steps"][place]["hidden"] = True
-        name = bring_in(service, copy)["id"]
+        name = import_document(service, copy)["id"]
         steps = service.get(f"/conversations/{name}/steps", archived="true")["items"]
         assert [place for place, step in enumerate(steps) if step["hidden"] or step["archived"]] == hidden
-        again = bring_in(service, take_out(service, name))["id"]
+        again = import_document(service, export(service, name))["id"]
         messages = [service.get(f"/conversations/{each}/messages") for each in (name, again)]
         assert messages[0] == messages[1]
         assert service.play(PROMPT, conversation_id=name)["status"] == "finished"
@@ -464,10 +443,10 @@ def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, docume
 
 def test_half_a_character_in_what_smolagents_remembers_is_replaced_or_refused(service: Service) -> None:
     steps = [{"task": f"one {HALF}", "task_images": None}]
-    response = importing(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
+    response = post_import(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
     assert response.status_code in {201, 422}, response.text
     if response.status_code == 201:
-        consistent(service, response.json()["id"])
+        assert_consistent(service, response.json()["id"])
 
 
 def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: Path) -> None:
@@ -476,7 +455,7 @@ def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: P
         turn = running_service.play(
             *[{"code": f"x{n} = [{n}] * 1000"} for n in range(5)], DONE, agent="code", images=[png("red")]
         )
-        document = take_out(running_service, turn["conversation_id"])
+        document = export(running_service, turn["conversation_id"])
 
         def imports(_: int) -> None:
             with suppress(httpx2.TransportError):
@@ -485,18 +464,18 @@ def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: P
 
         with ThreadPoolExecutor(4) as pool:
             doing = [pool.submit(imports, number) for number in range(4)]
-            until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
+            wait_until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
             running_service.kill()
             for each in doing:
                 each.result()
         running_service.start()
         with Redis(unix_socket_path=str(tmp_path / "data" / "store.sock"), decode_responses=True) as client:
-            of = {key.split(":")[2] for key in client.keys(f"{P}:*:local/*")}
-            assert of == {key.split(":")[2] for key in client.keys(f"{P}:conversation:*")}
+            of = {key.split(":")[2] for key in client.keys(f"{PARTITION}:*:local/*")}
+            assert of == {key.split(":")[2] for key in client.keys(f"{PARTITION}:conversation:*")}
         names = [each["id"] for each in running_service.get("/conversations", limit=100)["items"]]
         assert len(names) > 20
         for name in names:
-            assert take_out(running_service, name) == document | {"id": name}
+            assert export(running_service, name) == document | {"id": name}
 
 
 def test_an_export_is_of_a_moment_while_turns_come(service: Service) -> None:
@@ -516,12 +495,12 @@ def test_an_export_is_of_a_moment_while_turns_come(service: Service) -> None:
                 taken.append(response.json())
             else:
                 problem(response, 409, "busy")
-    taken.append(take_out(service, name))
+    taken.append(export(service, name))
     for document in taken:
         assert [step["turn"] for step in document["steps"]] == [
             turn["turn"] for turn in document["turns"] for _ in range(3)
         ]
-        bring_in(service, document)
-    assert record_of(service, bring_in(service, taken[-1])["id"])[0] == {
+        import_document(service, document)
+    assert record_of(service, import_document(service, taken[-1])["id"])[0] == {
         **service.get(f"/conversations/{name}")["step_counts"]
     }

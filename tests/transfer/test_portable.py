@@ -43,6 +43,7 @@ from tests.support.documents import (
     stored,
     taken_in,
 )
+from tests.support.json_values import JSON, TEXTS, nested, pointer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,13 +120,6 @@ def test_the_steps_of_real_runs_come_back(make: Callable[[], Any]) -> None:
     assert [type(step.error) for step in back if isinstance(step, ActionStep)] == [type(error) for error in errors]
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
-NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | NUMBERS | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
-    max_leaves=8,
-)
 TIMINGS = st.builds(Timing, st.floats(0, 2e9), st.none() | st.floats(0, 2e9))
 USAGES = st.none() | st.builds(TokenUsage, st.integers(0, 10**9), st.integers(0, 10**9))
 PARTS = st.lists(st.dictionaries(TEXTS, JSON, max_size=2), max_size=2)
@@ -364,24 +358,6 @@ def test_smolagents_images_are_refused_with_the_step_that_has_them(member: str) 
         pointer_of(lambda: documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, 1))
         == f"/steps/1/{member}"
     )
-
-
-def pointer_of(call: Callable[[], object]) -> str:
-    """Give where the call says that something is wrong; what it says can be sent to anybody."""
-    with pytest.raises(InvalidRequestError) as raised:
-        call()
-    error = raised.value
-    json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
-    problems: Any = error.extensions["errors"]
-    assert len(error.message) < 2000
-    return str(problems[0]["pointer"])
-
-
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
 
 
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}

@@ -24,7 +24,7 @@ from smolsessions.agents.transfer.variables import ImportTarget, export_variable
 from smolsessions.agents.values import dumps, loads
 from tests.support import agents
 from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, reader, taken_in
-from tests.transfer.test_portable import JSON, TEXTS, nested, pointer_of
+from tests.support.json_values import JSON, TEXTS, nested, pointer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

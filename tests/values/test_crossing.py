@@ -31,12 +31,12 @@ from smolagents.agent_types import AgentAudio, AgentImage, AgentText
 
 from smolsessions.agents.values import CodecError, canonical, dumps, loads
 from tests.support import hostile
+from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
-PRIME = sys.hash_info.modulus
 MODES = "1 L LA La P PA RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16L I;16B I;16N".split()
 
 
@@ -337,39 +337,6 @@ def test_a_label_that_fails_itself_names_the_class() -> None:
     ]
 
 
-def count(number: int) -> bytes:
-    return struct.pack("<I", number)
-
-
-def text(value: str) -> bytes:
-    return b"s" + count(len(value.encode())) + value.encode()
-
-
-def number(value: int) -> bytes:
-    return b"i" + struct.pack("<q", value)
-
-
-def long(value: int) -> bytes:
-    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return b"I" + count(len(data)) + data
-
-
-def blob(data: bytes) -> bytes:
-    return b"b" + count(len(data)) + data
-
-
-def many(tag: bytes, *items: bytes, claimed: int | None = None) -> bytes:
-    return tag + count(len(items) if claimed is None else claimed) + b"".join(items)
-
-
-def parts(kind: str, *items: bytes) -> bytes:
-    return b"P" + bytes([len(kind.encode()), len(items)]) + kind.encode() + b"".join(items)
-
-
-def pairs(**items: bytes) -> bytes:
-    return b"d" + count(len(items)) + b"".join(text(key) + item for key, item in items.items())
-
-
 def carried(kind: type, **items: bytes) -> bytes:
     return parts("instance", text(f"{kind.__module__}.{kind.__qualname__}"), pairs(**items))
 
@@ -378,7 +345,6 @@ def picture(mode: str, width: int, height: int, pixels: bytes, *more: bytes) -> 
     return parts("image", text(mode), number(width), number(height), blob(pixels), *(more or [b"N"] * 3))
 
 
-ONE = number(1)
 NINE = [ONE] * 9
 HOSTILE_BYTES: dict[str, bytes] = {
     "nothing": b"",

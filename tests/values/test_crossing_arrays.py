@@ -12,7 +12,7 @@ import pytest
 
 from smolsessions.agents.values import CodecError, canonical, dumps, loads
 from tests.support import hostile
-from tests.values.test_crossing import ONE, PRIME, blob, long, many, number, pairs, parts, text
+from tests.support.encoded_values import ONE, PRIME, blob, long, many, number, pairs, parts, text
 
 np = importlib.import_module("numpy")  # without types: its own are stricter than these tests need
 pd = importlib.import_module("pandas")

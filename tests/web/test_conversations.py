@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 import pytest
 
+from tests.support.metrics import totals
 from tests.support.problems import problem, strict_json
 from tests.support.service import AGENTS, Service
 
@@ -109,11 +110,6 @@ def until(true: Callable[[], Any]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end
-
-
-def figures(service: Service) -> dict[str, float]:
-    text = service.client.get("/metrics").text
-    return {name: float(value) for name, value in re.findall(r"^(smolsessions_\S+) (\S+)$", text, re.MULTILINE)}
 
 
 def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
@@ -352,7 +348,7 @@ def test_deleting_ends_a_running_turn_for_who_waits_for_it(brief: Service, tmp_p
         assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "conversation_deleted")
         assert turn["timing"]["finished_at"]
         _assert_gone(brief, "doomed")
-    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
+    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
     _assert_gone(brief, "doomed")
     assert brief.play({"say": "another"})["reply"] == "another"
 
@@ -365,7 +361,7 @@ def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same
         until(lambda: _is_free(brief, "twin"))
         with Held(brief, tmp_path / "new", conversation_id="twin") as new:
             old.let_go()
-            until(lambda: figures(brief)["smolsessions_threads_busy"] == 1)
+            until(lambda: totals(brief)["smolsessions_threads_busy"] == 1)
             assert brief.get("/conversations/twin")["running_turn"] == 1
             steps = brief.get("/conversations/twin/steps")["items"]
             assert [str(tmp_path / "new") in step["task"] for step in steps] == [True]
@@ -395,7 +391,7 @@ def test_a_living_service_says_so(service: Service, path: str) -> None:
 
 
 def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
-    before = figures(brief)
+    before = totals(brief)
     brief.play({"say": "fine"})
     turn = brief.play({"raise": "not fine"}, agent="code")
     brief.follow_up(turn, {"say": "fine again"})
@@ -406,31 +402,31 @@ def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
         'smolsessions_turn_seconds_count{agent="code"}': 2,
         "smolsessions_turn_queued_seconds_count": 3,
     }
-    until(lambda: {name: figures(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
-    assert figures(brief)["smolsessions_store_errors_total"] == 0
+    until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
+    assert totals(brief)["smolsessions_store_errors_total"] == 0
 
 
 def test_figures_count_a_turn_that_a_delete_ended(brief: Service, tmp_path: Path) -> None:
     name = 'smolsessions_turns_total{agent="scripted",code="conversation_deleted",status="cancelled"}'
-    before = figures(brief).get(name, 0)
+    before = totals(brief).get(name, 0)
     with Held(brief, tmp_path / "gate", conversation_id=_made(brief, "counted")) as held:
         brief.client.delete("/conversations/counted")
         assert held.answer()["status"] == "cancelled"
-    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
-    assert figures(brief).get(name, 0) == before + 1
+    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    assert totals(brief).get(name, 0) == before + 1
 
 
 def test_figures_show_threads_and_warm_sessions(brief: Service, tmp_path: Path) -> None:
-    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
-    before = figures(brief)
+    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    before = totals(brief)
     with Held(brief, tmp_path / "one") as one, Held(brief, tmp_path / "two") as two:
-        during = figures(brief)
+        during = totals(brief)
         assert during["smolsessions_threads_busy"] == 2
         assert during["smolsessions_threads_free"] == before["smolsessions_threads_free"] - 2
         assert during["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"]
     assert [held.answer()["status"] for held in (one, two)] == ["finished", "finished"]
-    until(lambda: figures(brief)["smolsessions_threads_busy"] == 0)
-    after = figures(brief)
+    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    after = totals(brief)
     assert after["smolsessions_threads_free"] == before["smolsessions_threads_free"]
     assert after["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"] + 2
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
-from jsonschema import Draft202012Validator
 
-from tests.store.test_store import begin, over
-from tests.support.service import ROOT
+from tests.support.openapi import assert_described, validator
 from tests.support.streaming import log_of, posting
+from tests.support.turns import DONE, submit_turn, wait_for_end
 
 if TYPE_CHECKING:
     from tests.support.service import Service
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.streaming"]
 
 ECHO = {"call": [["echo", {"text": "hello"}]]}
-DONE = {"say": "done"}
 TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "a tool call": ("streamed", [ECHO, DONE]),
     "parallel calls": ("streamed", [{"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]}, DONE]),
@@ -38,20 +34,6 @@ TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 
 
-@cache
-def validator(name: str) -> Draft202012Validator:
-    """Return the validator of one schema of the description."""
-    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())
-    schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema)
-
-
-def assert_described(name: str, value: Any) -> None:
-    problems = [f"{problem.json_path}: {problem.message}" for problem in validator(name).iter_errors(value)]
-    assert problems == [], value
-
-
 @pytest.mark.parametrize("name", TURNS)
 def test_events_match_their_schema(service: Service, name: str) -> None:
     agent, script = TURNS[name]
@@ -68,10 +50,12 @@ def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
     endless = {"endless": "on and on ", "pace_s": 0.002}
     with posting(service, ECHO, endless, agent="streamed") as stream:
         first = next(iter(stream)).data
-        waiting = begin(service, DONE, agent="streamed", conversation_id=first["conversation_id"], on_busy="enqueue")
+        waiting = submit_turn(
+            service, DONE, agent="streamed", conversation_id=first["conversation_id"], on_busy="enqueue"
+        )
         place = f"/conversations/{first['conversation_id']}"
         service.post(f"{place}/turns/{waiting['turn']}/cancel")
-        service.follow_up(over(service, waiting), DONE, on_busy="rollback")
+        service.follow_up(wait_for_end(service, waiting), DONE, on_busy="rollback")
         frames = [*stream.rest(), *log_of(service, waiting)]
     with posting(service, endless, agent="streamed") as stream:
         deleted = next(iter(stream)).data

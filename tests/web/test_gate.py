@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runtime.test_roles import ON_LOOPBACK
-from tests.store.test_store import until
+from tests.support.launch import ON_LOOPBACK
 from tests.support.problems import nothing_stored, problem
+from tests.support.raw_http import connected, problem_on
 from tests.support.service import Service
-from tests.web.test_http import connected, problem_on
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ def test_a_body_starts_nothing_that_ends_before(service: Service, path: bytes, w
         with connected(service, head + framing + b"\r\n\r\n" + sent):
             pass
         marker = service.post("/turn", message='[{"say": "after"}]', agent="scripted").json()
-        until(lambda: service.get("/conversations", limit=1)["items"][0]["id"] == marker["conversation_id"])
+        wait_until(lambda: service.get("/conversations", limit=1)["items"][0]["id"] == marker["conversation_id"])
         service.client.delete(f"/conversations/{marker['conversation_id']}")
 
 

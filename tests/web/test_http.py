@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import re
 import select
-import socket
 import statistics
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager, suppress
-from http.client import HTTPResponse
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runtime.test_roles import figures
-from tests.store.test_store import running, until
+from tests.support.metrics import samples
+from tests.support.raw_http import answer_on, connected, problem_on
 from tests.support.service import Service
+from tests.support.store_server import running_store
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -74,33 +75,6 @@ def small(tmp_path: Path) -> Iterator[Service]:
     with Service(tmp_path, settings) as service:
         service.client.close()  # its connection counts
         yield service
-
-
-@contextmanager
-def connected(service: Service, *sent: bytes) -> Iterator[socket.socket]:
-    url = service.client.base_url
-    with socket.create_connection((url.host, url.port or 80), timeout=8) as connection:
-        for piece in sent:
-            connection.sendall(piece)
-        yield connection
-
-
-def answer_on(connection: socket.socket) -> tuple[HTTPResponse, bytes]:
-    with closing(HTTPResponse(connection)) as response:
-        response.begin()
-        return response, response.read()
-
-
-def problem_on(connection: socket.socket, status: int, code: str) -> HTTPResponse:
-    """Check that the connection's last answer is this problem."""
-    response, body = answer_on(connection)
-    assert (response.status, response.headers["content-type"]) == (status, "application/problem+json"), body
-    assert json.loads(body)["code"] == code
-    assert response.headers["connection"] == "close"
-    assert response.headers["date"]
-    with suppress(ConnectionResetError):  # more was sent than was read
-        assert connection.recv(1) == b""
-    return response
 
 
 def closed_within(seconds: float, connections: list[socket.socket]) -> list[bytes]:
@@ -244,7 +218,7 @@ def test_connections_beyond_the_bound_are_refused_but_probes_are_not(small: Serv
                 with connected(small, get % probe) as connection:
                     assert answer_on(connection)[0].status == 200
                     assert connection.recv(1) == b""
-    until(lambda: _status(small, get % b"agents") == 200)
+    wait_until(lambda: _status(small, get % b"agents") == 200)
 
 
 def test_connections_beyond_the_bound_do_not_keep_probes_out(small: Service) -> None:
@@ -252,7 +226,7 @@ def test_connections_beyond_the_bound_do_not_keep_probes_out(small: Service) -> 
     with ExitStack() as stack:
         for _ in range(MOST * 5):
             stack.enter_context(connected(small, HALF_HEAD))
-        until(lambda: _status(small, get) == 200)
+        wait_until(lambda: _status(small, get) == 200)
 
 
 @pytest.mark.parametrize("shape", SMUGGLING)
@@ -295,12 +269,12 @@ def test_a_reader_who_leaves_is_noticed_though_he_sent_a_request_ahead(service: 
     wait = json.dumps({"message": json.dumps(script), "agent": "scripted"}).encode()
     head = POST.replace(b"/conversations", b"/turn") + b"Accept: text/event-stream\r\n"
     asked = head + b"Content-Length: %d\r\n\r\n%b" % (len(wait), wait)
-    before = figures(service)["streams_open", ""]
+    before = samples(service)["streams_open", ""]
     with connected(service, asked + b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        until((tmp_path / "go.started").exists)
-        assert figures(service)["streams_open", ""] == before + 1
-    until(lambda: figures(service)["streams_open", ""] == before)
+        wait_until((tmp_path / "go.started").exists)
+        assert samples(service)["streams_open", ""] == before + 1
+    wait_until(lambda: samples(service)["streams_open", ""] == before)
     (tmp_path / "go").touch()
 
 
@@ -328,7 +302,7 @@ def test_the_rest_of_a_refused_body_is_read_for_a_while(quick: Service) -> None:
 
 
 def test_the_port_of_each_role_is_bounded(tmp_path: Path) -> None:
-    with running(tmp_path / "store") as server:
+    with running_store(tmp_path / "store") as server:
         settings = server.settings | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}
         for role in ("web", "work"):
             with Service(tmp_path / role, settings, command=(role,)) as service:

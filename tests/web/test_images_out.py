@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 import pytest
 
-from tests.sandbox.test_code import code
-from tests.store.test_store import begin, over, png, until
+from tests.support.code_turns import code_script
+from tests.support.openapi import assert_described
+from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.streaming import log_of
-from tests.transfer.test_export import bring_in, take_out
-from tests.web.test_described import assert_described
-from tests.worker.test_busy import follow, held
-from tests.worker.test_stop import stop, wait
+from tests.support.transfer import export, import_document
+from tests.support.turns import cancel, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +27,14 @@ DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
 TWO = "red, blue = make(what='image'), picture()\n"
 ANSWERS: dict[str, tuple[str, list[Event], list[tuple[int, int]]]] = {
     "a tool's image": ("scripted", DRAWN, [(4, 4)]),
-    "an image of code": ("coder", code("final_answer(picture())"), [(4, 4)]),
-    "an image of code in a thread": ("threaded", code("final_answer(picture())"), [(4, 4)]),
-    "a list": ("coder", code(f"{TWO}final_answer([red, 'and', blue, red])"), [(3, 2), (4, 4)]),
-    "a dict": ("coder", code(f"{TWO}final_answer({{'of': {{'two': (red, blue)}}}})"), [(3, 2), (4, 4)]),
+    "an image of code": ("coder", code_script("final_answer(picture())"), [(4, 4)]),
+    "an image of code in a thread": ("threaded", code_script("final_answer(picture())"), [(4, 4)]),
+    "a list": ("coder", code_script(f"{TWO}final_answer([red, 'and', blue, red])"), [(3, 2), (4, 4)]),
+    "a dict": ("coder", code_script(f"{TWO}final_answer({{'of': {{'two': (red, blue)}}}})"), [(3, 2), (4, 4)]),
     "a text": ("scripted", [{"call": [["picture", {}]]}, {"say": "drawn"}], []),
     "too many": (
         "coder",
-        code("final_answer([picture().resize((n, 1)) for n in range(1, 40)])"),
+        code_script("final_answer([picture().resize((n, 1)) for n in range(1, 40)])"),
         [(n, 1) for n in range(1, 17)],
     ),
 }
@@ -65,28 +65,28 @@ def test_an_answer_that_the_caller_sent_is_stored_once(service: Service) -> None
 
 def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Service, tmp_path: Path) -> None:
     photo = encoded(PIL.Image.new("RGB", (300, 200), (9, 9, 9)), "JPEG")
-    with held(service, tmp_path / "gate", images=[photo, png("red")]) as first:
-        queued = follow(service, first, {"say": "later"}, images=[png("blue")])
-        unbegun = follow(service, first, {"say": "never"}, images=[png("green")])
+    with held_turn(service, tmp_path / "gate", images=[photo, png("red")]) as first:
+        queued = submit_next(service, first, {"say": "later"}, images=[png("blue")])
+        unbegun = submit_next(service, first, {"say": "never"}, images=[png("green")])
         assert [queued["images"], unbegun["images"]] == [[], []]
         running = service.get(at(first))
         assert running["status"] == "running"
         assert sizes_of(service, running["images"]) == [(300, 200), (6, 5)]
         assert service.client.get(running["images"][0]["url"]).content == base64.b64decode(photo)
-        assert stop(service, unbegun).json()["images"] == []
-    assert over(service, first)["images"] == running["images"]
-    later = over(service, queued)
+        assert cancel(service, unbegun).json()["images"] == []
+    assert wait_for_end(service, first)["images"] == running["images"]
+    later = wait_for_end(service, queued)
     assert sizes_of(service, later["images"]) == [(6, 5)]
-    assert over(service, unbegun)["images"] == []
+    assert wait_for_end(service, unbegun)["images"] == []
     failed = service.play({"raise": "kaputt"}, images=[png("red")])
     assert (failed["status"], sizes_of(service, failed["images"])) == ("failed", [(6, 5)])
 
 
 def test_no_link_is_left_to_what_was_dropped_or_destroyed(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate", images=[png("red")]) as first:
-        second = follow(service, first, *DRAWN, on_busy="rollback", images=[png("blue")])
-        assert over(service, first)["images"] == []
-    turn = over(service, second)
+    with held_turn(service, tmp_path / "gate", images=[png("red")]) as first:
+        second = submit_next(service, first, *DRAWN, on_busy="rollback", images=[png("blue")])
+        assert wait_for_end(service, first)["images"] == []
+    turn = wait_for_end(service, second)
     assert len(sizes_of(service, turn["images"] + turn["output_images"])) == 2
     third = service.follow_up(turn, {"say": "third"}, images=[png("blue")])
     body = {"policy": {"name": "keep_last_n_steps", "n": 1}, "destroy": True}
@@ -103,34 +103,34 @@ def test_forks_and_imports_link_their_own_images(service: Service) -> None:
     turn = service.play(*DRAWN, images=[png("red")])
     name = turn["conversation_id"]
     forked = service.post(f"/conversations/{name}/fork").json()["id"]
-    document = take_out(service, name)
-    imported = bring_in(service, document)["id"]
+    document = export(service, name)
+    imported = import_document(service, document)["id"]
     for other in (forked, imported):
         found = service.get(f"/conversations/{other}/turns/1")
         images = found["images"] + found["output_images"]
         assert all(image["url"].startswith(f"/conversations/{other}/images/") for image in images)
         assert sizes_of(service, images) == [(6, 5), (4, 4)]
-    assert take_out(service, imported)["turns"] == document["turns"]
+    assert export(service, imported)["turns"] == document["turns"]
 
 
 def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import(service: Service) -> None:
     turn = service.play(*ANSWERS["a list"][1], agent="coder")
-    imported = bring_in(service, take_out(service, turn["conversation_id"]))["id"]
+    imported = import_document(service, export(service, turn["conversation_id"]))["id"]
     found = service.get(f"/conversations/{imported}/turns/1")
     assert (found["output"], found["output_images"]) == (turn["output"], [])
 
 
 def test_a_replayed_turn_has_the_same_images(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    script = [DRAWN[0], wait(gate), DRAWN[1]]
+    script = [DRAWN[0], wait_for_gate(gate), DRAWN[1]]
     service = Service(tmp_path / "service", {"AGENTS": "scripted=tests.support.agents:make_scripted"})
     with service:
-        turn = begin(service, *script, images=[png("red")])
-        until(gate.with_name("gate.started").exists)
+        turn = submit_turn(service, *script, images=[png("red")])
+        wait_until(gate.with_name("gate.started").exists)
         service.kill()
         gate.touch()
         service.start()
-        played = over(service, turn, 60)
+        played = wait_for_end(service, turn, 60)
         assert (played["status"], played["attempts"]) == ("finished", 2)
         unbroken = service.play(*script, images=[png("red")])
         for field in ("images", "output_images"):

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_store import until
+from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import Service, run, write_private
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from tests.support.refusals import Ending
 
-ADA, BOB, SECOND = "ada-0123456789", "bob-0123456789", "ada-9876543210"
 PATHS = [
     ("POST", "/turn"),
     ("POST", "/conversations"),
@@ -55,41 +55,17 @@ BROKEN = {
 }
 
 
-def line(owner: str, key: str) -> str:
-    return f"{owner} {hashlib.sha256(key.encode()).hexdigest()}\n"
-
-
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Give a service with two owners, one of them with two keys; its file has comments and blank lines."""
     folder = tmp_path_factory.mktemp("locked")
     keys = write_private(
         folder / "keys",
-        f"# who may come in\n\n{line('ada', ADA)}\n   # her phone\n{line('ada', SECOND)}\n{line('bob', BOB)}",
+        f"# who may come in\n\n{owner_line('ada', ADA)}\n"
+        f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}",
     )
     with Service(folder, {"API_KEYS_FILE": str(keys)}) as running:
         yield running
-
-
-def ask(service: Service, key: str | None, method: str, path: str, body: Any = None, **headers: str) -> httpx2.Response:
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    return service.client.request(method, path, json=body, headers=headers)
-
-
-def make(service: Service, key: str, **body: Any) -> dict[str, Any]:
-    response = ask(service, key, "POST", "/conversations", body)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    return made
-
-
-def say(service: Service, key: str, text: str, conversation_id: str) -> dict[str, Any]:
-    body = {"message": f'[{{"say": "{text}"}}]'}
-    response = ask(service, key, "POST", f"/conversations/{conversation_id}/turns", body)
-    assert response.status_code == 200, response.text
-    turn: dict[str, Any] = response.json()
-    return turn
 
 
 @pytest.mark.parametrize("place", PATHS)
@@ -98,7 +74,7 @@ def say(service: Service, key: str, text: str, conversation_id: str) -> dict[str
     [None, "Bearer", "Bearer wrong-key", f"Bearer {ADA[:-1]}", f"Bearer {ADA} {ADA}", f"Basic {ADA}", ADA, "Bearer é"],
 )
 def test_nobody_comes_in_without_a_key(locked: Service, place: tuple[str, str], header: str | None) -> None:
-    made = make(locked, ADA)
+    made = create_as(locked, ADA)
     method, path = place
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"):
         response = locked.client.request(
@@ -118,7 +94,7 @@ def test_who_has_no_key_is_told_nothing_of_what_was_sent(locked: Service, body: 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"])
 def test_health_figures_and_description_need_no_key(locked: Service, path: str) -> None:
-    assert ask(locked, None, "GET", path).status_code == 200
+    assert request_as(locked, None, "GET", path).status_code == 200
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -128,92 +104,93 @@ def test_the_word_before_the_key_may_be_written_in_any_case(locked: Service, sch
 
 
 def test_each_owner_sees_their_own_conversations_alone(locked: Service) -> None:
-    hers, his = make(locked, ADA)["id"], make(locked, BOB)["id"]
+    hers, his = create_as(locked, ADA)["id"], create_as(locked, BOB)["id"]
     for key, own, other in ((ADA, hers, his), (BOB, his, hers)):
-        ids = [item["id"] for item in ask(locked, key, "GET", "/conversations?limit=100").json()["items"]]
+        ids = [item["id"] for item in request_as(locked, key, "GET", "/conversations?limit=100").json()["items"]]
         assert (own in ids, other in ids) == (True, False)
 
 
 def test_all_keys_of_an_owner_open_the_same(locked: Service) -> None:
-    made = make(locked, ADA, metadata={"by": "laptop"})
-    assert ask(locked, SECOND, "GET", f"/conversations/{made['id']}").json() == made
+    made = create_as(locked, ADA, metadata={"by": "laptop"})
+    assert request_as(locked, SECOND, "GET", f"/conversations/{made['id']}").json() == made
 
 
 @pytest.mark.parametrize("place", [place for place in PATHS if "{id}" in place[1]])
 def test_anothers_conversation_is_not_to_be_told_from_one_that_never_was(
     locked: Service, place: tuple[str, str]
 ) -> None:
-    conversation_id = make(locked, ADA)["id"]
-    say(locked, ADA, "private", conversation_id)
+    conversation_id = create_as(locked, ADA)["id"]
+    say_as(locked, ADA, "private", conversation_id)
     method, path = place
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"), nothing_stored(locked, Authorization=f"Bearer {BOB}"):
         others, nothing = (
-            ask(locked, BOB, method, path.format(id=name), BODIES.get(place)) for name in (conversation_id, "never-was")
+            request_as(locked, BOB, method, path.format(id=name), BODIES.get(place))
+            for name in (conversation_id, "never-was")
         )
     problem(others, 404, "conversation_not_found")
     assert _without_date(others) == _without_date(nothing)
-    assert say(locked, ADA, "still here", conversation_id)["turn"] == 2
+    assert say_as(locked, ADA, "still here", conversation_id)["turn"] == 2
 
 
 def test_a_turn_cannot_be_posted_to_anothers_conversation_by_its_id(locked: Service) -> None:
-    conversation_id = make(locked, ADA)["id"]
+    conversation_id = create_as(locked, ADA)["id"]
     for agent in ({}, {"agent": "scripted"}, {"agent": "demo"}):
         others, nothing = (
-            ask(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent})
+            request_as(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent})
             for name in (conversation_id, "never-was")
         )
         problem(others, 404, "conversation_not_found")
         assert _without_date(others) == _without_date(nothing)
-    assert ask(locked, ADA, "GET", f"/conversations/{conversation_id}").json()["turns"] == 0
+    assert request_as(locked, ADA, "GET", f"/conversations/{conversation_id}").json()["turns"] == 0
 
 
 def test_the_same_id_is_another_conversation_for_another_owner(locked: Service) -> None:
     for key, text in ((ADA, "hers"), (BOB, "his")):
-        make(locked, key, id="diary", metadata={"of": text})
-        say(locked, key, text, "diary")
+        create_as(locked, key, id="diary", metadata={"of": text})
+        say_as(locked, key, text, "diary")
     for key, text in ((ADA, "hers"), (BOB, "his")):
-        shown = ask(locked, key, "GET", "/conversations/diary").json()
-        turns = ask(locked, key, "GET", "/conversations/diary/turns").json()["items"]
-        steps = ask(locked, key, "GET", "/conversations/diary/steps").json()["items"]
+        shown = request_as(locked, key, "GET", "/conversations/diary").json()
+        turns = request_as(locked, key, "GET", "/conversations/diary/turns").json()["items"]
+        steps = request_as(locked, key, "GET", "/conversations/diary/steps").json()["items"]
         assert (shown["metadata"], shown["turns"], len(steps)) == ({"of": text}, 1, 2)
         assert [turn["reply"] for turn in turns] == [text]
-    assert ask(locked, BOB, "DELETE", "/conversations/diary").status_code == 204
-    assert say(locked, ADA, "goes on", "diary")["turn"] == 2
+    assert request_as(locked, BOB, "DELETE", "/conversations/diary").status_code == 204
+    assert say_as(locked, ADA, "goes on", "diary")["turn"] == 2
 
 
 def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     _, made, told = run(tmp_path / "making", {}, "new-api-key", "carol")
     carol = told.splitlines()[-1]
     keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, line("ada", ADA) + line("bob", BOB)) as service:
+    with _serving(tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB)) as service:
         assert _let_in(service, ADA, BOB, carol) == [True, True, False]
-        _rewrite(keys, made + line("ada", ADA))
+        _rewrite(keys, made + owner_line("ada", ADA))
         assert _let_in(service, ADA, BOB, carol) == [True, False, True]
         _rewrite(keys, f"{made}bob is missing something\n")
         assert _let_in(service, ADA, BOB, carol) == [True, False, True]
         keys.unlink()
         assert _let_in(service, ADA, BOB, carol) == [True, False, True]
-        _rewrite(keys, line("bob", BOB))
+        _rewrite(keys, owner_line("bob", BOB))
         assert _let_in(service, ADA, BOB, carol) == [False, True, False]
         assert "line 2" in service.log()
 
 
 def test_a_keys_file_that_all_users_may_read_later_is_warned_of_and_read(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, line("ada", ADA)) as service:
+    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
         keys.chmod(0o644)
         assert _let_in(service, ADA, BOB) == [True, False]
         assert f"run `chmod o-rwx {keys}`" in service.log()
-        _rewrite(keys, line("bob", BOB))
+        _rewrite(keys, owner_line("bob", BOB))
         assert _let_in(service, ADA, BOB) == [False, True]
 
 
 def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, line("ada", ADA)) as service:
+    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
         age = keys.stat().st_mtime_ns
         other = tmp_path / "other"
-        other.write_text(line("bob", BOB) + line("ada", SECOND))
+        other.write_text(owner_line("bob", BOB) + owner_line("ada", SECOND))
         os.utime(other, ns=(age, age))
         other.replace(keys)
         assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
@@ -223,11 +200,13 @@ def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_
 @pytest.mark.parametrize("on_disconnect", ["", "?on_disconnect=cancel"])
 def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, then: str, on_disconnect: str) -> None:
     keys, go = tmp_path / "keys", tmp_path / "go"
-    with _serving(tmp_path, keys, line("ada", ADA) + line("bob", BOB) + line("ada", SECOND)) as service:
+    with _serving(
+        tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB) + owner_line("ada", SECOND)
+    ) as service:
         body = {"message": json.dumps([{"call": [["wait_for", {"path": str(go)}]]}, {"say": "done"}])}
-        conversation_id = make(service, ADA, agent="scripted")["id"]
+        conversation_id = create_as(service, ADA, agent="scripted")["id"]
         path = f"/conversations/{conversation_id}/turns"
-        assert ask(service, ADA, "POST", path, body, Prefer="respond-async").status_code == 202
+        assert request_as(service, ADA, "POST", path, body, Prefer="respond-async").status_code == 202
         with ExitStack() as stack:
             ended, goes_on = (
                 stack.enter_context(
@@ -241,10 +220,15 @@ def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, then: s
             lines = ended.iter_lines()
             assert next(lines) == "event: turn.queued"
             begun = time.monotonic()
-            _rewrite(keys, line("ada", SECOND) + line("bob", BOB) + (line("bob", ADA) if then != "nothing" else ""))
+            _rewrite(
+                keys,
+                owner_line("ada", SECOND)
+                + owner_line("bob", BOB)
+                + (owner_line("bob", ADA) if then != "nothing" else ""),
+            )
             assert [text for text in lines if text][-1].startswith(": the API key")
             assert time.monotonic() - begun < 5
-            again = ask(service, ADA, "GET", f"{path}/1/events")
+            again = request_as(service, ADA, "GET", f"{path}/1/events")
             problem(again, *((401, "unauthorized") if then == "nothing" else (404, "conversation_not_found")))
             go.touch()
             assert "event: turn.finished" in list(goes_on.iter_lines())
@@ -256,7 +240,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
     table = {}
     for number, (what, broken) in enumerate(BROKEN.items()):
         keys = folder / f"keys{number}"
-        keys.write_text(f"# two good lines\n\n{line('ada', ADA)}{broken}\n{line('bob', BOB)}")
+        keys.write_text(f"# two good lines\n\n{owner_line('ada', ADA)}{broken}\n{owner_line('bob', BOB)}")
         table[what] = Refused({"API_KEYS_FILE": str(keys)}, ())
     with started(table, folder / "logs") as found:
         yield found
@@ -285,7 +269,7 @@ def _rewrite(keys: Path, text: str) -> None:
 
 
 def _let_in(service: Service, *keys: str) -> list[bool]:
-    statuses = [ask(service, key, "GET", "/agents").status_code for key in keys]
+    statuses = [request_as(service, key, "GET", "/agents").status_code for key in keys]
     assert set(statuses) <= {200, 401}
     return [status == 200 for status in statuses]
 
@@ -297,7 +281,7 @@ def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes
 
 def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path) -> None:
     keys, gate = tmp_path / "keys", tmp_path / "gate"
-    write_private(keys, line("ada", ADA) + line("bob", BOB))
+    write_private(keys, owner_line("ada", ADA) + owner_line("bob", BOB))
     settings = {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
     with Service(tmp_path / "service", settings) as service:
         post(service, ADA, {"call": [["wait_for", {"path": str(gate)}]]}, {"say": "the first"})
@@ -324,12 +308,12 @@ def post(service: Service, key: str, *script: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = ask(
+    found: dict[str, Any] = request_as(
         service, key, "GET", f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     ).json()
     return found
 
 
 def ended(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
-    until(lambda: shown(service, key, turn)["status"] == "finished", 60)
+    wait_until(lambda: shown(service, key, turn)["status"] == "finished", 60)
     return shown(service, key, turn)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from tests.store.test_store import begin, over, until
 from tests.support.problems import problem
 from tests.support.service import Service, write_private
 from tests.support.streaming import EVENTS, FINAL, gone, log_of, place, posting, watching
+from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.streaming"]
 
-ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
-DONE: Event = {"say": "done"}
 ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 PAGE = "http://localhost:5173"
 KEYS = {"ada": "key-of-ada", "eve": "key-of-eve"}
@@ -122,7 +121,7 @@ def test_a_turn_that_nobody_waited_for_is_watched_live_and_again_byte_for_byte(
     service: Service, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    turn = begin(service, ECHO, wait(gate), {"say": "ü😀\u2028\n"}, agent="streamed")
+    turn = submit_turn(service, ECHO, wait(gate), {"say": "ü😀\u2028\n"}, agent="streamed")
     with watching(service, turn) as live, watching(service, turn) as other:
         live.until("tool.call", name="wait_for")
         other.until("tool.call", name="wait_for")
@@ -148,8 +147,8 @@ def test_what_has_happened_is_shown_at_once(service: Service, ended: Event, tmp_
     assert log_of(service, ended)
     assert time.monotonic() - start < 1
     gate = tmp_path / "gate"
-    turn = begin(service, wait(gate), DONE)
-    until(gate.with_name("gate.started").exists)
+    turn = submit_turn(service, wait(gate), DONE)
+    wait_until(gate.with_name("gate.started").exists)
     start = time.monotonic()
     with watching(service, turn) as stream:
         stream.until("tool.call")
@@ -184,8 +183,8 @@ def test_a_reader_who_has_seen_the_final_event_is_told_to_stop(service: Service,
 
 def test_a_cursor_beyond_the_end_of_a_running_turn_waits_for_what_follows_it(service: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    turn = begin(service, wait(gate), ECHO, DONE)
-    until(gate.with_name("gate.started").exists)
+    turn = submit_turn(service, wait(gate), ECHO, DONE)
+    wait_until(gate.with_name("gate.started").exists)
     with watching(service, turn) as plain:
         reached = plain.until("tool.call")["seq"]
         with watching(service, turn, reached + 5) as ahead, watching(service, turn, 9999) as beyond:
@@ -211,7 +210,7 @@ def test_a_turn_whose_log_has_expired_still_answers_with_its_final_event(strict:
     with posting(strict, ECHO, DONE) as stream:
         final = stream.rest()[-1]
     turn = final.data["result"]
-    until(lambda: len(log_of(strict, turn)) == 1)
+    wait_until(lambda: len(log_of(strict, turn)) == 1)
     for cursor in (None, 0, 3, final.id - 1):
         assert bytes_of(log_of(strict, turn, cursor)) == final.raw
     assert ask(strict, turn, last=final.id).status_code == 204
@@ -233,11 +232,11 @@ def test_what_is_not_there_or_not_yours_is_a_problem_and_no_broken_stream(strict
 
 def test_a_busy_conversation_is_a_problem_and_no_stream(service: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    turn = begin(service, wait(gate), DONE)
+    turn = submit_turn(service, wait(gate), DONE)
     asked = {"message": "x", "conversation_id": turn["conversation_id"]}
     problem(service.client.post("/turn", json=asked, headers=EVENTS), 409, "busy")
     gate.touch()
-    assert over(service, turn)["reply"] == "done"
+    assert wait_for_end(service, turn)["reply"] == "done"
 
 
 def test_every_reader_sees_every_event_once_the_plain_one_the_one_that_is_cut_and_those_on_another_process(
@@ -249,8 +248,8 @@ def test_every_reader_sees_every_event_once_the_plain_one_the_one_that_is_cut_an
     woven = [piece for number in range(200) for piece in (f"t{number} ", [0, "x"])]
     pieces = [[0, '{"text": "', "echo"], {"gate": str(gate)}, *woven, [0, '"}']]
     script = {"stream": pieces, "pace_s": 0.001}
-    turn = begin(here, script, DONE, agent="streamed")
-    until(gate.with_name("gate.started").exists)
+    turn = submit_turn(here, script, DONE, agent="streamed")
+    wait_until(gate.with_name("gate.started").exists)
     with watching(here, turn) as plain, watching(there, turn) as remote, ThreadPoolExecutor(8) as pool:
         plain.until("step.started")
         remote.until("step.started")
@@ -286,9 +285,9 @@ def test_a_lost_subscription_costs_readers_no_event(replicas: tuple[Service, Ser
     script = {"stream": [[0, "", "echo"], *pieces, [0, '{"text": "x"}']]}
     with posting(here, script, DONE) as near, watching(there, near.until("turn.queued")) as far:
         for gate in gates:
-            until(gate.with_name(f"{gate.name}.started").exists)
+            wait_until(gate.with_name(f"{gate.name}.started").exists)
             with Redis.from_url(there.settings["REDIS_URL"]) as store:
-                until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+                wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
             gate.touch()
         frames = near.rest()
         assert bytes_of(far.rest()) == bytes_of(near.seen)
@@ -306,7 +305,7 @@ def test_a_reader_who_leaves_does_not_touch_the_turn(service: Service, tmp_path:
             reader.until("message.delta")
             leaving = poster if method == "POST" else reader
             leaving.response.close()
-            until(lambda: gone(service, leaving.port))
+            wait_until(lambda: gone(service, leaving.port))
             gate.touch()
             staying = reader if method == "POST" else poster
             assert staying.rest()[-1].data["result"]["reply"] == "end"
@@ -323,7 +322,7 @@ def test_a_reader_may_ask_that_his_leaving_stops_the_turn(service: Service, meth
                 reader.until("message.delta", step=2)
         else:
             poster.response.close()
-        ended = over(service, turn)
+        ended = wait_for_end(service, turn)
     assert (ended["status"], ended["steps"]) == ("cancelled", 1)
     assert service.follow_up(ended, DONE)["reply"] == "done"
 
@@ -362,7 +361,7 @@ def test_a_reader_who_reads_nothing_is_dropped_and_no_other_one_is_delayed(stric
             gate.with_name("gate.end").touch()
             assert stream.rest()[-1].data["result"]["reply"] == "end"
             # Fails today: uvicorn's close() waits for the reader to take what is buffered, so the connection stays.
-            until(lambda: gone(strict, port), within_s=8)
+            wait_until(lambda: gone(strict, port), within_s=8)
     assert "defect" not in strict.log()
 
 
@@ -400,7 +399,7 @@ def test_a_step_that_ends_within_the_drain_is_shown_and_the_turn_goes_on_in_the_
     with service, posting(service, wait(gate), DONE) as stream:
         turn = stream.until("tool.call")
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping" in service.log())
+        wait_until(lambda: "stopping" in service.log())
         gate.touch()
         assert kinds(stream.rest())[-1] == "step.finished"
         assert service.stop() == 0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_store import until
 from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting, plain, spoken
 from tests.support.ledgers import Ledger
 from tests.support.llm import LLM
 from tests.support.service import Service
 from tests.support.streaming import place, posting
 from tests.support.streaming import spoken as pieces
-from tests.worker.test_stop import ECHO, ENDLESS, stop, to
+from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.streaming"]
 
-SHOWN: Event = {"shown": True}
 ENDS: Event = {"say": "вот"}
 CODE: Event = {"code": "print(echo(text='ü'))"}
 ANSWER = "É o que sei: 你好."
@@ -129,7 +128,7 @@ def test_a_turn_that_was_stopped_amid_a_step_leaves_the_steps_before_it(
     with posting(service, *script, agent=agent, **body) as stream:
         stream.until("message.delta", step=2)
         if how == "cancel":
-            stop(service, stream.seen[0].data)
+            cancel(service, stream.seen[0].data)
         turn = stream.rest()[-1].data["result"]
     assert turn["status"] == {"cancel": "cancelled", "deadline": "failed"}[how]
     prompt = shown_next(service, turn)
@@ -142,8 +141,8 @@ def test_a_turn_that_was_stopped_while_an_answer_was_forced_leaves_its_steps(ser
     script = [ECHO | {"forced": {"gate": str(gate)}}]
     with posting(service, *script, agent="streamed", max_steps=1) as stream:
         stream.until("step.finished", step=1)
-        until(gate.with_name("gate.started").exists)
-        stop(service, stream.seen[0].data)
+        wait_until(gate.with_name("gate.started").exists)
+        cancel(service, stream.seen[0].data)
         gate.touch()
         turn = stream.rest()[-1].data["result"]
     assert (turn["status"], turn["steps"]) == ("cancelled", 1)
@@ -151,7 +150,7 @@ def test_a_turn_that_was_stopped_while_an_answer_was_forced_leaves_its_steps(ser
 
 
 def test_a_managed_agent_that_ran_out_of_steps_reports_what_it_knew(service: Service) -> None:
-    script = [{"call": [to("lead", ECHO | {"forced": ANSWER})]}, ENDS]
+    script = [{"call": [delegate("lead", ECHO | {"forced": ANSWER})]}, ENDS]
     turn = service.play(*script, agent="family")
     assert (turn["status"], turn["state"]) == ("finished", "success")
     prompt = shown_next(service, turn)
@@ -160,7 +159,7 @@ def test_a_managed_agent_that_ran_out_of_steps_reports_what_it_knew(service: Ser
 
 
 def test_a_manager_that_ran_out_of_steps_has_its_answer_shown(service: Service) -> None:
-    turn = service.play({"call": [to("lead", ENDS)], "forced": ANSWER}, agent="family", max_steps=1)
+    turn = service.play({"call": [delegate("lead", ENDS)], "forced": ANSWER}, agent="family", max_steps=1)
     assert shown_next(service, turn)[-1] == ("assistant", ANSWER)
 
 
@@ -210,7 +209,7 @@ def test_a_long_answer_that_is_cut_is_not_repeated_whole(service: Service) -> No
 
 
 def test_a_managed_agent_can_answer_again_too(service: Service) -> None:
-    turn = service.play({"call": [to("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
+    turn = service.play({"call": [delegate("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
     assert turn["reply"] == "вот"
     assert service.steps(turn)[1]["observations"] == "вот 42"
 

@@ -5,19 +5,32 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import Redis
 
-from tests.store.test_store import begin, over, running, until
+from tests.support.cancellation import assert_goes_on, assert_steps_stored
+from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Service
+from tests.support.store_server import running_store
 from tests.support.streaming import EVENTS, log_of, place, posting, watching
-from tests.web.test_conversations import figures
-from tests.worker.test_stop import DONE, ECHO, ENDLESS, check_kept, goes_on, stop, wait
+from tests.support.turns import (
+    DONE,
+    ECHO,
+    ENDLESS,
+    cancel,
+    held_turn,
+    submit_next,
+    submit_turn,
+    turn_counts,
+    wait_for_end,
+    wait_for_gate,
+)
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,31 +57,9 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
     """Give three services on one store, which let a hundred turns wait."""
     folder = tmp_path_factory.mktemp("trio")
-    with running(folder / "store") as server, ExitStack() as stack:
+    with running_store(folder / "store") as server, ExitStack() as stack:
         settings = server.settings | {"MAX_WAITING_TURNS": "100"}
         yield [stack.enter_context(Service(folder / name, settings)) for name in "abc"]
-
-
-@contextmanager
-def held(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
-    """Give a turn that runs until it is let go."""
-    turn = begin(service, wait(gate), DONE, agent=agent, **body)
-    until(gate.with_name(f"{gate.name}.started").exists)
-    try:
-        yield turn
-    finally:
-        gate.touch()
-
-
-def follow(service: Service, turn: Event, *script: Event, on_busy: str = "enqueue", **body: Any) -> Event:
-    """Hand in another turn of a conversation."""
-    named = {"agent": turn["agent"]["name"], "conversation_id": turn["conversation_id"]}
-    return begin(service, *script, on_busy=on_busy, **named, **body)
-
-
-def shown(service: Service, turn: Event) -> tuple[int, int | None, int]:
-    conversation = service.get(f"/conversations/{turn['conversation_id']}")
-    return conversation["turns"], conversation["running_turn"], conversation["queued_turns"]
 
 
 def in_order(turns: list[Event]) -> bool:
@@ -78,7 +69,7 @@ def in_order(turns: list[Event]) -> bool:
 
 def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
     """Wait for the end of a turn that another one stopped, check what must be so of it, and give it."""
-    ended = over(service, turn)
+    ended = wait_for_end(service, turn)
     assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == ("cancelled", CODES[how], False)
     assert f"Turn {by} " in ended["error"]["message"]
     assert (ended["reply"], ended["output"], ended["state"]) == (None, None, None)
@@ -86,13 +77,13 @@ def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
 
 
 def test_a_turn_that_meets_another_is_refused_and_told_which(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as turn, nothing_stored(service):
+    with held_turn(service, tmp_path / "gate") as turn, nothing_stored(service):
         for asked in ({}, {"on_busy": "reject"}):
             body = {"conversation_id": turn["conversation_id"], "message": "привет"} | asked
             found = problem(service.post("/turn", **body), 409, "busy")
             assert found["running_turn"] == 1
             assert "on_busy" in found["detail"]
-    assert over(service, turn)["reply"] == "done"
+    assert wait_for_end(service, turn)["reply"] == "done"
 
 
 @pytest.mark.parametrize("on_busy", ["", "Enqueue", "wait", None, 1, True, ["enqueue"]])
@@ -109,45 +100,45 @@ def test_a_turn_that_meets_nobody_is_played(service: Service, on_busy: str) -> N
 
 
 def test_a_turn_that_waits_is_played_when_those_before_it_are_over(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as first:
-        second, third = (follow(service, first, {"say": text}) for text in ("второй", "第三"))
+    with held_turn(service, tmp_path / "gate") as first:
+        second, third = (submit_next(service, first, {"say": text}) for text in ("второй", "第三"))
         assert [turn["turn"] for turn in (first, second, third)] == [1, 2, 3]
         assert [service.get(place(turn))["status"] for turn in (first, second, third)] == ["running"] + ["queued"] * 2
-        assert shown(service, first) == (3, 1, 2)
+        assert turn_counts(service, first) == (3, 1, 2)
         with watching(service, third) as stream:
             stream.until("turn.queued")
             (tmp_path / "gate").touch()
             events = [frame.event for frame in stream.rest()]
             assert (events[0], events[-1]) == ("turn.started", "turn.finished")
-    ended = [over(service, turn) for turn in (first, second, third)]
+    ended = [wait_for_end(service, turn) for turn in (first, second, third)]
     assert [turn["reply"] for turn in ended] == ["done", "второй", "第三"]
     assert in_order(ended)
     assert [step["turn"] for step in service.steps(first)] == [1, 1, 1, 2, 2, 3, 3]
-    assert shown(service, first) == (3, None, 0)
+    assert turn_counts(service, first) == (3, None, 0)
 
 
 def test_the_model_of_a_turn_that_waited_is_shown_all_that_was_said_before(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as first:
-        waiting = [follow(service, first, {"say": "מה"}), follow(service, first, {"prompt": True})]
-    again = service.play(wait(tmp_path / "gate"), DONE)
+    with held_turn(service, tmp_path / "gate") as first:
+        waiting = [submit_next(service, first, {"say": "מה"}), submit_next(service, first, {"prompt": True})]
+    again = service.play(wait_for_gate(tmp_path / "gate"), DONE)
     service.follow_up(again, {"say": "מה"})
-    assert over(service, waiting[1])["reply"] == service.follow_up(again, {"prompt": True})["reply"]
+    assert wait_for_end(service, waiting[1])["reply"] == service.follow_up(again, {"prompt": True})["reply"]
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "interrupt", "rollback"])
 def test_more_turns_than_may_wait_are_refused_and_stop_nobody(narrow: Service, tmp_path: Path, on_busy: str) -> None:
-    with held(narrow, tmp_path / "gate") as first:
-        waiting = [follow(narrow, first, DONE) for _ in range(2)]
+    with held_turn(narrow, tmp_path / "gate") as first:
+        waiting = [submit_next(narrow, first, DONE) for _ in range(2)]
         with nothing_stored(narrow):
             body = {"conversation_id": first["conversation_id"], "message": "[]", "on_busy": on_busy}
             response = narrow.post("/turn", **body)
             assert "SMOLSESSIONS_MAX_WAITING_TURNS" in problem(response, 429, "too_many_turns")["detail"]
             assert int(response.headers["retry-after"]) > 0
             problem(narrow.post("/turn", **body | {"on_busy": "reject"}), 409, "busy")
-        assert stop(narrow, waiting[0]).status_code == 200
-        last = follow(narrow, first, {"say": "room again"})
+        assert cancel(narrow, waiting[0]).status_code == 200
+        last = submit_next(narrow, first, {"say": "room again"})
         assert last["turn"] == 4
-    assert [over(narrow, turn)["status"] for turn in (first, *waiting, last)] == [
+    assert [wait_for_end(narrow, turn)["status"] for turn in (first, *waiting, last)] == [
         "finished",
         "cancelled",
         "finished",
@@ -164,10 +155,10 @@ def test_an_interrupted_turn_keeps_its_finished_steps_and_the_new_one_sees_them(
     ended = ended_by(service, first, "interrupt", 2)
     assert stream.seen[-1].data["result"] == ended
     assert (ended["steps"], ended["tool_call_names"]) == (1, ["echo"])
-    check_kept(service, ended, stream)
+    assert_steps_stored(service, ended, stream)
     assert (second["turn"], second["reply"], in_order([ended, second])) == (2, "done", True)
     assert [step["turn"] for step in service.steps(first)] == [1, 1, 2, 2]
-    goes_on(service, second)
+    assert_goes_on(service, second)
 
 
 def test_a_turn_that_is_rolled_back_leaves_the_conversation_as_it_found_it(service: Service) -> None:
@@ -186,7 +177,7 @@ def test_a_turn_that_is_rolled_back_leaves_the_conversation_as_it_found_it(servi
     steps = service.steps(one)
     assert steps[: len(before)] == before
     assert [step["turn"] for step in steps[len(before) :]] == [3, 3]
-    goes_on(service, third)
+    assert_goes_on(service, third)
 
 
 def test_a_first_turn_may_be_rolled_back(service: Service) -> None:
@@ -227,35 +218,35 @@ def test_a_turn_is_stopped_by_one_of_another_process(trio: list[Service], how: s
     here, there, third = trio
     with posting(here, ECHO, ENDLESS) as stream:
         first = stream.until("message.delta", step=2)
-        second = follow(there, first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
+        second = submit_next(there, first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
         stream.rest()
     ended = ended_by(third, first, how, 2)
     assert stream.seen[-1].data["result"] == ended
     assert ended["steps"] == (how == "interrupt")
-    assert over(third, second)["reply"] == "done"
+    assert wait_for_end(third, second)["reply"] == "done"
     assert [step["turn"] for step in third.steps(first)] == [1] * (2 * ended["steps"]) + [2, 2]
-    goes_on(here, second)
+    assert_goes_on(here, second)
 
 
 @pytest.mark.parametrize("how", STOPPING)
 def test_a_turn_is_stopped_though_nobody_hears_of_it(trio: list[Service], how: str) -> None:
     with posting(trio[0], ECHO, ENDLESS) as stream, Redis.from_url(trio[0].settings["REDIS_URL"]) as store:
         first = stream.until("message.delta", step=2)
-        until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-        second = follow(trio[1], first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
+        wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+        second = submit_next(trio[1], first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
         stream.rest()
     ended_by(trio[2], first, how, 2)
-    assert over(trio[2], second)["reply"] == "done"
+    assert wait_for_end(trio[2], second)["reply"] == "done"
 
 
 @pytest.mark.parametrize("how", STOPPING)
 def test_a_turn_that_nobody_has_begun_is_stopped_when_its_time_comes(narrow: Service, tmp_path: Path, how: str) -> None:
-    with held(narrow, tmp_path / "gate"):
-        first = begin(narrow, ECHO, {"say": "never"})
-        second = follow(narrow, first, DONE, on_busy=how)
-        assert shown(narrow, first) == (2, None, 2)
+    with held_turn(narrow, tmp_path / "gate"):
+        first = submit_turn(narrow, ECHO, {"say": "never"})
+        second = submit_next(narrow, first, DONE, on_busy=how)
+        assert turn_counts(narrow, first) == (2, None, 2)
     assert ended_by(narrow, first, how, 2)["tool_call_names"] == []
-    assert over(narrow, second)["reply"] == "done"
+    assert wait_for_end(narrow, second)["reply"] == "done"
     assert [step["turn"] for step in narrow.steps(first) if step["type"] != "task"] == [2]
 
 
@@ -263,9 +254,9 @@ def test_a_turn_that_nobody_has_begun_is_stopped_when_its_time_comes(narrow: Ser
 def test_who_stops_the_turn_that_runs_goes_behind_those_that_wait(service: Service, how: str) -> None:
     with posting(service, ECHO, ENDLESS) as stream:
         first = stream.until("message.delta", step=2) | {"agent": {"name": "streamed"}}
-        waiting = [follow(service, first, {"say": text}) for text in ("2", "3")]
-        last = follow(service, first, {"say": "4"}, on_busy=how)
-    ended = [over(service, turn) for turn in (first, *waiting, last)]
+        waiting = [submit_next(service, first, {"say": text}) for text in ("2", "3")]
+        last = submit_next(service, first, {"say": "4"}, on_busy=how)
+    ended = [wait_for_end(service, turn) for turn in (first, *waiting, last)]
     assert [(turn["turn"], turn["reply"]) for turn in ended] == [(1, None), (2, "2"), (3, "3"), (4, "4")]
     ended_by(service, first, how, 4)
     assert in_order(ended)
@@ -285,13 +276,13 @@ def test_who_stops_the_turn_that_runs_goes_behind_those_that_wait(service: Servi
 def test_of_several_that_stop_a_turn_the_one_that_leaves_least_counts(
     trio: list[Service], tmp_path: Path, asked: list[str], code: str | None, by: int | None
 ) -> None:
-    with held(trio[0], tmp_path / "gate") as first:
+    with held_turn(trio[0], tmp_path / "gate") as first:
         for replica, how in zip(trio, asked, strict=False):
             if how == "cancel":
-                stop(replica, first)
+                cancel(replica, first)
             else:
-                follow(replica, first, DONE, on_busy=how)
-    ended = over(trio[0], first)
+                submit_next(replica, first, DONE, on_busy=how)
+    ended = wait_for_end(trio[0], first)
     assert ended["status"] == "cancelled"
     assert (ended["error"] and ended["error"]["code"]) == code
     if by:
@@ -300,26 +291,26 @@ def test_of_several_that_stop_a_turn_the_one_that_leaves_least_counts(
 
 
 def test_a_turn_that_waits_is_cancelled_at_once_and_the_others_go_on(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as first:
-        second, third, fourth = (follow(service, first, {"say": text}) for text in "234")
-        answer = stop(service, third)
+    with held_turn(service, tmp_path / "gate") as first:
+        second, third, fourth = (submit_next(service, first, {"say": text}) for text in "234")
+        answer = cancel(service, third)
         assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
         assert [frame.event for frame in log_of(service, third)] == ["turn.queued", "turn.cancelled"]
-        assert shown(service, first) == (4, 1, 2)
-        assert stop(service, third).json() == answer.json()
-        fifth = follow(service, first, {"say": "5"})
-    ended = [over(service, turn) for turn in (first, second, fourth, fifth)]
+        assert turn_counts(service, first) == (4, 1, 2)
+        assert cancel(service, third).json() == answer.json()
+        fifth = submit_next(service, first, {"say": "5"})
+    ended = [wait_for_end(service, turn) for turn in (first, second, fourth, fifth)]
     assert [(turn["turn"], turn["reply"]) for turn in ended] == [(1, "done"), (2, "2"), (4, "4"), (5, "5")]
     assert in_order(ended)
 
 
 def test_a_delete_ends_the_turn_that_runs_and_all_that_wait(service: Service, tmp_path: Path) -> None:
     name = 'smolsessions_turns_total{agent="scripted",code="conversation_deleted",status="cancelled"}'
-    before = figures(service).get(name, 0)
-    with held(service, tmp_path / "gate") as first, ExitStack() as stack:
-        cancelled = follow(service, first, DONE)
-        turns = [first, *(follow(service, first, {"say": "никогда"}) for _ in range(2))]
-        stop(service, cancelled)
+    before = totals(service).get(name, 0)
+    with held_turn(service, tmp_path / "gate") as first, ExitStack() as stack:
+        cancelled = submit_next(service, first, DONE)
+        turns = [first, *(submit_next(service, first, {"say": "никогда"}) for _ in range(2))]
+        cancel(service, cancelled)
         streams: list[Stream] = [stack.enter_context(watching(service, turn)) for turn in turns]
         for stream in streams:
             stream.until("turn.queued")
@@ -332,25 +323,25 @@ def test_a_delete_ends_the_turn_that_runs_and_all_that_wait(service: Service, tm
         problem(service.client.get(where), 404, "conversation_not_found")
         body = {"conversation_id": first["conversation_id"], "message": "hi", "on_busy": "enqueue"}
         problem(service.post("/turn", **body), 404, "conversation_not_found")
-    assert figures(service)[name] == before + 3
+    assert totals(service)[name] == before + 3
 
 
 def test_a_patch_takes_effect_while_turns_run_and_wait(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate", metadata={"a": 1}) as first:
-        second = follow(service, first, DONE)
+    with held_turn(service, tmp_path / "gate", metadata={"a": 1}) as first:
+        second = submit_next(service, first, DONE)
         where = f"/conversations/{first['conversation_id']}"
         patched = service.client.patch(where, json={"metadata": {"b": "ü"}}).json()
         assert (patched["metadata"], patched["running_turn"], patched["queued_turns"]) == ({"a": 1, "b": "ü"}, 1, 1)
-    assert [over(service, turn)["reply"] for turn in (first, second)] == ["done", "done"]
+    assert [wait_for_end(service, turn)["reply"] for turn in (first, second)] == ["done", "done"]
     assert service.get(where)["metadata"] == {"a": 1, "b": "ü"}
 
 
 def test_a_reset_that_waits_hides_what_is_there_when_it_starts(service: Service, tmp_path: Path) -> None:
     fresh = service.play({"prompt": True})
-    with held(service, tmp_path / "gate") as first:
-        second = follow(service, first, {"say": "hidden too"})
-        third = follow(service, first, {"prompt": True}, reset=True)
-    assert [over(service, turn)["reply"] for turn in (second, third)] == ["hidden too", fresh["reply"]]
+    with held_turn(service, tmp_path / "gate") as first:
+        second = submit_next(service, first, {"say": "hidden too"})
+        third = submit_next(service, first, {"prompt": True}, reset=True)
+    assert [wait_for_end(service, turn)["reply"] for turn in (second, third)] == ["hidden too", fresh["reply"]]
     assert [(step["turn"], step["hidden"]) for step in service.steps(first)] == [
         *[(1, True)] * 3,
         *[(2, True)] * 2,
@@ -360,10 +351,10 @@ def test_a_reset_that_waits_hides_what_is_there_when_it_starts(service: Service,
 
 def test_a_conversation_with_many_turns_lets_others_have_theirs(narrow: Service, tmp_path: Path) -> None:
     ids = [narrow.post("/conversations", id=name, agent="scripted").json()["id"] for name in ("a", "b", "z")]
-    with held(narrow, tmp_path / "gate", conversation_id=ids[1]) as first:
-        waiting = [follow(narrow, first, DONE) for _ in range(2)]
-        others = [begin(narrow, DONE, conversation_id=name) for name in (ids[2], ids[0])]
-    assert in_order([over(narrow, turn) for turn in (*others, *waiting)])
+    with held_turn(narrow, tmp_path / "gate", conversation_id=ids[1]) as first:
+        waiting = [submit_next(narrow, first, DONE) for _ in range(2)]
+        others = [submit_turn(narrow, DONE, conversation_id=name) for name in (ids[2], ids[0])]
+    assert in_order([wait_for_end(narrow, turn) for turn in (*others, *waiting)])
 
 
 def test_turns_that_many_processes_enqueue_at_once_are_numbered_without_a_gap_and_played_in_order(
@@ -373,16 +364,16 @@ def test_turns_that_many_processes_enqueue_at_once_are_numbered_without_a_gap_an
 
     def enqueue(number: int) -> Event:
         script = {"say": f"№ {number} · 你好"}
-        return begin(trio[number % 3], script, conversation_id=conversation, on_busy="enqueue")
+        return submit_turn(trio[number % 3], script, conversation_id=conversation, on_busy="enqueue")
 
     with ThreadPoolExecutor(60) as pool:
         accepted = [*pool.map(enqueue, range(60))]
     assert sorted(turn["turn"] for turn in accepted) == [*range(1, 61)]
-    ended = [over(trio[0], turn, 30) for turn in sorted(accepted, key=lambda turn: int(turn["turn"]))]
+    ended = [wait_for_end(trio[0], turn, 30) for turn in sorted(accepted, key=lambda turn: int(turn["turn"]))]
     assert in_order(ended)
     said = {turn["turn"]: json.loads(turn["message"])[0]["say"] for turn in accepted}
     assert [turn["reply"] for turn in ended] == [said[number] for number in range(1, 61)]
-    assert shown(trio[1], accepted[0]) == (60, None, 0)
+    assert turn_counts(trio[1], accepted[0]) == (60, None, 0)
 
 
 @pytest.mark.parametrize("_time", REPEAT)
@@ -402,7 +393,7 @@ def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio:
     with ThreadPoolExecutor(18) as pool:
         accepted = sorted(pool.map(post, range(18)), key=lambda turn: int(turn["turn"]))
     assert [turn["turn"] for turn in accepted] == [*range(1, 19)]
-    ended = [over(trio[0], turn) for turn in accepted]
+    ended = [wait_for_end(trio[0], turn) for turn in accepted]
     assert in_order(ended)
     assert ended[-1]["reply"] == "done"
     for turn in ended:
@@ -414,22 +405,22 @@ def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio:
 
 def test_turns_that_wait_are_played_by_another_process_when_theirs_dies(tmp_path: Path) -> None:
     with (
-        running(tmp_path / "store") as server,
+        running_store(tmp_path / "store") as server,
         Service(tmp_path / "a", server.settings) as dying,
-        held(dying, tmp_path / "gate") as first,
+        held_turn(dying, tmp_path / "gate") as first,
     ):
-        waiting = [follow(dying, first, {"say": text}) for text in ("два", "三")]
+        waiting = [submit_next(dying, first, {"say": text}) for text in ("два", "三")]
         with Service(tmp_path / "b", server.settings) as heir:
             dying.kill()
             (tmp_path / "gate").touch()
-            assert over(heir, first)["status"] in {"failed", "finished"}
-            ended = [over(heir, turn) for turn in waiting]
+            assert wait_for_end(heir, first)["status"] in {"failed", "finished"}
+            ended = [wait_for_end(heir, turn) for turn in waiting]
     assert [(turn["turn"], turn["reply"], turn["attempts"]) for turn in ended] == [(2, "два", 1), (3, "三", 1)]
     assert in_order(ended)
 
 
 def test_a_stream_of_a_turn_that_waits_begins_at_once(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as first:
+    with held_turn(service, tmp_path / "gate") as first:
         body = {"conversation_id": first["conversation_id"], "message": json.dumps([DONE]), "on_busy": "enqueue"}
         problem(service.client.post("/turn", json=body | {"on_busy": "reject"}, headers=EVENTS), 409, "busy")
         with posting(service, DONE, agent="scripted", conversation_id=first["conversation_id"], on_busy="enqueue") as s:

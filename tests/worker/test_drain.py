@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.store.test_store import begin, over, running, until
 from tests.support import ledgers
-from tests.support.doomed import DONE, SETTINGS, Doomed, check_log, noting
+from tests.support.doomed import SETTINGS, Doomed, check_log, noting
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.store_server import running_store
 from tests.support.streaming import FINAL, log_of, place, posting
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,9 +66,9 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
-            until(lambda: it.ledger.stands)
+            wait_until(lambda: it.ledger.stands)
             service.process.send_signal(signal.SIGTERM)
-            until(lambda: "stopping" in service.log())
+            wait_until(lambda: "stopping" in service.log())
             it.ledger.go()
             stream.rest()
         assert service.stop() == 0
@@ -74,7 +76,7 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
     assert stream.seen[-1].event == "step.finished"
     assert FINAL.isdisjoint(frame.event for frame in stream.seen)
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
         assert [call["repeated"] for call in ended["tool_calls"]] == [False, False]
         assert called(it) == ["model", "note a", "model", "note b", "model"]
@@ -86,10 +88,10 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
 
 def told_to_end_amid(service: Service, it: Doomed) -> None:
     """Play a turn until it stands still at its call, ask its process to end, and let the call go."""
-    it.turn = begin(service, *it.script, agent=it.agent)
-    until(lambda: it.ledger.stands)
+    it.turn = submit_turn(service, *it.script, agent=it.agent)
+    wait_until(lambda: it.ledger.stands)
     service.process.send_signal(signal.SIGTERM)
-    until(lambda: "stopping" in service.log())
+    wait_until(lambda: "stopping" in service.log())
     it.ledger.go()
     assert service.process.wait(15) == 0
 
@@ -104,7 +106,7 @@ def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path)
         told_to_end_amid(service, it)
     assert called(it) == ["model", "model", "note a", "model", "note b", "model"]
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["reply"], ended["attempts"]) == ("done", 2)
         assert called(it)[6:] == ["model", "note c", "model"]
         told(service, ended)
@@ -118,7 +120,7 @@ def test_a_plan_that_is_made_is_kept(tmp_path: Path) -> None:
         told_to_end_amid(service, it)
     assert called(it) == ["model"]
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["reply"], ended["attempts"]) == ("done", 2)
         assert max(Counter(it.ledger.calls).values()) == 1
         told(service, ended)
@@ -132,8 +134,8 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
     it = Doomed(ledger, "writer", [{"code": block}, DONE])
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.5"})
     with service:
-        it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: it.ledger.stands)
+        it.turn = submit_turn(service, *it.script, agent=it.agent)
+        wait_until(lambda: it.ledger.stands)
         began = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
         it.ledger.go()
@@ -144,7 +146,7 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
     assert 1 < len(before) < 101
     assert "does not heed" not in service.log()
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["reply"], ended["attempts"], ended["steps"]) == ("done", 2, 2)
         assert called(it) == ["model", *(f"note {n}" for n in range(100)), "model"]
         repeated = [number for number, call in enumerate(ended["tool_calls"]) if call["repeated"]]
@@ -164,7 +166,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("tool.call")
-            until(lambda: it.ledger.stands)
+            wait_until(lambda: it.ledger.stands)
             began = time.monotonic()
             service.process.send_signal(signal.SIGTERM)
             stream.rest()
@@ -174,7 +176,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
     assert "does not heed" in service.log()
     ledger.go()
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
         (call,) = ended["tool_calls"]
         first = service.steps(ended)[1]
@@ -194,10 +196,10 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
     it = doom(tmp_path, 2)
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "600"})
     with service:
-        it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: it.ledger.stands)
+        it.turn = submit_turn(service, *it.script, agent=it.agent)
+        wait_until(lambda: it.ledger.stands)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping" in service.log())
+        wait_until(lambda: "stopping" in service.log())
         assert service.client.get("/livez").status_code == 200
         began = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
@@ -206,7 +208,7 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
     assert "is handed back" in service.log()
     it.ledger.go()
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["reply"], ended["attempts"]) == ("done", 2)
         assert called(it) == ["model", "note a", "note a", "model", "note b", "model"]
 
@@ -216,13 +218,13 @@ def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) 
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.1"})
     for number in (2, 3, 4, 5):
         with service:
-            it.turn = it.turn or begin(service, *it.script, agent=it.agent)
-            until(lambda number=number: it.ledger.reached == number)  # type: ignore[misc]
+            it.turn = it.turn or submit_turn(service, *it.script, agent=it.agent)
+            wait_until(lambda number=number: it.ledger.reached == number)  # type: ignore[misc]
             assert service.stop() == 0
     with service:
-        until(lambda: it.ledger.reached == 6)
+        wait_until(lambda: it.ledger.reached == 6)
         it.ledger.go()
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 5)
         assert called(it) == ["model", *["note a"] * 5, "model", "note b", "model"]
         assert goes_on(service, it, ended)
@@ -237,16 +239,16 @@ def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path)
         slowly = {"pace_s": 0.03}
         it.script = [*(noting(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]
         doomed.append(it)
-    with running(tmp_path / "store") as server, ExitStack() as stack:
+    with running_store(tmp_path / "store") as server, ExitStack() as stack:
         settings = SETTINGS | LEASE | server.settings
         services = [stack.enter_context(Service(tmp_path / name, settings)) for name in "abc"]
         for it, service in zip(doomed, services * 2, strict=True):
-            it.turn = begin(service, *it.script, agent=it.agent)
-        until(lambda: all(it.ledger.calls for it in doomed))
+            it.turn = submit_turn(service, *it.script, agent=it.agent)
+        wait_until(lambda: all(it.ledger.calls for it in doomed))
         for service in services:
             assert service.stop() == 0
             service.start()
-        ended = [over(services[0], it.turn, 60) for it in doomed]
+        ended = [wait_for_end(services[0], it.turn, 60) for it in doomed]
         assert [(turn["status"], turn["reply"]) for turn in ended] == [("finished", "done")] * 6
         assert sum(turn["attempts"] for turn in ended) > len(ended)
         for it, turn in zip(doomed, ended, strict=True):

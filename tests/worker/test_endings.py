@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_store import begin, over, until
 from tests.support.service import Service
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 INPUT, OUTPUT = 10, 5  # tokens of each call of the scripted model
 ECHO = {"call": [["echo", {"text": "hello"}]]}
-DONE = {"say": "done"}
 ENDLESS = {"endless": "on and on ", "pace_s": 0.002}
 
 
@@ -39,7 +39,7 @@ def assert_timed(turn: dict[str, Any]) -> None:
 
 def running(service: Service, **body: Any) -> dict[str, Any]:
     """Begin a turn that calls a tool and then talks without end; return once it talks."""
-    turn = begin(service, ECHO, ENDLESS, agent="streamed", **body)
+    turn = submit_turn(service, ECHO, ENDLESS, agent="streamed", **body)
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events"
     with service.client.stream("GET", where) as answer:
         assert any("on and on" in line for line in answer.iter_lines())
@@ -54,14 +54,14 @@ def test_a_cancelled_turn_counts_its_calls(narrow: Service) -> None:
     turn = running(narrow)
     cancel(narrow, turn)
 
-    ended = over(narrow, turn)
+    ended = wait_for_end(narrow, turn)
 
     assert (ended["status"], ended["usage"], ended["steps"]) == ("cancelled", tokens(1), 1)
     assert_timed(ended)
 
 
 def test_a_turn_at_its_deadline_counts_its_calls(narrow: Service) -> None:
-    ended = over(narrow, running(narrow, deadline_s=1))
+    ended = wait_for_end(narrow, running(narrow, deadline_s=1))
 
     assert (ended["error"]["code"], ended["usage"]) == ("deadline_exceeded", tokens(1))
     assert_timed(ended)
@@ -79,7 +79,7 @@ def test_a_turn_that_another_one_stops_says_so(narrow: Service, on_busy: str, ro
     turn = running(narrow)
     narrow.follow_up(turn, DONE, on_busy=on_busy)
 
-    ended = over(narrow, turn)
+    ended = wait_for_end(narrow, turn)
 
     assert (ended["status"], ended["rolled_back"], ended["usage"]) == ("cancelled", rolled_back, tokens(1))
     assert_timed(ended)
@@ -87,10 +87,10 @@ def test_a_turn_that_another_one_stops_says_so(narrow: Service, on_busy: str, ro
 
 def test_a_turn_that_never_started_says_so(narrow: Service) -> None:
     first = running(narrow)
-    waiting = begin(narrow, DONE)
+    waiting = submit_turn(narrow, DONE)
     cancel(narrow, waiting)
 
-    ended = over(narrow, waiting)
+    ended = wait_for_end(narrow, waiting)
     cancel(narrow, first)
 
     timing = ended["timing"]
@@ -105,12 +105,12 @@ def test_a_turn_that_is_given_up_after_a_crash_counts_the_calls_of_its_unfinishe
     gate = tmp_path / "gate"
     service = Service(tmp_path, {"DRAIN_S": "0"})
     service.start()
-    turn = begin(service, ECHO, {"call": [["wait_for", {"path": str(gate)}]]}, agent="streamed")
-    until(gate.with_suffix(".started").exists)
+    turn = submit_turn(service, ECHO, {"call": [["wait_for", {"path": str(gate)}]]}, agent="streamed")
+    wait_until(gate.with_suffix(".started").exists)
     service.kill()
     service.settings["AGENTS"] = "streamed=tests.support.streaming:make_streamed_planner"
     with service:
-        ended = over(service, turn)
+        ended = wait_for_end(service, turn)
 
     assert (ended["error"]["code"], ended["usage"], ended["attempts"]) == ("agent_changed", tokens(2), 2)
     assert_timed(ended)

@@ -14,27 +14,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis
 
-from tests.store.test_store import begin, over, until
+from tests.support.cancellation import ABANDON_S, CANCEL_S, assert_goes_on, assert_steps_stored, cancel_and_check
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Service
 from tests.support.streaming import log_of, place, posting, watching
+from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, submit_turn, wait_for_end, wait_for_gate
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import httpx2
-
-    from tests.support.streaming import Event, Stream
+    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 
 REPEAT = range(int(os.environ.get("SMOLSESSIONS_TEST_REPEAT", "3")))
-HEEDED_S = 2  # how long a stop may take where something asks for it
-GIVEN_UP_S = 4  # and where nothing does
-ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
-DONE: Event = {"say": "done"}
-ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 CATCHES = {
     "except": "while True:\n    try:\n        {}\n    except:\n        pass",
     "except Exception": "while True:\n    try:\n        {}\n    except Exception as error:\n        print(error)",
@@ -62,19 +57,19 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    ahead = begin(narrow, wait(gate), DONE)
-    until(gate.with_name("gate.started").exists)
+    ahead = submit_turn(narrow, wait_for_gate(gate), DONE)
+    wait_until(gate.with_name("gate.started").exists)
     with posting(narrow, DONE) as stream:
         turn = stream.until("turn.queued")
-        answer = stop(narrow, turn)
+        answer = cancel(narrow, turn)
         assert (answer.status_code, answer.json()["status"], answer.json()["steps"]) == (200, "cancelled", 0)
         assert [frame.event for frame in stream] == ["turn.cancelled"]
     assert narrow.get(place(turn)) == answer.json() == stream.seen[-1].data["result"]
     assert narrow.get(place(ahead))["status"] == "running"
     assert narrow.steps(turn) == []
-    later = begin(narrow, DONE, agent="streamed", conversation_id=turn["conversation_id"])
+    later = submit_turn(narrow, DONE, agent="streamed", conversation_id=turn["conversation_id"])
     gate.touch()
-    assert [over(narrow, each)["reply"] for each in (ahead, later)] == ["done", "done"]
+    assert [wait_for_end(narrow, each)["reply"] for each in (ahead, later)] == ["done", "done"]
     assert later["turn"] == 2
 
 
@@ -82,20 +77,20 @@ def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_pat
 def test_a_stop_lands_in_the_middle_of_a_stream(service: Service, _time: int) -> None:
     with posting(service, ECHO, ENDLESS) as stream:
         stream.until("message.delta", step=2)
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["steps"] == 1
     assert stream.seen[-2].event == "message.delta"
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.parametrize("_time", REPEAT)
 def test_a_stop_that_comes_right_away_lands(service: Service, _time: int) -> None:
     with posting(service, ENDLESS) as stream:
         stream.until("turn.queued")
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["steps"] == 0
     assert [step["unanswered"] for step in service.steps(turn)] in ([], [True])  # in the queue, or in its first step
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.parametrize("_time", REPEAT)
@@ -103,14 +98,14 @@ def test_a_stop_between_steps_keeps_the_one_and_does_not_begin_the_other(
     service: Service, tmp_path: Path, _time: int
 ) -> None:
     gate = tmp_path / "gate"
-    with posting(service, wait(gate), ENDLESS) as stream:
+    with posting(service, wait_for_gate(gate), ENDLESS) as stream:
         stream.until("tool.call")
-        answer = stop(service, stream.seen[0].data)
+        answer = cancel(service, stream.seen[0].data)
         gate.touch()
-        turn = stopped(service, stream, answer)
+        turn = cancel_and_check(service, stream, answer)
     assert turn["steps"] == 1
     assert turn["tool_call_names"] == ["wait_for"]
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.parametrize("_time", REPEAT)
@@ -119,28 +114,28 @@ def test_a_stop_amid_steps_that_follow_each_other_fast_keeps_just_those_that_wer
 ) -> None:
     with posting(service, *[ECHO] * 100, max_steps=100) as stream:
         stream.until("step.finished")
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert 1 <= turn["steps"] < 100
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 def test_a_stop_lands_inside_agents_that_are_managed(service: Service) -> None:
-    helped = {"call": [to("helper", ECHO, ENDLESS)]}
-    with posting(service, ECHO, {"call": [to("lead", ECHO, helped)]}, DONE, agent="family") as stream:
+    helped = {"call": [delegate("helper", ECHO, ENDLESS)]}
+    with posting(service, ECHO, {"call": [delegate("lead", ECHO, helped)]}, DONE, agent="family") as stream:
         stream.until("message.delta", agent="family/lead/helper", step=2)
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["tool_call_names"] == ["echo", "lead", "echo", "helper", "echo"]
     assert [call["ok"] for call in turn["tool_calls"]] == [True, False, True, False, True]
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 def test_a_stop_lands_inside_parallel_agents(service: Service) -> None:
-    calls = [to("lead", ENDLESS), to("lead", ENDLESS), to("coder", ENDLESS), ["echo", {"text": "x"}]]
+    calls = [delegate("lead", ENDLESS), delegate("lead", ENDLESS), delegate("coder", ENDLESS), ["echo", {"text": "x"}]]
     with posting(service, {"call": calls}, DONE, agent="family") as stream:
         stream.until("message.delta", agent="family/lead")
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["steps"] == 0
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.parametrize("way", CATCHES)
@@ -148,9 +143,9 @@ def test_a_stop_lands_inside_code_that_catches_by(service: Service, way: str) ->
     code = CATCHES[way].format(CALL)
     with posting(service, {"code": "x = 1"}, {"code": code}, ENDLESS, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["steps"] == 1
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 def test_a_stop_that_code_swallows_a_few_times_lands_at_the_next_call(service: Service, tmp_path: Path) -> None:
@@ -159,12 +154,12 @@ def test_a_stop_that_code_swallows_a_few_times_lands_at_the_next_call(service: S
     code = f"wait_for(path={str(gate)!r})\n{thrice}\nprint('swallowed')"
     with posting(service, {"code": code}, ENDLESS, agent="streamed-code") as stream:
         stream.until("tool.call", name="wait_for")
-        answer = stop(service, stream.seen[0].data)
+        answer = cancel(service, stream.seen[0].data)
         gate.touch()
-        turn = stopped(service, stream, answer)
+        turn = cancel_and_check(service, stream, answer)
     assert turn["tool_call_names"][0] == "wait_for"
     assert "message.delta" not in [frame.event for frame in stream.seen if frame.data.get("step") == 2]
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.parametrize("way", SWALLOWS)
@@ -172,28 +167,28 @@ def test_a_stop_lands_though_code_swallows_it_for_ever_by(narrow: Service, way: 
     stuck = threads(narrow)["stuck"]
     with posting(narrow, {"code": "x = 1"}, {"code": SWALLOWS[way].format(CALL)}, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
-        turn = stopped(narrow, stream, within_s=GIVEN_UP_S)
+        turn = cancel_and_check(narrow, stream, within_s=ABANDON_S)
     assert turn["steps"] == 1
     assert threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1}  # its process was ended
-    goes_on(narrow, turn)
+    assert_goes_on(narrow, turn)
 
 
 def test_a_stop_lands_though_a_tool_swallows_it_for_ever(narrow: Service) -> None:
     stuck = threads(narrow)["stuck"]
     with posting(narrow, ECHO, {"call": [["nag", {"times": 10**9}]]}) as stream:
         stream.until("tool.result", name="echo", step=2)
-        turn = stopped(narrow, stream, within_s=GIVEN_UP_S)
+        turn = cancel_and_check(narrow, stream, within_s=ABANDON_S)
     assert turn["steps"] == 1
     assert threads(narrow) == {"stuck": stuck + 1, "busy": 0, "free": 1}
-    goes_on(narrow, turn)
+    assert_goes_on(narrow, turn)
 
 
 def test_a_stop_lands_at_the_next_call_after_a_tool_swallowed_it(service: Service) -> None:
     with posting(service, ECHO, {"call": [["nag", {"times": 50}]]}, ENDLESS) as stream:
         stream.until("tool.result", name="echo", step=2)
-        turn = stopped(service, stream)
+        turn = cancel_and_check(service, stream)
     assert turn["steps"] in {1, 2}
-    goes_on(service, turn)
+    assert_goes_on(service, turn)
 
 
 @pytest.mark.alone
@@ -219,11 +214,11 @@ def test_a_stop_from_another_process_lands(replicas: tuple[Service, Service], _t
     here, there = replicas
     with posting(here, ECHO, ENDLESS) as stream, watching(there, stream.until("message.delta", step=2)) as remote:
         remote.until("message.delta", step=2)
-        turn = stopped(here, stream, stop(there, stream.seen[0].data))
+        turn = cancel_and_check(here, stream, cancel(there, stream.seen[0].data))
         assert remote.rest()[-1].data == stream.seen[-1].data
     assert there.get(place(turn)) == turn
-    assert stop(there, turn).status_code == 200
-    goes_on(here, turn)
+    assert cancel(there, turn).status_code == 200
+    assert_goes_on(here, turn)
 
 
 @pytest.mark.parametrize("_time", REPEAT)
@@ -231,14 +226,14 @@ def test_a_stop_lands_though_nobody_hears_of_it(replicas: tuple[Service, Service
     here, there = replicas
     with posting(here, ECHO, ENDLESS) as stream, Redis.from_url(here.settings["REDIS_URL"]) as store:
         turn = stream.until("message.delta", step=2)
-        until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-        stopped(here, stream, stop(there, turn))
+        wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+        cancel_and_check(here, stream, cancel(there, turn))
 
 
 def test_a_stop_may_be_waited_for(service: Service) -> None:
     with posting(service, ENDLESS) as stream:
         turn = stream.until("message.delta")
-        answer = stop(service, turn, "wait=10")
+        answer = cancel(service, turn, "wait=10")
         assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
         assert answer.headers["preference-applied"] == "wait=10"
         assert answer.headers["location"] == place(turn)
@@ -247,28 +242,28 @@ def test_a_stop_may_be_waited_for(service: Service) -> None:
 
 def test_a_stop_may_be_asked_for_again_and_of_a_turn_that_is_over(service: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    turn = begin(service, wait(gate), DONE)
-    until(gate.with_name("gate.started").exists)
-    first, second = stop(service, turn), stop(service, turn)
+    turn = submit_turn(service, wait_for_gate(gate), DONE)
+    wait_until(gate.with_name("gate.started").exists)
+    first, second = cancel(service, turn), cancel(service, turn)
     assert [(answer.status_code, answer.json()["status"]) for answer in (first, second)] == [(202, "running")] * 2
     assert first.headers["location"] == place(turn)
     gate.touch()
-    ended = over(service, turn)
+    ended = wait_for_end(service, turn)
     assert ended["status"] == "cancelled"
     finished = service.play(DONE)
     for each in (ended, finished):
         before = log_of(service, each)
         with nothing_stored(service):
-            answer = stop(service, each)
+            answer = cancel(service, each)
         assert (answer.status_code, answer.json()) == (200, each)
         assert log_of(service, each) == before
 
 
 def test_what_is_not_there_cannot_be_stopped(service: Service) -> None:
     turn = service.play(DONE)
-    problem(stop(service, turn | {"turn": 2}), 404, "turn_not_found")
-    problem(stop(service, turn | {"conversation_id": "nobody"}), 404, "conversation_not_found")
-    problem(stop(service, turn | {"turn": 0}), 422, "invalid_request")
+    problem(cancel(service, turn | {"turn": 2}), 404, "turn_not_found")
+    problem(cancel(service, turn | {"conversation_id": "nobody"}), 404, "conversation_not_found")
+    problem(cancel(service, turn | {"turn": 0}), 422, "invalid_request")
 
 
 @pytest.mark.parametrize("_time", REPEAT)
@@ -279,9 +274,9 @@ def test_a_deadline_ends_the_turn_as_failed_and_keeps_what_was_finished(service:
     assert (events[-1]["type"], turn["status"], turn["error"]["code"]) == ("turn.failed", "failed", "deadline_exceeded")
     assert turn["error"]["retryable"]
     assert "0.3 s" in turn["error"]["message"]
-    assert 300 <= turn["timing"]["duration_ms"] < 1000 * HEEDED_S
-    check_kept(service, turn, stream)
-    goes_on(service, turn)
+    assert 300 <= turn["timing"]["duration_ms"] < 1000 * CANCEL_S
+    assert_steps_stored(service, turn, stream)
+    assert_goes_on(service, turn)
 
 
 def test_a_turn_that_keeps_its_deadline_is_not_touched_by_it(service: Service) -> None:
@@ -300,7 +295,7 @@ def test_the_deadline_of_turns_without_one_is_a_setting_and_so_is_the_longest(tm
     with Service(tmp_path, {"DEADLINE_S": "0.5", "MAX_DEADLINE_S": "20"}) as service:
         turn = service.play(ECHO, ENDLESS, agent="streamed")
         assert (turn["error"]["code"], turn["steps"]) == ("deadline_exceeded", 1)
-        assert 500 <= turn["timing"]["duration_ms"] < 1000 * HEEDED_S
+        assert 500 <= turn["timing"]["duration_ms"] < 1000 * CANCEL_S
         longer = service.follow_up(turn, {"call": [["compute", {"seconds": 0.7}]]}, DONE, deadline_s=20)
         assert longer["reply"] == "done"
         refused = service.post("/turn", agent="scripted", message="[]", deadline_s=20.1)
@@ -314,72 +309,24 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
     gate = tmp_path / "gate"
     stuck = threads(narrow)["stuck"]
     body: Event = {"deadline_s": 0.2} if how == "a deadline" else {}
-    with posting(narrow, ECHO, wait(gate), {"say": "a zombie's answer"}, **body) as stream:
+    with posting(narrow, ECHO, wait_for_gate(gate), {"say": "a zombie's answer"}, **body) as stream:
         stream.until("tool.call", name="wait_for")
         start = time.monotonic()
         if how == "a stop":
-            assert stop(narrow, stream.seen[0].data, "wait=10").json()["status"] == "cancelled"
+            assert cancel(narrow, stream.seen[0].data, "wait=10").json()["status"] == "cancelled"
         turn = stream.rest()[-1].data["result"]
-    assert time.monotonic() - start < GIVEN_UP_S
+    assert time.monotonic() - start < ABANDON_S
     assert turn["status"] == ("cancelled" if how == "a stop" else "failed")
-    check_kept(narrow, turn, stream)
+    assert_steps_stored(narrow, turn, stream)
     assert threads(narrow) == {"stuck": stuck + 1, "busy": 0, "free": 1}
-    goes_on(narrow, turn)
+    assert_goes_on(narrow, turn)
     before = narrow.steps(turn), [frame.raw for frame in log_of(narrow, turn)], narrow.get(place(turn))
     gate.touch()
-    until(lambda: threads(narrow)["stuck"] == stuck)
+    wait_until(lambda: threads(narrow)["stuck"] == stuck)
     assert threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1}
     assert before == (narrow.steps(turn), [frame.raw for frame in log_of(narrow, turn)], narrow.get(place(turn)))
     assert "zombie" not in json.dumps(narrow.steps(turn)[1:])
     assert narrow.play(DONE)["reply"] == "done"
-
-
-def wait(gate: Path) -> Event:
-    return {"call": [["wait_for", {"path": str(gate)}]]}
-
-
-def to(agent: str, *script: Event) -> list[Any]:
-    return [agent, {"task": json.dumps(script)}]
-
-
-def stop(service: Service, turn: Event, prefer: str | None = None) -> httpx2.Response:
-    return service.client.post(place(turn, "/cancel"), headers={"Prefer": prefer} if prefer else {})
-
-
-def stopped(
-    service: Service, stream: Stream, answer: httpx2.Response | None = None, within_s: float = HEEDED_S
-) -> Event:
-    """Stop the turn of a stream, read to its end, check what must be so of every turn that was stopped, and give it."""
-    start = time.monotonic()
-    answer = answer or stop(service, stream.seen[0].data)
-    assert answer.status_code in {200, 202}, answer.text
-    stream.rest()
-    assert time.monotonic() - start < within_s
-    final = stream.seen[-1]
-    turn: Event = final.data["result"]
-    assert (final.event, turn["status"], turn["error"], turn["reply"]) == ("turn.cancelled", "cancelled", None, None)
-    assert [frame.id for frame in stream.seen] == list(range(1, final.id + 1))
-    assert turn == service.get(place(turn))
-    check_kept(service, turn, stream)
-    return turn
-
-
-def check_kept(service: Service, turn: Event, stream: Stream) -> None:
-    """Check that the steps in the store are just those that were shown as finished."""
-    shown = [f.data for f in stream.seen if f.event == "step.finished" and f.data["parent_call_id"] is None]
-    kept = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] != "task"]
-    assert len(kept) == len(shown) == turn["steps"]
-    assert [step["type"] for step in kept] == [event["kind"] for event in shown]
-    assert [step.get("observations") for step in kept] == [event["observations"] for event in shown]
-    assert [frame.raw for frame in log_of(service, turn)] == [frame.raw for frame in stream.seen]
-
-
-def goes_on(service: Service, turn: Event) -> None:
-    """Play the next turn, which leaves the steps of this one as they are."""
-    before = service.steps(turn)
-    following = service.follow_up(turn, DONE)
-    assert (following["status"], following["reply"], following["turn"]) == ("finished", "done", turn["turn"] + 1)
-    assert service.steps(turn)[: len(before)] == before
 
 
 def threads(service: Service) -> dict[str, int]:

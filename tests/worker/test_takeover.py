@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.store.test_store import begin, over, until
 from tests.support import ledgers
 from tests.support.doomed import (
-    DONE,
     SETTINGS,
     Doomed,
     calls_of,
@@ -30,6 +28,8 @@ from tests.support.doomed import (
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of, place
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,7 +197,7 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
     for number in range(2, number_of_calls + 2 - apart):  # who is killed at the first one is played when all others are
         ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
         it = Doomed(ledger, kind, script(str(ledger.path)))
-        it.turn = begin(service, *it.script, agent=kind)
+        it.turn = submit_turn(service, *it.script, agent=kind)
         doomed.append(it)
     killed(service, doomed)
     in_flight = [Counter(it.in_flight) for it in doomed]
@@ -207,7 +207,7 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
     killed(service, doomed)
     with service:
         for it, first in zip(doomed, in_flight, strict=True):
-            turn = over(service, it.turn, 30)
+            turn = wait_for_end(service, it.turn, 30)
             assert (turn["status"], turn["attempts"]) == ("finished", 3)
             after = it.ledger.calls
             bare, expected = calls_of(factory, it.script, it.ledger)
@@ -269,17 +269,17 @@ def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(
         ledger = Ledger.at(tmp_path / f"{number}.ledger")
         slowly = [entry | {"pace_s": 0.02} for entry in KINDS[kind][1](str(ledger.path))]
         doomed.append(Doomed(ledger, kind, slowly))
-        doomed[-1].turn = begin(service, *slowly, agent=kind)
+        doomed[-1].turn = submit_turn(service, *slowly, agent=kind)
     kills = 3
     for number in range(kills):
         before = [len(it.ledger.calls) for it in doomed]
         # Each got further or is over: three kills without an effect would be the turn's own fault.
-        until(lambda before=before: all(map(partial(got_further, service), doomed, before)), 30)  # type: ignore[misc]
+        wait_until(lambda before=before: all(map(partial(got_further, service), doomed, before)), 30)  # type: ignore[misc]
         service.kill()
         if number < kills - 1:
             service.start()
     with service:
-        ended = [over(service, it.turn, 60) for it in doomed]
+        ended = [wait_for_end(service, it.turn, 60) for it in doomed]
         for it, turn in zip(doomed, ended, strict=True):
             assert turn["status"] == "finished", turn["error"]
             after = Counter(it.ledger.calls)

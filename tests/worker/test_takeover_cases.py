@@ -16,12 +16,15 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.store.test_store import P, begin, names_of, over, png, until
 from tests.support import agents, ledgers
-from tests.support.doomed import DONE, SETTINGS, Doomed, killed, noting
+from tests.support.doomed import SETTINGS, Doomed, killed, noting
 from tests.support.ledgers import Ledger
+from tests.support.pictures import png
 from tests.support.service import Service
+from tests.support.store_server import PARTITION, event_names
 from tests.support.streaming import log_of, place
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,17 +156,17 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
             turn = service.follow_up(turn, *script) if turn else service.play(*script, agent=case.agent)
         if turn:
             it.body["conversation_id"] = turn["conversation_id"]
-        it.turn = begin(service, *it.script, agent=it.agent, **it.body)
+        it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
         # Its record is made of what was shown, and what nobody watches is shown a moment later.
-        until(lambda: names_of(raw, doomed["time"].turn).count("tool.call") == 5, 30)
+        wait_until(lambda: event_names(raw, doomed["time"].turn).count("tool.call") == 5, 30)
     twice = [doomed[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(doomed.values()), twice):
         killed(service, those)
         service.start()
         for it in doomed.values():
             if those is twice or it not in twice:
-                it.turn = over(service, it.turn)
+                it.turn = wait_for_end(service, it.turn)
     yield Resumed(service, doomed)
     service.stop()
 
@@ -340,16 +343,16 @@ def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path
     running = Service(tmp_path / "service", SETTINGS)
     running.start()
     it = Doomed(ledger, "writer", script)
-    it.turn = begin(running, *script, agent="writer")
-    until(lambda: it.stands(running))
-    steps, fresh = (f"{P}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "fresh"))
+    it.turn = submit_turn(running, *script, agent="writer")
+    wait_until(lambda: it.stands(running))
+    steps, fresh = (f"{PARTITION}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "fresh"))
     with Redis.from_url(f"unix://{running.folder / 'data' / 'store.sock'}") as raw:
-        until(lambda: raw.llen(steps) == 2)
+        wait_until(lambda: raw.llen(steps) == 2)
         assert raw.rpop(steps)
         assert raw.delete(fresh)
     killed(running, [it])
     with running:
-        assert over(running, it.turn)["status"] == "finished"
+        assert wait_for_end(running, it.turn)["status"] == "finished"
     with running:
         after = running.follow_up(it.turn, {"code": f"final_answer(x + 1)  # {ledger.path}"})
         assert after["output"] == 42

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from tests.store.test_store import P, begin, over, running, until
 from tests.support import ledgers
-from tests.support.doomed import DONE, SETTINGS, Doomed, check_log, killed, noting, spoken
+from tests.support.doomed import SETTINGS, Doomed, check_log, doom, hand_in, killed, noting, spoken
 from tests.support.ledgers import Ledger
 from tests.support.service import Service, spawn
+from tests.support.store_server import PARTITION, running_store
 from tests.support.streaming import log_of, place, posting, watching
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.store.test_store import Raw, Server
-    from tests.support.doomed import Script
+    from tests.support.store_server import Raw, StoreServer
     from tests.support.streaming import Event
 
 ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
@@ -32,20 +33,9 @@ FEW_CRASHES = 8
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("store")) as outside:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with running_store(tmp_path_factory.mktemp("store")) as outside:
         yield outside
-
-
-def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object) -> Doomed:
-    """Make a turn that notes two things, and stands still at its calls of these numbers."""
-    ledger = Ledger.at(folder / "turn.ledger", *at)
-    path = str(ledger.path)
-    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE], body)
-
-
-def hand_in(service: Service, it: Doomed) -> None:
-    it.turn = begin(service, *it.script, agent=it.agent, **it.body)
 
 
 def kinds_of(service: Service, turn: Event) -> list[str]:
@@ -58,7 +48,7 @@ def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> N
     service.start()
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(it.watch, service)
-        until(lambda: any(frame.data.get("call_id") == "2.m1" for frame in list(it.frames)))
+        wait_until(lambda: any(frame.data.get("call_id") == "2.m1" for frame in list(it.frames)))
         killed(service, [it])
         reading.result()
     shown = list(it.frames)
@@ -84,7 +74,7 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_
     killed(service, [it])
     service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "agent_changed", 2)
         assert ended["error"]["retryable"]
         assert it.ledger.calls == it.calls
@@ -94,7 +84,7 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_
         assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 
-def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: Server) -> None:
+def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: StoreServer) -> None:
     it = doom(tmp_path, 4, agent="changing")
     settings = SETTINGS | server.settings
     first = Service(tmp_path / "first", settings)
@@ -103,17 +93,17 @@ def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_p
     killed(first, [it])
     newer = Service(tmp_path / "newer", settings | {"DRAIN_S": "60"}, {"LEDGER_INSTRUCTIONS": "Be long."})
     with newer:
-        until(lambda: server.client().zscore(f"{P}:ready:changing", f"local/{it.turn['conversation_id']}"))
+        wait_until(lambda: server.client().zscore(f"{PARTITION}:ready:changing", f"local/{it.turn['conversation_id']}"))
         own = newer.play(noting(str(it.ledger.path), "x"), DONE, agent="changing")
         assert own["status"] == "finished"
         assert newer.get(place(it.turn))["status"] == "running"
         with first:
-            ended = over(newer, it.turn)
+            ended = wait_for_end(newer, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
 
 
 def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighbours_are_not(
-    tmp_path: Path, server: Server
+    tmp_path: Path, server: StoreServer
 ) -> None:
     settings = SETTINGS | server.settings
     with ExitStack() as stack:
@@ -130,7 +120,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
         service.start()
         for neighbour in neighbours:
             hand_in(service, neighbour)
-        until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
+        wait_until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
         hand_in(service, it)
         assert service.process.wait(20) == -signal.SIGKILL
         service.kill()  # what is left of it here
@@ -140,7 +130,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
         while crashes < FEW_CRASHES:
             process = stack.enter_context(spawn(service.folder, settings))
             stack.callback(process.terminate)
-            until(
+            wait_until(
                 lambda process=process: (  # type: ignore[misc]  # mypy takes no defaults in a lambda
                     process.poll() is not None or onlooker.get(place(it.turn))["status"] == "failed"
                 ),
@@ -149,20 +139,20 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
             if process.poll() is None:
                 break
             crashes += 1
-        ended = over(onlooker, it.turn)
+        ended = wait_for_end(onlooker, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "crashed_repeatedly", 1)
         assert crashes == it.ledger.calls.count("crash") == 4  # the first one wrote effects before, so it did not count
         assert it.ledger.calls.count("note a") == 1
         with Service(tmp_path / "service", settings) as alive:
             assert kinds_of(alive, it.turn) == ["task", "action"]
         for neighbour in neighbours:
-            its = over(onlooker, neighbour.turn)
+            its = wait_for_end(onlooker, neighbour.turn)
             assert (its["status"], its["reply"]) == ("finished", "done")
             assert neighbour.ledger.calls.count("note a") == 1
             assert 1 <= neighbour.ledger.calls.count("note b") <= crashes
 
 
-def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: Server) -> None:
+def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: StoreServer) -> None:
     it = doom(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
         service = Service(tmp_path / "service", SETTINGS | server.settings)
@@ -172,7 +162,7 @@ def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_pat
         answer = onlooker.post(place(it.turn, "/cancel"))
         assert (answer.status_code, answer.json()["status"]) == (202, "running")
         with service:
-            ended = over(onlooker, it.turn)
+            ended = wait_for_end(onlooker, it.turn)
             assert (ended["status"], ended["error"], ended["reply"]) == ("cancelled", None, None)
             assert it.ledger.calls == it.calls
             assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
@@ -186,9 +176,9 @@ def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
     hand_in(service, it)
     began = time.monotonic()
     killed(service, [it])
-    until(lambda: time.monotonic() - began > 6)
+    wait_until(lambda: time.monotonic() - began > 6)
     with service:
-        ended = over(service, it.turn, 5)
+        ended = wait_for_end(service, it.turn, 5)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "deadline_exceeded", 2)
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
@@ -226,15 +216,17 @@ TAMPERINGS: dict[str, Callable[[Raw, str], None]] = {
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)
-def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(tmp_path: Path, server: Server, what: str) -> None:
+def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(
+    tmp_path: Path, server: StoreServer, what: str
+) -> None:
     it = doom(tmp_path, 4)
     service = Service(tmp_path / "service", SETTINGS | server.settings)
     service.start()
     hand_in(service, it)
     killed(service, [it])
-    TAMPERINGS[what](server.client(), f"{P}:journal:local/{it.turn['conversation_id']}:1")
+    TAMPERINGS[what](server.client(), f"{PARTITION}:journal:local/{it.turn['conversation_id']}:1")
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "seal_broken", 2)
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
@@ -243,17 +235,17 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(tmp_path: Pa
 
 
 def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(
-    tmp_path: Path, server: Server
+    tmp_path: Path, server: StoreServer
 ) -> None:
     it = doom(tmp_path, 4)
     service = Service(tmp_path / "service", SETTINGS | server.settings)
     service.start()
     hand_in(service, it)
     killed(service, [it])
-    raw, steps = server.client(), f"{P}:steps:local/{it.turn['conversation_id']}:0"
+    raw, steps = server.client(), f"{PARTITION}:steps:local/{it.turn['conversation_id']}:0"
     raw.lset(steps, -1, b"x" * 60)
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "seal_broken", 0)
         assert raw.llen(steps) == 0
         assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
@@ -261,7 +253,7 @@ def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversa
 
 @pytest.mark.parametrize("agent", ["teller", "writer"])
 def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
-    tmp_path: Path, server: Server, agent: str
+    tmp_path: Path, server: StoreServer, agent: str
 ) -> None:
     it = doom(tmp_path, 4, agent=agent)
     path = str(it.ledger.path)
@@ -270,11 +262,11 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
     settings = SETTINGS | server.settings
     with Service(tmp_path / "stalled", settings) as stalled:
         hand_in(stalled, it)
-        until(lambda: it.stands_in(server.client()))
+        wait_until(lambda: it.stands_in(server.client()))
         stalled.process.send_signal(signal.SIGSTOP)
         try:
             with Service(tmp_path / "heir", settings) as heir:
-                ended = over(heir, it.turn, 20)
+                ended = wait_for_end(heir, it.turn, 20)
                 assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
                 called = it.ledger.calls
                 assert called.count("note a") == 1
@@ -283,9 +275,11 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
                 steps = heir.steps(it.turn)
                 stalled.process.send_signal(signal.SIGCONT)
                 it.ledger.go()
-                until(lambda: it.ledger.ends.count("note b") == 2)  # it comes back to an agent that is to do nothing
+                wait_until(
+                    lambda: it.ledger.ends.count("note b") == 2
+                )  # it comes back to an agent that is to do nothing
                 assert stalled.play(noting(path, "other"), DONE, agent="teller")["status"] == "finished"
-                until(lambda: "was taken away" in stalled.log())
+                wait_until(lambda: "was taken away" in stalled.log())
                 rest = it.ledger.calls[len(called) :]
                 assert [call for call in rest if call.startswith("note")] == ["note other"]
                 assert len(rest) == 3
@@ -296,7 +290,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
             stalled.process.send_signal(signal.SIGCONT)
 
 
-def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: Server) -> None:
+def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: StoreServer) -> None:
     it = doom(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
         service = Service(tmp_path / "service", SETTINGS | server.settings)
@@ -305,7 +299,7 @@ def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: 
             it.turn = stream.until("turn.queued")
         with watching(onlooker, it.turn) as reader:
             reader.until("tool.call", call_id="2.1")
-            until(lambda: it.stands_in(server.client()))
+            wait_until(lambda: it.stands_in(server.client()))
             service.kill()
             it.ledger.go()
             with service:
@@ -325,7 +319,7 @@ def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_p
     with posting_killed(service, it) as turn:
         assert time.time() < at, "too late to mean anything"
         with service:
-            ended = over(service, turn, 30)
+            ended = wait_for_end(service, turn, 30)
             assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
             whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
             repeated = [(call["call_id"], call["repeated"]) for call in whole]
@@ -364,16 +358,16 @@ def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_att
     hand_in(service, it)
     killed(service, [it])
     with service:
-        until(lambda: it.stands(service))
+        wait_until(lambda: it.stands(service))
         assert kinds_of(service, it.turn).count("action") == 2 + 2
         asked = json.dumps([{"prompt": True}])
         body = {"message": asked, "on_busy": "rollback", "conversation_id": before["conversation_id"]}
         answer = service.client.post("/turn", json=body, headers={"Prefer": "respond-async"})
         assert answer.status_code == 202, answer.text
         it.ledger.go()
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["attempts"], ended["steps"]) == ("cancelled", 2, 0)
-        following = over(service, answer.json())
+        following = wait_for_end(service, answer.json())
         bare = ledgers.make_teller()
         bare.run(json.dumps([earlier, DONE]), reset=False)
         assert following["reply"] == bare.run(asked, reset=False)
@@ -385,12 +379,12 @@ def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_p
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     hand_in(service, it)
-    until(lambda: it.stands(service))
+    wait_until(lambda: it.stands(service))
     behind = {"conversation_id": it.turn["conversation_id"], "on_busy": "enqueue"}
-    waiting = [begin(service, {"say": f"{number}"}, agent=it.agent, **behind) for number in range(3)]
+    waiting = [submit_turn(service, {"say": f"{number}"}, agent=it.agent, **behind) for number in range(3)]
     killed(service, [it])
     with service:
-        ended = [over(service, turn) for turn in (it.turn, *waiting)]
+        ended = [wait_for_end(service, turn) for turn in (it.turn, *waiting)]
         assert [turn["reply"] for turn in ended] == ["done", "0", "1", "2"]
         assert [turn["attempts"] for turn in ended] == [2, 1, 1, 1]
         times = [turn["timing"]["finished_at"] for turn in ended]
@@ -402,12 +396,12 @@ def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) 
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     hand_in(service, it)
-    until(lambda: it.stands(service))
+    wait_until(lambda: it.stands(service))
     service.process.send_signal(signal.SIGTERM)
-    until(lambda: "stopping" in service.log())
+    wait_until(lambda: "stopping" in service.log())
     killed(service, [it])
     with service:
-        ended = over(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
         assert [call["repeated"] for call in ended["tool_calls"]] == [True, False]
         assert it.ledger.calls.count("note b") == 1
@@ -425,12 +419,12 @@ def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got
     killed(service, doomed)
     with service:
         try:
-            until(lambda: any(it.ledger.reached == 4 for it in doomed))
+            wait_until(lambda: any(it.ledger.reached == 4 for it in doomed))
             path = str(Ledger.at(tmp_path / "innocent.ledger").path)
-            innocent = begin(service, noting(path, "x"), DONE, agent="teller")
-            assert over(service, innocent, 10)["reply"] == "done"
-            until(lambda: all(it.ledger.reached == 4 for it in doomed), 10)
+            innocent = submit_turn(service, noting(path, "x"), DONE, agent="teller")
+            assert wait_for_end(service, innocent, 10)["reply"] == "done"
+            wait_until(lambda: all(it.ledger.reached == 4 for it in doomed), 10)
         finally:
             for it in doomed:
                 it.ledger.go()
-        assert [over(service, it.turn)["reply"] for it in doomed] == ["done", "done"]
+        assert [wait_for_end(service, it.turn)["reply"] for it in doomed] == ["done", "done"]

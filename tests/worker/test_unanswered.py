@@ -11,15 +11,12 @@ import PIL.Image
 import pytest
 from smolagents.utils import AgentError
 
-from tests.memory.test_steps import pixel
-from tests.store.test_store import over
 from tests.support import agents
-from tests.support.doomed import DONE, SETTINGS, killed, noting
+from tests.support.doomed import SETTINGS, doom, hand_in, killed, noting
+from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
 from tests.support.streaming import place, posting
-from tests.worker.test_busy import follow, held
-from tests.worker.test_stop import ECHO, ENDLESS, stop
-from tests.worker.test_takeover_ends import doom, hand_in
+from tests.support.turns import DONE, ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.streaming"]
 
 BROKEN: Event = {"raise": "kaputt"}
-PROMPT: Event = {"prompt": True}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
     "scripted": agents.make_scripted,
     "code": agents.make_code,
@@ -105,13 +101,13 @@ def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Servic
     with posting(service, ENDLESS, agent=agent, **body) as stream:
         stream.until("step.finished" if agent == "streamed-planner" else "message.delta")  # a plan is a step
         if how == "cancel":
-            stop(service, stream.seen[0].data)
+            cancel(service, stream.seen[0].data)
         if how == "interrupt":
-            follow(service, stream.seen[0].data | {"agent": {"name": agent}}, {"say": "on"}, on_busy="interrupt")
+            submit_next(service, stream.seen[0].data | {"agent": {"name": agent}}, {"say": "on"}, on_busy="interrupt")
         turn = stream.rest()[-1].data["result"]
     assert turn["status"] == ("failed" if how == "deadline" else "cancelled")
     if how == "interrupt":
-        over(service, turn | {"turn": 2})
+        wait_for_end(service, turn | {"turn": 2})
     kept = service.steps(turn)
     assert kept[0]["task"] == json.dumps([ENDLESS])
     assert tasks(service, turn)[0] == (1, agent != "streamed-planner")
@@ -124,18 +120,18 @@ def test_a_rollback_drops_the_task_too(service: Service) -> None:
     with posting(service, ENDLESS) as stream:
         stream.until("message.delta")
         first = stream.seen[0].data | {"agent": {"name": "streamed"}}
-        second = follow(service, first, {"say": "on"}, on_busy="rollback")
+        second = submit_next(service, first, {"say": "on"}, on_busy="rollback")
         stream.rest()
-    over(service, second)
+    wait_for_end(service, second)
     assert tasks(service, second) == [(2, False)]
 
 
 def test_a_turn_that_is_cancelled_while_it_waits_was_never_said(service: Service, tmp_path: Path) -> None:
-    with held(service, tmp_path / "gate") as first:
-        waiting = follow(service, first, {"say": "never"})
+    with held_turn(service, tmp_path / "gate") as first:
+        waiting = submit_next(service, first, {"say": "never"})
         assert service.post(place(waiting, "/cancel")).json()["status"] == "cancelled"
         assert tasks(service, first) == [(1, False)]
-    over(service, first)
+    wait_for_end(service, first)
     assert tasks(service, first) == [(1, False)]
 
 
@@ -204,8 +200,8 @@ def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Pa
         service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
     with service:
         if ending == "cancelled":
-            stop(service, it.turn)
-        ended = over(service, it.turn)
+            cancel(service, it.turn)
+        ended = wait_for_end(service, it.turn)
         assert (ended["error"] or {}).get("code", ended["status"]) in {ending, "finished"}
         texts = [step["task"] for step in service.steps(it.turn) if step["type"] == "task"]
         assert texts == [json.dumps(it.script)]

@@ -1,0 +1,55 @@
+"""Checks of turns that were cancelled."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tests.support.streaming import log_of, place
+from tests.support.turns import DONE, cancel
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event, Stream
+
+
+CANCEL_S = 2  # how long a stop may take where something asks for it
+ABANDON_S = 4  # and where nothing does
+
+
+def cancel_and_check(
+    service: Service, stream: Stream, answer: httpx2.Response | None = None, within_s: float = CANCEL_S
+) -> Event:
+    """Stop the turn of a stream, read to its end, check what must be so of every turn that was stopped, and give it."""
+    start = time.monotonic()
+    answer = answer or cancel(service, stream.seen[0].data)
+    assert answer.status_code in {200, 202}, answer.text
+    stream.rest()
+    assert time.monotonic() - start < within_s
+    final = stream.seen[-1]
+    turn: Event = final.data["result"]
+    assert (final.event, turn["status"], turn["error"], turn["reply"]) == ("turn.cancelled", "cancelled", None, None)
+    assert [frame.id for frame in stream.seen] == list(range(1, final.id + 1))
+    assert turn == service.get(place(turn))
+    assert_steps_stored(service, turn, stream)
+    return turn
+
+
+def assert_steps_stored(service: Service, turn: Event, stream: Stream) -> None:
+    """Check that the steps in the store are just those that were shown as finished."""
+    shown = [f.data for f in stream.seen if f.event == "step.finished" and f.data["parent_call_id"] is None]
+    kept = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] != "task"]
+    assert len(kept) == len(shown) == turn["steps"]
+    assert [step["type"] for step in kept] == [event["kind"] for event in shown]
+    assert [step.get("observations") for step in kept] == [event["observations"] for event in shown]
+    assert [frame.raw for frame in log_of(service, turn)] == [frame.raw for frame in stream.seen]
+
+
+def assert_goes_on(service: Service, turn: Event) -> None:
+    """Play the next turn, which leaves the steps of this one as they are."""
+    before = service.steps(turn)
+    following = service.follow_up(turn, DONE)
+    assert (following["status"], following["reply"], following["turn"]) == ("finished", "done", turn["turn"] + 1)
+    assert service.steps(turn)[: len(before)] == before

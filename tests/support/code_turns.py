@@ -1,0 +1,82 @@
+"""Turns of code agents, and the processes in which their code runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tests.support.store_server import PARTITION
+from tests.support.turns import DONE
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.service import Service
+    from tests.support.store_server import Raw
+    from tests.support.streaming import Event
+
+
+ENDED_S = 1.5  # how long a stop or a deadline may take, whatever the code does
+BUSY = "while True:\n    for i in range(100_000):\n        pass"
+GONE = "These variables of earlier code could not be kept and are gone"
+
+
+def code_script(*blocks: str) -> list[Event]:
+    return [{"code": block} for block in blocks]
+
+
+def play_code(service: Service, *blocks: str, agent: str = "coder", **body: Any) -> tuple[Event, list[str]]:
+    """Play blocks as one turn; give it with what the model was shown of each."""
+    turn = service.play(*code_script(*blocks), DONE, agent=agent, **body)
+    return turn, shown_outputs(service, turn)
+
+
+def shown_outputs(service: Service, turn: Event) -> list[str]:
+    """Give what the model was shown of each block of a turn but the last, which answers."""
+    steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
+    texts = [step["error"]["message"] if step["error"] else step["observations"] for step in steps]
+    return texts[:-1] if turn["status"] == "finished" else texts
+
+
+def printed(text: str) -> str:
+    """Give what a block printed."""
+    return text.removeprefix("Execution logs:\n").rpartition("\nLast output")[0]
+
+
+def fork_servers(service: Service) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        own = psutil.Process(service.process.pid).children()
+        return [process for process in own if "smolsessions.agents.sandbox.fork_server" in process.cmdline()]
+    return []
+
+
+def code_processes(service: Service) -> list[psutil.Process]:
+    """Give the processes in which code runs now."""
+    found = []
+    for fork_server in fork_servers(service):
+        with suppress(psutil.NoSuchProcess):
+            found += [child for child in fork_server.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return found
+
+
+def wait_until_no_code_runs(service: Service) -> None:
+    wait_until(lambda: not code_processes(service), ENDED_S)
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return (
+            process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.sandbox.fork_server" in process.cmdline()
+        )
+    return False
+
+
+def variable_chunks(raw: Raw, turn: Event) -> dict[bytes, bytes]:
+    """Give the sealed pieces of a conversation; the one without a name is the list of all."""
+    found: dict[bytes, bytes] = raw.hgetall(f"{PARTITION}:variables:local/{turn['conversation_id']}:0")
+    return found
+
+
+def tasks(service: Service, turn: Event) -> list[str]:
+    return [str(step["task"]) for step in service.steps(turn) if step["type"] == "task"]

@@ -1,0 +1,64 @@
+"""Load on two services whose store fails over, and the checks afterwards."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tests.support.patient import Patient
+from tests.support.service import Service
+from tests.support.turns import (
+    DONE,
+    ECHO,
+    wait_until_back,
+)
+
+if TYPE_CHECKING:
+    from tests.support.streaming import Event
+
+
+REPLICATED = {"DURABILITY": "replicated"}
+SLOW_STEP: Event = {"text": "x" * 60, "pace_s": 0.04}  # a step that is a parse error, told in pieces for 0.8 s
+LOAD = 12
+Pair = tuple[Service, Service]
+SECRET, SECOND_SECRET = "hunter2", "sword/fi:sh"
+KEY_PATTERNS = "~{p* &{p*"
+RIGHTS = "+@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time +wait +cluster|slots"
+
+
+def play_some(service: Service, number: int = LOAD, agent: str = "scripted") -> list[Event]:
+    """Begin conversations."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda _: service.play({"say": "one"}, agent=agent), range(number)))
+
+
+def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
+    """Give turns that take two seconds, half of them handed in at each service."""
+    script = [ECHO, SLOW_STEP, ECHO, SLOW_STEP, ECHO, DONE]
+    return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
+
+
+def all_have_begun(patients: list[Patient]) -> bool:
+    """Tell whether all of them have shown a step."""
+    return all(any(frame.event == "step.finished" for frame in patient.frames) for patient in patients)
+
+
+def assert_all_go_on(pair: Pair, turns: list[Event]) -> None:
+    """See that conversations take turns again, at either service, and that no service was started anew."""
+    assert all(service.process.poll() is None for service in pair)
+    with ThreadPoolExecutor(8) as pool:
+        patients = [
+            Patient(pair, [DONE], turn["agent"]["name"], {"conversation_id": turn["conversation_id"]}) for turn in turns
+        ]
+        for patient in pool.map(Patient.play, patients):
+            assert patient.result["reply"] == "done"
+
+
+def check_all(pair: Pair, patients: list[Patient]) -> None:
+    """See that turns of `load` lost nothing, and that no reader of them had to come back."""
+    for service in pair:  # turns are over once one of the two has found its way
+        wait_until_back(service, 15)
+    for number, patient in enumerate(patients):
+        patient.check(pair[number % 2])
+        assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)
+        assert patient.breaks == 0

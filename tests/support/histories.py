@@ -1,0 +1,168 @@
+"""Conversations with every kind of turn in them, which tests fork and roll back."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.support import rememberers
+from tests.support.pictures import png
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, submit_next, submit_turn, wait_for_end, wait_for_gate
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+
+SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
+KINDS = ["rememberer", "code-rememberer"]
+FAILED, STOPPED, UNBEGUN, REPLACED = "failed", "stopped", "unbegun", "replaced"
+
+
+@dataclass
+class History:
+    """The turns of a conversation: each a script, a body and how it comes to its end."""
+
+    agent: str
+    folder: Path
+    turns: list[tuple[list[Event], dict[str, Any], str]] = field(default_factory=list)
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    def play(self, service: Service, conversation: str, first: int, last: int) -> None:
+        """Play some of them, counted from 1; where a turn takes two numbers so does this."""
+        for script, body, how in self.turns[first - 1 : last]:
+            self._play(service, script, how, agent=self.agent, conversation_id=conversation, **body)
+
+    def _play(self, service: Service, script: list[Event], how: str, **body: Any) -> None:
+        if not how:
+            assert service.play(*script, **body)["status"] == "finished"
+            return
+        if how == FAILED:
+            assert service.play(*script, **body)["status"] == "failed"
+            return
+        for left in (self.gate, self.gate.with_name("gate.started")):
+            left.unlink(missing_ok=True)
+        with self._held(service, **body) as turn:
+            if how == STOPPED:  # its gate opens when it is over: else its step might be finished before the stop lands
+                cancel(service, turn)
+                wait_for_end(service, turn)
+            elif how == UNBEGUN:
+                second = submit_next(service, turn, DONE)
+                assert cancel(service, second).json()["status"] == "cancelled"
+            elif how == REPLACED:
+                second = submit_next(service, turn, *script, on_busy="rollback")
+                wait_for_end(service, turn)
+        assert wait_for_end(service, turn)["status"] == ("finished" if how == UNBEGUN else "cancelled")
+        if how == REPLACED:
+            assert wait_for_end(service, second)["status"] == "finished"
+
+    @contextmanager
+    def _held(self, service: Service, **body: Any) -> Iterator[Event]:
+        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else wait_for_gate(self.gate)
+        turn = submit_turn(service, waits, DONE, **body)
+        wait_until(self.gate.with_name("gate.started").exists)
+        yield turn
+        self.gate.touch()
+
+
+def history_of(kind: str, folder: Path) -> History:
+    """Give a past with all that can be in one."""
+
+    def words(word: str) -> list[Event]:
+        return [{"call": [["shelf", {"word": word}]]}, {"call": [["note_write", {"text": f"noted {word}"}]]}, DONE]
+
+    def code(word: str) -> list[Event]:
+        lines = f"words = {word!r}\nprint(shelf({word!r}), note_write({word!r}))"
+        return [{"code": lines}, {"code": f"{word}_x = 1"}, DONE]
+
+    does = code if kind == "code-rememberer" else words
+    turns: list[tuple[list[Event], dict[str, Any], str]] = [
+        (does("one"), {}, ""),
+        (does("two"), {"images": [png("red")], "additional_args": {"who": "Ann"}}, ""),
+        ([ECHO, {"raise": "no more"}], {}, FAILED),
+        (does("three"), {"reset": True}, ""),
+        ([ECHO, ECHO, DONE], {"max_steps": 1}, ""),
+        ([DONE], {}, STOPPED),
+        (does("four"), {"images": [png("blue")], "additional_args": {"who": "Bo", "age": 3}}, ""),
+    ]
+    return History(kind, folder, turns)
+
+
+def probe(service: Service, conversation: str, kind: str) -> Any:
+    """Tell all that a conversation's next turn sees: its prompt, its variables, its tools' state."""
+    shelf: Event = {"call": [["shelf", {"word": "probe"}]]}
+    names = ("words", "one_x", "two_x", "three_x", "four_x", "who", "age")
+    look = [{"code": f"print({name})"} for name in names] + [{"code": "print(shelf('probe'), note_read())"}]
+    script = look if kind == "code-rememberer" else [shelf, {"call": [["note_read", {}]]}]
+    body = {"agent": kind, "conversation_id": conversation, "max_steps": 20}
+    first = service.play(PROMPT, **body)
+    second = service.play(*script, PROMPT, **body)
+    assert second["status"] == "finished", second
+    told = [step.get("observations") or step.get("error") for step in service.steps(second)[-len(script) - 1 : -1]]
+    return first["reply"], told
+
+
+def new_conversation(service: Service, kind: str) -> str:
+    made: str = service.post("/conversations", agent=kind).json()["id"]
+    return made
+
+
+def fork(service: Service, conversation: str, **body: Any) -> dict[str, Any]:
+    response = service.post(f"/conversations/{conversation}/fork", **body)
+    assert response.status_code == 201, response.text
+    made: dict[str, Any] = response.json()
+    assert response.headers["location"] == f"/conversations/{made['id']}"
+    return made
+
+
+def roll_back(service: Service, conversation: str, turn: int) -> dict[str, Any]:
+    response = service.post(f"/conversations/{conversation}/rollback", turn=turn)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def step_counts(conversation: dict[str, Any]) -> dict[str, int]:
+    return {kind: count for kind, count in conversation["step_counts"].items() if count}
+
+
+def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
+    """Give all that is on record of a conversation, but for its name."""
+    where = f"/conversations/{conversation}"
+    found = service.get(where)
+    steps = service.get(f"{where}/steps", limit=100, archived="true")["items"]
+    turns = service.get(f"{where}/turns", limit=100)["items"]
+    plain = json.dumps([steps, turns]).replace(conversation, "")
+    return found["step_counts"], found["archived_steps"], json.loads(plain)
+
+
+def assert_consistent(service: Service, name: str, agent: str = "scripted") -> None:
+    """Check that steps and turns tell the same of a conversation, and that it goes on."""
+    turns = {
+        each["turn"]: each["rolled_back"] for each in service.get(f"/conversations/{name}/turns", limit=100)["items"]
+    }
+    steps = service.get(f"/conversations/{name}/steps", limit=100, archived="true")["items"]
+    assert [step["rolled_back"] for step in steps] == [turns[step["turn"]] for step in steps]
+    kept = [step["type"] for step in steps if not step["rolled_back"]]
+    assert step_counts(service.get(f"/conversations/{name}")) == {kind: kept.count(kind) for kind in set(kept)}
+    shown = [
+        message
+        for message in service.get(f"/conversations/{name}/messages")["messages"]
+        if "New task" in json.dumps(message)
+    ]
+    assert len(shown) == kept.count("task")
+    last = service.play(PROMPT, conversation_id=name, agent=agent)
+    assert (last["status"], last["turn"]) == ("finished", len(turns) + 1)
+
+
+def variable_x(service: Service, name: str, agent: str = "code") -> Any:
+    return service.play({"code": "final_answer(x)"}, agent=agent, conversation_id=name)["output"]

@@ -1,0 +1,30 @@
+"""Turns submitted with an idempotency key."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.support.streaming import place
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+
+def post_with_key(
+    service: Service, key: str, *script: Event, path: str = "/turn", prefer: str = "", **body: Any
+) -> Any:
+    """Post a script as a turn, with a key."""
+    headers = {"Idempotency-Key": key} | ({"Prefer": prefer} if prefer else {})
+    asked = {"agent": "scripted", "message": json.dumps(script)} | body
+    return service.client.post(path, json=asked, headers=headers)
+
+
+def turn_of(response: httpx2.Response, status: int = 200) -> Event:
+    assert response.status_code == status, response.text
+    turn: Event = response.json()
+    assert response.headers["location"] == place(turn)
+    return turn

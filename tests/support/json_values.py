@@ -1,0 +1,41 @@
+"""Strategies for JSON values, and the pointer of a refused one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import strategies as st
+
+from smolsessions.core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def pointer_of(call: Callable[[], object]) -> str:
+    """Give where the call says that something is wrong; what it says can be sent to anybody."""
+    with pytest.raises(InvalidRequestError) as raised:
+        call()
+    error = raised.value
+    json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
+    problems: Any = error.extensions["errors"]
+    assert len(error.message) < 2000
+    return str(problems[0]["pointer"])
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value

@@ -1,0 +1,34 @@
+"""Reading a service's metrics."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from tests.support.service import Service
+
+
+def samples(service: Service) -> dict[tuple[str, str], float]:
+    """Give the samples of a scrape by name and process, those of all agents and outcomes together."""
+    text = httpx2.get(service.client.base_url.join("/metrics"), timeout=10).text
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = (sample.name.removeprefix("smolsessions_"), sample.labels.get("process", ""))
+            found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+def is_playing(service: Service) -> bool:
+    """Say whether the service plays something."""
+    lines = service.client.get("/metrics").text.splitlines()
+    return any("busy" in line and not line.startswith("#") and float(line.split()[-1]) > 0 for line in lines)
+
+
+def totals(service: Service) -> dict[str, float]:
+    text = service.client.get("/metrics").text
+    return {name: float(value) for name, value in re.findall(r"^(smolsessions_\S+) (\S+)$", text, re.MULTILINE)}

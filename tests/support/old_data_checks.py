@@ -1,0 +1,60 @@
+"""Checks of services that run on the stored data of earlier releases."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support import old_data
+from tests.support.store_server import running_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.old_data import OldData
+    from tests.support.service import Service
+    from tests.support.store_server import StoreServer
+
+
+ALL = sorted((Path(__file__).parents[1] / "data").glob("format-*.json.gz"))
+FILES = [path for path in ALL if old_data.MEMORY_FILE not in path.name]
+MORE: dict[str, list[tuple[old_data.Json, str]]] = {
+    "code": [
+        ({"code": "final_answer(f'{x} {twice(y)} {day.year}')"}, "{'ü': [1, 2.5, None]} 4 2026"),
+        ({"code": "x['ü'] = 'новое'\nfinal_answer(x)"}, '{"ü": "новое"}'),
+        ({"code": "final_answer(x['ü'])"}, "новое"),
+    ],
+    "carried": [({"code": "final_answer(m.amount)"}, "7")],
+}
+
+
+@contextmanager
+def restored(old: OldData, folder: Path) -> Iterator[tuple[StoreServer, dict[str, str]]]:
+    """Give a store that holds the old data, and the settings of a service on it."""
+    with running_store(folder) as server:
+        with server.client() as raw:
+            old.put(raw)
+        yield server, server.settings | {"SEAL_KEYS": old.seal_key}
+
+
+def assert_holds(now: Any, then: Any, where: str) -> None:
+    """Check that all that was said is still said; an object may have got members more."""
+    if isinstance(then, dict):
+        assert isinstance(now, dict), where
+        for name, member in then.items():
+            assert_holds(now[name], member, f"{where} {name}")
+    elif isinstance(then, list):
+        assert len(now) == len(then), where
+        for place, (one, other) in enumerate(zip(now, then, strict=True)):
+            assert_holds(one, other, f"{where} {place}")
+    else:
+        assert now == then, where
+
+
+def messages_of(service: Service, turn: old_data.Json) -> str:
+    """Give what the model is shown next, without the name of the conversation."""
+    name = turn["conversation_id"]
+    shown = service.get(f"/conversations/{name}/messages")["messages"]
+    return json.dumps(shown).replace(f"/conversations/{name}/", "/")

@@ -1,0 +1,41 @@
+"""Requests of several owners, each with an API key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from tests.support.service import Service
+
+
+ADA, BOB, SECOND = "ada-0123456789", "bob-0123456789", "ada-9876543210"
+
+
+def owner_line(owner: str, key: str) -> str:
+    return f"{owner} {hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+def request_as(
+    service: Service, key: str | None, method: str, path: str, body: Any = None, **headers: str
+) -> httpx2.Response:
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return service.client.request(method, path, json=body, headers=headers)
+
+
+def create_as(service: Service, key: str, **body: Any) -> dict[str, Any]:
+    response = request_as(service, key, "POST", "/conversations", body)
+    assert response.status_code == 201, response.text
+    made: dict[str, Any] = response.json()
+    return made
+
+
+def say_as(service: Service, key: str, text: str, conversation_id: str) -> dict[str, Any]:
+    body = {"message": f'[{{"say": "{text}"}}]'}
+    response = request_as(service, key, "POST", f"/conversations/{conversation_id}/turns", body)
+    assert response.status_code == 200, response.text
+    turn: dict[str, Any] = response.json()
+    return turn

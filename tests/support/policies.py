@@ -1,0 +1,86 @@
+"""Turns under memory policies, and the prompts that they lead to."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+from smolagents.memory import TaskStep
+from smolagents.models import ChatMessage, MessageRole
+
+from tests.support import agents, remembering
+from tests.support.turns import DONE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.service import Service
+
+
+Json = dict[str, Any]
+SETTINGS = {"AGENTS": remembering.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
+OWN = "tests.support.remembering:"
+LONG = "long " * 100
+LAST_TWO: Json = {"name": "keep_last_n_steps", "n": 2}
+
+
+def echo_call(text: str) -> Json:
+    return {"call": [["echo", {"text": text}]]}
+
+
+def path_of(turn: Json, below: str = "") -> str:
+    return f"/conversations/{turn['conversation_id']}{below}"
+
+
+def patch_policy(service: Service, turn: Json, policy: Any) -> Json:
+    answer = service.client.patch(path_of(turn), json={"policy": policy})
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found
+
+
+def play_turns(service: Service, turns: int = 4, agent: str = "plain", policy: Any = None) -> Json:
+    """Play some turns of a call and an answer each, the first of them with a picture; give the last one."""
+    turn = service.play({"call": [["picture", {}]]}, DONE, agent=agent)
+    for number in range(2, turns + 1):
+        turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
+    if policy:
+        patch_policy(service, turn, policy)
+    return turn
+
+
+def requested(folder: Path) -> list[str]:
+    path = folder / "asked"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
+    """Give what is said to be shown next, as a model is given it."""
+
+    def part(given: Json) -> Json:
+        if given["type"] == "text":
+            return given
+        data = service.client.get(given["url"]).content
+        return {"type": "image", "image": PIL.Image.open(io.BytesIO(data))}
+
+    found = service.get(path_of(turn, "/messages"), **query)["messages"]
+    return [ChatMessage(MessageRole(each["role"]), [part(one) for one in each["content"]]) for each in found]
+
+
+def predicted(service: Service, turn: Json, *script: Json) -> str:
+    """Digest the prompt of the next turn's first call."""
+    task = TaskStep(json.dumps(script)).to_messages()
+    return agents.digest([*prompt_of(service, turn), *task])
+
+
+def message_texts(service: Service, turn: Json, **query: Any) -> list[str]:
+    return [agents._text(message) for message in prompt_of(service, turn, **query)]  # noqa: SLF001 - the tests' own
+
+
+def prune(service: Service, turn: Json, policy: Any = LAST_TWO, **more: Any) -> Json:
+    answer = service.post(path_of(turn, "/prune"), policy=policy, **more)
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found

@@ -1,0 +1,41 @@
+"""HTTP over a plain socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.service import Service
+
+
+@contextmanager
+def connected(service: Service, *sent: bytes) -> Iterator[socket.socket]:
+    url = service.client.base_url
+    with socket.create_connection((url.host, url.port or 80), timeout=8) as connection:
+        for piece in sent:
+            connection.sendall(piece)
+        yield connection
+
+
+def answer_on(connection: socket.socket) -> tuple[HTTPResponse, bytes]:
+    with closing(HTTPResponse(connection)) as response:
+        response.begin()
+        return response, response.read()
+
+
+def problem_on(connection: socket.socket, status: int, code: str) -> HTTPResponse:
+    """Check that the connection's last answer is this problem."""
+    response, body = answer_on(connection)
+    assert (response.status, response.headers["content-type"]) == (status, "application/problem+json"), body
+    assert json.loads(body)["code"] == code
+    assert response.headers["connection"] == "close"
+    assert response.headers["date"]
+    with suppress(ConnectionResetError):  # more was sent than was read
+        assert connection.recv(1) == b""
+    return response

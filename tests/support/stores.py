@@ -1,0 +1,297 @@
+"""Stores of two replicas on one embedded server, used through their own interface."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import pytest
+from redis import Redis
+
+from smolsessions.core.errors import (
+    SealBrokenError,
+)
+from smolsessions.core.events import TurnStarted
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    IdempotentRequest,
+    Outcome,
+    Owner,
+    PackedStep,
+    Ref,
+    Timing,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
+from smolsessions.store import codec
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.scripts.loader import script
+from smolsessions.store.seal import Sealer, new_key, parse_keys
+from smolsessions.store.store import Options, Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from smolsessions.core.records import OnBusy
+    from smolsessions.store.turns.lease import HeldLease
+
+
+T = TypeVar("T")
+Raw = Any  # redis-py annotates the answers of both its clients at once
+AGENT = AgentName("scripted")
+KIND = "0123456789abcdef"
+LEASE_S = 60.0
+LOG_TTL_S = 60
+ID_REUSE_S = 90
+DONE = Outcome("finished", reply="done")
+PARTITION = "{p000}"
+LEASES = f"{PARTITION}:leases"
+BEAT = f"{PARTITION}:beat"
+READY = f"{PARTITION}:ready:{AGENT}"
+OWNERS = f"{PARTITION}:owners:{AGENT}"
+ALONE = f"{PARTITION}:alone"
+MOST_WAITING = 3  # of the replicas that do whatever
+SEALER = Sealer(parse_keys(new_key()))
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with embedded_server(tmp_path_factory.mktemp("scripts")) as server:
+        yield server.socket_path
+
+
+@pytest.fixture
+def raw(socket_path: Path) -> Iterator[Raw]:
+    """Give a client beside the service, on an empty store that somebody has just swept."""
+    with Redis(unix_socket_path=str(socket_path), decode_responses=True, encoding_errors="surrogateescape") as client:
+        client.flushall()
+        client.set(BEAT, int(time.time() * 1e6))
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sealer() -> Sealer:
+    return SEALER
+
+
+@pytest.fixture
+async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[tuple[Store, Store]]:
+    """Give the stores of two replicas."""
+    assert raw.ping()
+    async with open_replica(socket_path, sealer) as one, open_replica(socket_path, sealer) as other:
+        yield one, other
+
+
+@asynccontextmanager
+async def open_replica(
+    socket_path: Path, sealer: Sealer, *, max_waiting: int = 100, max_queued: int = 1000, log_ttl_s: int = LOG_TTL_S
+) -> AsyncIterator[Store]:
+    options = Options(
+        lease_s=LEASE_S,
+        log_ttl_s=log_ttl_s,
+        id_reuse_s=ID_REUSE_S,
+        max_waiting=max_waiting,
+        max_queued=max_queued,
+    )
+    async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
+        yield store
+
+
+def ref_of(conversation: str) -> Ref:
+    """Return the reference of `OWNER/ID`; without an owner it is the local one's."""
+    owner, _, name = conversation.rpartition("/")
+    return Ref(Owner(owner or "local"), name)
+
+
+def key_of(kind: str, conversation: str, *more: object) -> str:
+    return ":".join([PARTITION, kind, str(ref_of(conversation)), *map(str, more)])
+
+
+def version_of(agent: AgentName) -> AgentVersion:
+    return AgentVersion(agent, "ToolCallingAgent", "1.26.0")
+
+
+async def submit(
+    store: Store,
+    conversation: str,
+    agent: AgentName = AGENT,
+    *,
+    asked: bool = True,
+    new: bool = True,
+    on_busy: OnBusy = "reject",
+    once: IdempotentRequest | None = None,
+) -> int:
+    turn = Turn(ref_of(conversation), 0, version_of(agent), "hello", TurnOptions(), Timing(time.time()))
+    accepted, _ = await store.turns.submit(
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, on_busy=on_busy, once=once
+    )
+    return accepted.number
+
+
+async def claim(store: Store, *agents: AgentName, most: int = 10) -> list[HeldLease]:
+    """Claim and begin, as a worker does."""
+    leases = await store.scheduler.claim(dict.fromkeys(agents or [AGENT], KIND), most)
+    for lease in leases:
+        lease.emit(f"started:{lease.attempt}")
+        with suppress(SealBrokenError):
+            await lease.flush()
+    return leases
+
+
+async def claim_one(store: Store) -> HeldLease:
+    (lease,) = await claim(store)
+    return lease
+
+
+def packed_step(text: str = "step", turn: int = 1) -> PackedStep:
+    return PackedStep("action", turn, text.encode(), {"ab" * 16: b"pixels"})
+
+
+async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = None) -> None:
+    """Write, and see that it was answered: by what is stored, or by the lease being lost."""
+    lease.emit(name, result=b"done", step=step, events=[TurnStarted(lease.attempt, 0.0)])
+    journal = key_of("journal", lease.turn.ref.id, lease.turn.number)
+    await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
+
+
+async def wait_until_async(condition: Callable[[], bool], within_s: float = 10) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "this did not come to pass"
+        await asyncio.sleep(0)
+
+
+def expire_lease(raw: Raw, conversation: str) -> None:
+    """Let a lease be over: its time lies in the past."""
+    raw.zadd(LEASES, {str(ref_of(conversation)): 1}, xx=True)
+    assert raw.zscore(LEASES, str(ref_of(conversation))) == 1
+
+
+def event_names_of(raw: Raw, conversation: str, turn: int = 1) -> list[str]:
+    """Give the names of a turn's events, in order, whether the log is packed or not."""
+    entries = [entry.partition("\n") for entry in raw.lrange(key_of("log", conversation, turn), 0, -1)]
+    if entries and entries[0][0] == "packed":
+        blob = entries[0][2].encode(errors="surrogateescape")
+        packed = codec.unpack_events(SEALER.open(blob, str(ref_of(conversation)), "log", turn))
+        return [*(event.type for event in packed if event), *(name for name, _, _ in entries[1:])]
+    return [name for name, _, _ in entries]
+
+
+def step_count(raw: Raw, conversation: str) -> int:
+    return int(raw.llen(key_of("steps", conversation, 0)))
+
+
+async def step_texts(store: Store, conversation: str) -> list[str]:
+    _, page, _ = await store.conversations.steps(ref_of(conversation), 0, 100)
+    return [step.data.decode() for step in page.items]
+
+
+def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) -> list[Any]:
+    return [name, "", "", index, step, 0, 0, events, *(["turn.started", b"sealed"] * events)]
+
+
+def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -> Any:
+    """Run emit.lua as it is; number 1 was that the turn started."""
+    named: dict[str, str | bytes | int] = {
+        "ref": str(lease.turn.ref),
+        "turn": lease.turn.number,
+        "fence": lease.fence,
+        "generation": 0,
+        "me": "nobody",
+        "lease_us": int(LEASE_S * 1_000_000),
+        "serial": serial,
+    }
+    command = script("emit").command(PARTITION, tuple(item for given in entries for item in given), named)
+    return raw.execute_command(*command)
+
+
+def refusals(raw: Raw) -> int:
+    """Give how often the server had no memory."""
+    return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
+
+
+def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> Any:
+    """Run submit.lua as it is."""
+    named: dict[str, str | bytes | int] = {
+        "owner": "local",
+        "ref": str(ref_of("c")),
+        "agent": AGENT,
+        "conversation": "sealed",
+        "turn": turn,
+        "record": f"{record} {turn}",
+        "input": "sealed",
+        "event": "sealed",
+        "me": "nobody",
+        "wake": "",
+        "on_busy": on_busy,
+        "most_waiting": 2,
+        "most_queued": 1000,
+        "idem": "",
+        "digest": "",
+    }
+    return raw.execute_command(*script("submit").command(PARTITION, (), named))
+
+
+async def second_turn(stores: tuple[Store, Store], raw: Raw) -> HeldLease:
+    """Give the lease of a second turn with a finished step, behind a first one that is over."""
+    await submit(stores[0], "c")
+    first = await claim_one(stores[0])
+    await emit(raw, first, "step:1", replace(packed_step("first"), variables={"x": b"1"}))
+    await first.commit(DONE)
+    await submit(stores[0], "c")
+    second = await claim_one(stores[0])
+    await emit(raw, second, "step:1", replace(packed_step("second", 2), variables={"x": None, "y": b"2"}))
+    return second
+
+
+def error_code_of(turn: Turn) -> str | None:
+    assert turn.outcome
+    return turn.outcome.error.code if turn.outcome.error else None
+
+
+@dataclass
+class Loop:
+    """An event loop in a thread of its own, with the stores of two replicas."""
+
+    socket_path: Path
+    sealer: Sealer
+    log_ttl_s: int = LOG_TTL_S
+    stores: list[Store] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._hold()))
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._left.set)
+        self._thread.join(10)
+
+    async def _hold(self) -> None:
+        self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
+        open_one = partial(
+            open_replica, self.socket_path, self.sealer, max_waiting=MOST_WAITING, log_ttl_s=self.log_ttl_s
+        )
+        async with open_one() as one, open_one() as other:
+            self.stores = [one, other]
+            self._ready.set()
+            await self._left.wait()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+async def read_events(store: Store, conversation: str, turn: int) -> list[tuple[int, str]]:
+    with store.turns.reader(ref_of(conversation), looks=True, wants_all=True) as reader:
+        return [(logged.seq, logged.event.type) async for logged in reader.follow(turn) if logged]

@@ -1,0 +1,99 @@
+"""Submitting, holding, cancelling and awaiting turns through HTTP, with the usual scripts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from tests.support.streaming import place
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+
+ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
+DONE: Event = {"say": "done"}
+PROMPT: Event = {"prompt": True}  # answers with a digest of the prompt
+SHOWN: Event = {"shown": True}  # answers with the prompt except the system message
+ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
+
+
+def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripted", **body: Any) -> dict[str, Any]:
+    """Hand a turn in and do not wait."""
+    response = service.client.post(
+        "/turn",
+        json={"agent": agent, "message": json.dumps(script)} | body,
+        headers={"Prefer": "respond-async"},
+    )
+    assert response.status_code == 202, response.text
+    turn: dict[str, Any] = response.json()
+    return turn
+
+
+def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = 15) -> dict[str, Any]:
+    """Wait for a turn's end."""
+    where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
+    found: dict[str, Any] = {}
+
+    def ended() -> bool:
+        nonlocal found
+        with suppress(httpx2.TransportError):
+            response = service.client.get(where)
+            found = response.json() if response.status_code == 200 else {}
+        return found.get("status") in {"finished", "failed", "cancelled"}
+
+    wait_until(ended, within_s)
+    return found
+
+
+def wait_until_back(service: Service, within_s: float = 5) -> None:
+    wait_until(lambda: service.client.get("/conversations").status_code == 200, within_s)
+
+
+def error_code(response: httpx2.Response) -> str | None:
+    """Give the code of an answer, or of the failed turn that it holds."""
+    body = response.json()
+    found: str | None = body["error"]["code"] if body.get("error") else body.get("code")
+    return found
+
+
+@contextmanager
+def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
+    """Give a turn that runs until it is let go."""
+    turn = submit_turn(service, wait_for_gate(gate), DONE, agent=agent, **body)
+    wait_until(gate.with_name(f"{gate.name}.started").exists)
+    try:
+        yield turn
+    finally:
+        gate.touch()
+
+
+def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "enqueue", **body: Any) -> Event:
+    """Hand in another turn of a conversation."""
+    named = {"agent": turn["agent"]["name"], "conversation_id": turn["conversation_id"]}
+    return submit_turn(service, *script, on_busy=on_busy, **named, **body)
+
+
+def turn_counts(service: Service, turn: Event) -> tuple[int, int | None, int]:
+    conversation = service.get(f"/conversations/{turn['conversation_id']}")
+    return conversation["turns"], conversation["running_turn"], conversation["queued_turns"]
+
+
+def wait_for_gate(gate: Path) -> Event:
+    return {"call": [["wait_for", {"path": str(gate)}]]}
+
+
+def delegate(agent: str, *script: Event) -> list[Any]:
+    return [agent, {"task": json.dumps(script)}]
+
+
+def cancel(service: Service, turn: Event, prefer: str | None = None) -> httpx2.Response:
+    return service.client.post(place(turn, "/cancel"), headers={"Prefer": prefer} if prefer else {})

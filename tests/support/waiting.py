@@ -1,0 +1,35 @@
+"""Waiting for a condition, and a file that holds a tool call until a test opens it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass
+class Gate:
+    """What `wait_for` waits for."""
+
+    path: Path
+
+    @property
+    def script(self) -> dict[str, Any]:
+        return {"call": [["wait_for", {"path": str(self.path)}]]}
+
+    def reached(self, within_s: float = 15) -> None:
+        wait_until(lambda: self.path.with_name(f"{self.path.name}.started").exists(), within_s)
+
+    def open(self) -> None:
+        self.path.touch()
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 15) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "this did not come to pass"
+        time.sleep(0.005)
