@@ -16,6 +16,7 @@ WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1
 COPY deploy/image/install requirements.lock ./
 RUN ./install packages /opt/smolsessions
+RUN ./install init /opt/smolsessions
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 RUN ./install service /opt/smolsessions /opt/service
@@ -39,5 +40,6 @@ EXPOSE 8000
 USER 10001:10001
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + (os.environ.get('SMOLSESSIONS_PORT') or '8000') + '/livez', timeout=4)"]
-ENTRYPOINT ["smolsessions"]
+# tini reaps the children of killed processes and passes signals on.
+ENTRYPOINT ["tini", "--", "smolsessions"]
 CMD ["serve"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smolsessions.settings import table
+from smolsessions.settings import settings_table
 from smolsessions.web.app import schema_yaml
 
 START, END = "<!-- settings -->\n", "<!-- /settings -->"
@@ -16,7 +16,7 @@ def main() -> None:
     readme = root / "README.md"
     before, _, rest = readme.read_text("utf-8").partition(START)
     _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{START}{table()}\n{END}{after}", "utf-8")
+    readme.write_text(f"{before}{START}{settings_table()}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a process of the service is there for, and its place among those that one supervisor runs."""
+"""Role of a process, and its slot among the processes that one supervisor runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Role(Enum):
 
     @property
     def serves_http(self) -> bool:
-        """It takes turns in and shows them."""
+        """Accept and show turns. A worker's port has only health and metrics."""
         return self is not Role.WORK
 
     @property
@@ -28,34 +28,34 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """One process of a set. It is given on the command line, so there is nothing in it that must not be seen."""
+    """One process of several. It is passed on the command line, so it holds no secret."""
 
     number: int
     count: int
     folder: str
-    """Private to the set: each process's figures have a socket in it."""
-    listening: int
-    """The descriptor of the socket that all of them listen on."""
-    leash: int
-    """The descriptor of the socket to the supervisor."""
+    """Folder of all the processes' metrics sockets; no other user may enter it."""
+    listening_fd: int
+    """The listening socket, which all of them share."""
+    parent_fd: int
+    """The socket to the supervisor."""
     embedded: bool
-    """The store is the supervisor's own."""
-    comes_first: bool
-    """No other process of the set was started before."""
+    """True if the supervisor runs the embedded store."""
+    is_first: bool
+    """True if no process was started before this one."""
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def from_json(cls, text: str) -> Self:
         return cls(**json.loads(text))
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @property
     def has_store_alone(self) -> bool:
-        """What an earlier set held in the embedded store is nobody's now."""
-        return self.embedded and self.comes_first
+        """True if no other process can hold a lease in the embedded store."""
+        return self.embedded and self.is_first
 
     @property
-    def figures(self) -> list[Path]:
-        """The sockets of the processes' figures, by their numbers."""
+    def metrics_sockets(self) -> list[Path]:
+        """Paths of the metrics sockets, in the order of the processes' numbers."""
         return [Path(self.folder, f"{number}.sock") for number in range(self.count)]

@@ -1,4 +1,4 @@
-"""Every setting, once: environment variables with the prefix SMOLSESSIONS_, each with its help."""
+"""Settings: environment variables with the prefix SMOLSESSIONS_, each with its help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:
 
 
 class Settings(BaseSettings):
-    """Read once at start and passed on as plain arguments."""
+    """Settings of the service, read once at start and passed on as plain arguments."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
@@ -217,12 +217,12 @@ class Settings(BaseSettings):
 
 
 def origins_in(text: str) -> tuple[str, ...]:
-    """Take a list of origins apart."""
+    """Split a list of origins."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def read_settings() -> Settings:
-    """Read the environment; what is wrong is a `StartError` that names the variable."""
+    """Read the environment. Raises `StartError` with the name of each wrong variable."""
     try:
         return Settings()
     except ValidationError as error:
@@ -234,8 +234,8 @@ def read_settings() -> Settings:
         raise StartError("\n".join([*sentences, "`smolsessions settings` lists all settings"])) from None
 
 
-def strangers() -> list[str]:
-    """Warn of variables that look like settings and are none."""
+def unknown_setting_warnings() -> list[str]:
+    """Return a sentence for each variable that looks like a setting and is none."""
     known = [f"{PREFIX}{name}".upper() for name in Settings.model_fields]
     warnings = []
     for name in sorted(os.environ):
@@ -250,8 +250,8 @@ def strangers() -> list[str]:
     return warnings
 
 
-def table() -> str:
-    """Give all settings as a Markdown table."""
+def settings_table() -> str:
+    """Return all settings as a Markdown table."""
     rows = ["| variable | default | what it sets |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default

@@ -29,10 +29,9 @@ from smolsessions.web.http_connection import limited_connections
 from smolsessions.web.metrics import Metrics, MetricsSource
 from smolsessions.web.metrics_merge import share_metrics
 from smolsessions.web.routes.common import Limits
-from smolsessions.worker.idler import Idler
 from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
-from smolsessions.worker.worker import Worker
+from smolsessions.worker.worker import Worker, warn_of_waiting_turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -52,7 +51,8 @@ class Service:
 
     app: FastAPI
     protocol: Callable[..., asyncio.Protocol]
-    worker: Worker | Idler
+    worker: Worker | None
+    """None in a process that runs no turns."""
     turns: Turns
     threads: Threads
     store: str
@@ -103,10 +103,10 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 
 
 @contextlib.asynccontextmanager
-async def make_service(settings: Settings, role: Role, place: ProcessSlot | None = None) -> AsyncIterator[Service]:
+async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None = None) -> AsyncIterator[Service]:
     """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
     authenticator = _authenticator(settings, role)
-    catalog, default = make_catalog(settings, *([Path(place.folder)] if place else []))
+    catalog, default = make_catalog(settings, *([Path(slot.folder)] if slot else []))
     running: list[asyncio.Future[None]] = []
     async with AsyncExitStack() as stack:
         if settings.redis_url:
@@ -115,7 +115,7 @@ async def make_service(settings: Settings, role: Role, place: ProcessSlot | None
             server = stack.enter_context(embedded_server(settings.data_dir))
             url = f"unix://{server.socket_path}"
             running.append(asyncio.wrap_future(server.ended))
-        is_embedded = place.embedded if place else not settings.redis_url
+        is_embedded = slot.embedded if slot else not settings.redis_url
         if is_embedded:
             where = f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
@@ -123,25 +123,29 @@ async def make_service(settings: Settings, role: Role, place: ProcessSlot | None
         registry = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(registry))
         metrics_source: MetricsSource = metrics
-        if place:
-            metrics_source = await stack.enter_async_context(share_metrics(metrics, place.number, place.figures))
+        if slot:
+            metrics_source = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
         store = await stack.enter_async_context(
             open_store(
                 Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
                 sealer,
-                _options(settings, is_embedded=is_embedded, alone=place.has_store_alone if place else is_embedded),
+                _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded),
                 metrics.store_lost,
             )
         )
         queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
-        worker: Worker | Idler = Idler(queues)
+        worker = None
         if role.runs_turns:
             catalog.start()
             await asyncio.to_thread(catalog.check_confinement)
             worker = Worker(
                 store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
             )
+        else:
+            warning = asyncio.create_task(warn_of_waiting_turns(queues))
+            stack.callback(warning.cancel)
+            running.append(warning)
         turns = Turns(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
         memories = History(store.memories, catalog, conversations, settings.max_image_pixels)

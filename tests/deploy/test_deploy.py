@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from smolsessions import __version__
-from smolsessions.runtime.process import CLOSE_S
+from smolsessions.runtime.shutdown import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import ROLES, Overlay, metrics_of

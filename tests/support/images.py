@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILD_S = 500
+END_S = 30
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONFIGURATION = "group hosts ld.so.cache nsswitch.conf passwd pip.conf resolv.conf ssl/certs ssl/openssl.cnf".split()
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -172,6 +173,9 @@ def started(command: Sequence[str], log: Path) -> Iterator[Container]:
             with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 yield Container(process, first, client, log)
         finally:
+            process.terminate()  # the first process passes it on; a kill would leave the service behind
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
             process.kill()
 
 

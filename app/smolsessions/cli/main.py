@@ -1,4 +1,4 @@
-"""The command line: the roles in which the service runs, and what an operator needs around them."""
+"""Command line of smolsessions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from smolsessions import __version__
+from smolsessions.cli.run import process_count, run
 from smolsessions.core.errors import StartError
 from smolsessions.roles import ProcessSlot, Role
-from smolsessions.runtime.parent_link import inherited
-from smolsessions.runtime.process import listen, log_to_stderr, run_process
-from smolsessions.runtime.reaper import stand_before
-from smolsessions.settings import read_settings, strangers, table
-from smolsessions.store.seal import new_key
+from smolsessions.settings import settings_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 log = logging.getLogger("smolsessions")
 
-MOST_PROCESSES = 64
 ROLES = {
     Role.SERVE: "serve HTTP and play turns",
     Role.WEB: "serve HTTP alone: turns wait in the store until a `work` plays them",
@@ -34,7 +30,7 @@ ROLES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; a configuration that cannot work ends with a sentence and status 2."""
+    """Run a command. A wrong configuration ends it with a sentence and status 2."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     status = 1
@@ -44,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except StartError as error:
         sys.stderr.write(f"smolsessions: {error.message}\n")
         status = 2
-    except BrokenPipeError:  # who read our output has enough
+    except BrokenPipeError:  # the reader of the output has closed it
         pass
     except BaseException:
         log.exception("smolsessions met a defect and ends")
     finally:
         sys.stderr.flush()
-        # A hard exit: a thread that is stuck in foreign code must not keep the process (all of ours is closed).
+        # A hard exit: a thread that is stuck in foreign code must not keep the process. All of ours is closed.
         os._exit(status)
 
 
@@ -69,10 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     for role, text in ROLES.items():
-        sub = add(role.value, _run, text)
+        sub = add(role.value, run, text)
         sub.set_defaults(role=role)
-        sub.add_argument("--processes", type=_count, default=1, metavar="N", help="processes that share the port (1)")
-        sub.add_argument("--place", type=ProcessSlot.read, help=argparse.SUPPRESS)  # for the supervisor's processes
+        sub.add_argument(
+            "--processes", type=process_count, default=1, metavar="N", help="processes that share the port (1)"
+        )
+        sub.add_argument("--slot", type=ProcessSlot.from_json, help=argparse.SUPPRESS)  # set by the supervisor
     add("settings", _settings, "list all settings with their defaults")
     add("new-key", _new_key, "print a new key for SMOLSESSIONS_SEAL_KEYS")
     add("openapi", _openapi, "print the description of the HTTP interface")
@@ -81,39 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
-    stand_before()
-    settings, place = read_settings(), options.place
-    log_to_stderr(settings, place)
-    if place:
-        return run_process(settings, options.role, inherited(place.listening), place)
-    for warning in strangers():
-        log.warning(warning)
-    if options.role is not Role.SERVE and not settings.redis_url:
-        raise StartError(
-            f"`smolsessions {options.role.value}` needs a store that other processes reach too: set "
-            "SMOLSESSIONS_REDIS_URL, the same for all, or run `smolsessions serve`, which has a store of its own"
-        )
-    listening = listen(settings)
-    if options.processes == 1:
-        return run_process(settings, options.role, listening, None)
-    from smolsessions.runtime.supervisor import supervise  # noqa: PLC0415 - a single process needs none of it
-
-    return supervise(settings, options.processes, listening)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_PROCESSES):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MOST_PROCESSES}")
-    return int(text)
-
-
 def _settings(_options: argparse.Namespace) -> int:
-    sys.stdout.write(table() + "\n")
+    sys.stdout.write(settings_table() + "\n")
     return 0
 
 
 def _new_key(_options: argparse.Namespace) -> int:
+    from smolsessions.store.seal import new_key  # noqa: PLC0415 - a supervisor needs no cryptography
+
     sys.stdout.write(new_key() + "\n")
     return 0
 

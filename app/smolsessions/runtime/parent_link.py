@@ -1,4 +1,4 @@
-"""What ties a process of a set to its supervisor: a socket that says when to end, and whose own end says it too."""
+"""Socket between a supervisor and one of its processes. Its end also means the end of the other side."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
     from smolsessions.runtime.shutdown import Shutdown
 
 STOP, HURRY = b"s", b"h"
-ORPHAN_S = 20.0  # how long a process may outlive its supervisor, whatever its agents do to its event loop
+ORPHAN_S = 20.0  # longest time that a process outlives its supervisor, even if its agents block the event loop
 
 
 class ParentLink:
-    """The process's end. A thread heeds it: an agent that computes may keep the event loop from it for long."""
+    """The process's end. A thread reads it, because an agent that computes may block the event loop."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = inherited(descriptor)
         self.is_lost = False
 
-    def heed(self, ending: Shutdown) -> None:
-        """Have `ending` asked for when the supervisor says so, and in a hurry when there is none any more."""
-        where = (asyncio.get_running_loop(), ending)
-        threading.Thread(target=self._heed, args=where, name="leash", daemon=True).start()
+    def follow(self, shutdown: Shutdown) -> None:
+        """Pass the supervisor's requests to `shutdown`; hurry it if the supervisor dies."""
+        arguments = (asyncio.get_running_loop(), shutdown)
+        threading.Thread(target=self._follow, args=arguments, name="parent link", daemon=True).start()
 
-    def tell_ready(self, text: str) -> None:
-        """Say that this process does its work; `text` is what an operator is told of the set."""
-        with suppress(OSError):  # no supervisor: that is heard as well
+    def announce_ready(self, text: str) -> None:
+        """Report that this process serves; the supervisor prints `text` once all do."""
+        with suppress(OSError):  # the supervisor is dead, which the thread notices
             self._socket.sendall(json.dumps(text).encode() + b"\n")
 
-    def _heed(self, loop: asyncio.AbstractEventLoop, ending: Shutdown) -> None:
+    def _follow(self, loop: asyncio.AbstractEventLoop, shutdown: Shutdown) -> None:
         with suppress(RuntimeError):  # the loop has ended before
-            while word := self._word():
-                loop.call_soon_threadsafe(ending.hurry if word == HURRY else ending.ask)
+            while word := self._receive():
+                loop.call_soon_threadsafe(shutdown.hurry if word == HURRY else shutdown.request)
             self.is_lost = True
-            loop.call_soon_threadsafe(ending.hurry)
+            loop.call_soon_threadsafe(shutdown.hurry)
         time.sleep(ORPHAN_S)
         os._exit(1)
 
-    def _word(self) -> bytes:
+    def _receive(self) -> bytes:
         with suppress(OSError):
             return self._socket.recv(1)
         return b""
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Take a socket over from the supervisor, and pass it on to no program that a tool starts."""
+    """Return the supervisor's socket, closed to programs that a tool starts."""
     taken = socket.socket(fileno=descriptor)
     taken.set_inheritable(False)
     return taken
@@ -64,23 +64,23 @@ class ChildLink:
         self._socket = mine
         mine.setblocking(False)
 
-    def tell(self, word: bytes) -> None:
-        with suppress(OSError):  # it is gone
+    def send(self, word: bytes) -> None:
+        with suppress(OSError):  # the process has ended
             self._socket.send(word)
 
-    async def ready(self) -> str | None:
-        """Give what the process says once it does its work; nothing where it ended before."""
-        said = b""
+    async def wait_ready(self) -> str | None:
+        """Return the text of `announce_ready`, or None if the process ended before."""
+        received = b""
         loop = asyncio.get_running_loop()
-        while not said.endswith(b"\n"):
+        while not received.endswith(b"\n"):
             try:
                 part = await loop.sock_recv(self._socket, 65536)
             except OSError:
                 part = b""
             if not part:
                 return None
-            said += part
-        text: str = json.loads(said)
+            received += part
+        text: str = json.loads(received)
         return text
 
     def close(self) -> None:

@@ -1,36 +1,40 @@
-"""How a process is told to end: once, and then once more, in a hurry."""
+"""Shutdown of a process: requested once, then hurried by a second request."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 
-from smolsessions.runtime.reaper import SIGNALS
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STREAMS_S = 5
+HURRY_S = 5  # for a thread that ignores a stop, and for returning its lease
+CLOSE_S = HURRY_S + STREAMS_S + 8  # longest time from the end of the drain to the end of the process
 
 
 class Shutdown:
-    """What was asked for so far."""
+    """The requests so far, as events that can be awaited."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._was_signalled = False
 
-    def ask(self) -> None:
-        self.asked.set()
+    def request(self) -> None:
+        self.requested.set()
 
     def hurry(self) -> None:
-        self.asked.set()
+        self.requested.set()
         self.hurried.set()
 
     def on_signals(self) -> None:
-        """Take the first signal as a request and any later one as the wish to hurry."""
+        """Take the first signal as a request, and any later one as the wish to hurry."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        # Only signals count: one that goes to all processes of a group must not hurry those that were told by another.
+        # Only signals count. A signal to a whole process group must not hurry a process that its supervisor asked too.
         if self._was_signalled:
             self.hurry()
         self._was_signalled = True
-        self.ask()
+        self.request()

@@ -25,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from smolsessions.core.errors import NEWER, SealBrokenError, StartError
-from smolsessions.core.file_permissions import check_private
+from smolsessions.core.files import check_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError, UnauthorizedError
-from smolsessions.core.file_permissions import check_private, open_to_all
+from smolsessions.core.files import check_private, open_to_all
 from smolsessions.core.records import Owner
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from smolsessions.core.ports import AgentCatalog, Lease, Scheduler, Session, StopReason
-    from smolsessions.core.records import Turn, Usage
+    from smolsessions.core.records import AgentName, Queues, Turn, Usage
     from smolsessions.core.replay_state import ReplayState
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
@@ -32,6 +32,8 @@ GRACE_S = 2.0  # how long a thread may take to heed a stop
 LOOK_S = 2.0  # wake-ups are hints: the worker also looks by itself
 SWEEP_S = 0.4  # at most, between two looks for leases that are over
 HAND_BACK_S = 2.0
+LATE_TURN_S = 30.0  # from when a waiting turn is worth a warning
+LATE_LOOK_S = 5.0
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
@@ -333,3 +335,20 @@ def _tokens(usage: Usage) -> int:
 
 def _failed(code: str, message: str) -> Outcome:
     return Outcome("failed", error=Failure(code, message))
+
+
+async def warn_of_waiting_turns(queues: Callable[[], Awaitable[Queues]]) -> None:
+    """Warn once of each agent whose turns wait for long. For a process that runs no turns itself."""
+    warned: set[AgentName] = set()
+    while True:
+        found = await queues()
+        late = {agent: queue for agent, queue in found.of.items() if queue.oldest_s > LATE_TURN_S}
+        for agent in late.keys() - warned:
+            log.warning(
+                "%d conversations wait for agent %s, the first for %d s, and this process plays no turns: see that a "
+                "`work` or `serve` runs on this store, that it knows the agent, and has threads free",
+                *(late[agent].length, agent, late[agent].oldest_s),
+                extra={"action": "queue.late"},
+            )
+        warned = set(late) if not found.silent else warned | set(late)
+        await asyncio.sleep(LATE_LOOK_S)

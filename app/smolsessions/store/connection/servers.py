@@ -21,7 +21,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
 from smolsessions.core.errors import StartError
-from smolsessions.core.file_permissions import check_private
+from smolsessions.core.files import check_private
 from smolsessions.store.connection.sentinels import Sentinels
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
 from smolsessions.core.errors import StartError
-from smolsessions.core.file_permissions import check_private
+from smolsessions.core.files import SOCKET_PATH_BYTES, check_private
 
 if sys.platform != "win32":
     import fcntl
@@ -20,7 +20,6 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
 OTHER_FOLDER = "set SMOLSESSIONS_DATA_DIR to another folder"
 
 

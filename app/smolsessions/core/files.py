@@ -1,4 +1,4 @@
-"""Permissions of the service's own files."""
+"""The service's own files: their permissions, and the length of a socket's path."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from smolsessions.core.errors import StartError
 if TYPE_CHECKING:
     import os
     from pathlib import Path
+
+SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
 
 
 def check_private(path: Path, kind: str) -> None:

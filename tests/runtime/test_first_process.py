@@ -1,4 +1,4 @@
-"""The service as the first process of a container: it reaps what nobody waits for, and ends as it does elsewhere."""
+"""The service below `tini`, as in the image: orphans are reaped, signals arrive once, the exit status is passed on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.support.debian import path_or_skip
 from tests.support.doomed import SETTINGS, Doomed, noting
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to whom a program chooses")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
 
 SOON_S = 20.0
-SUBREAPER = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
-GIVEN_ORPHANS = (sys.executable, "-c", SUBREAPER)
-FIRST_OF_ALL = ("unshare", "--pid", "--fork", "--kill-child")
-CAN_BE_FIRST = os.getuid() == 0 and shutil.which("unshare")
+TINI = ("tini", "-s", "--")
+NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+MAY_UNSHARE = os.getuid() == 0 and shutil.which("unshare")
+
+
+@pytest.fixture(autouse=True)
+def _tini() -> None:
+    path_or_skip("tini", "tini")
 
 
 @contextmanager
 def running(service: Service) -> Iterator[None]:
-    """Run it; `unshare` heeds no signal, so what a failed test leaves is killed."""
+    """Run the service. `unshare` ignores signals, so a failed test needs a kill."""
     with service:
         try:
             yield
@@ -42,9 +47,9 @@ def running(service: Service) -> Iterator[None]:
 
 
 def first_of(service: Service) -> psutil.Process:
-    """Give the process that orphans come to; there it is the wrapper, or the wrapper's child."""
+    """Return the process of `tini`."""
     process = psutil.Process(service.process.pid)
-    return process.children()[0] if service.wrapper == FIRST_OF_ALL else process
+    return process if service.wrapper == TINI else process.children()[0]
 
 
 def zombies(service: Service) -> list[psutil.Process]:
@@ -52,12 +57,12 @@ def zombies(service: Service) -> list[psutil.Process]:
     return [process for process in below if process.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_what_a_killed_process_of_a_set_leaves_behind_is_reaped(tmp_path: Path) -> None:
+def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
     settings = {"AGENTS": "scripted=tests.support.agents:make_scripted"}
-    service = Service(tmp_path, settings, command=("serve", "--processes", "2"), wrapper=GIVEN_ORPHANS)
+    service = Service(tmp_path, settings, command=("serve", "--processes", "2"), wrapper=TINI)
     with running(service):
         (supervisor,) = first_of(service).children()
-        victim = next(child for child in supervisor.children() if "--place" in child.cmdline())
+        victim = next(child for child in supervisor.children() if "--slot" in child.cmdline())
         left = victim.children(recursive=True)
         assert left, "the server of processes for code"
         victim.kill()
@@ -71,12 +76,12 @@ def test_what_a_killed_process_of_a_set_leaves_behind_is_reaped(tmp_path: Path) 
     assert "Traceback" not in service.log()
 
 
-def test_a_signal_is_passed_on_once_and_the_status_is_the_services(tmp_path: Path) -> None:
-    """Really as the first of all processes, where this user may: the system keeps signals from one that has no use."""
+def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_path: Path) -> None:
+    """In a pid namespace of its own if this user may: the kernel drops signals that a first process does not handle."""
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     it = Doomed(ledger, "teller", [noting(str(ledger.path), "a"), noting(str(ledger.path), "b"), DONE])
     settings = SETTINGS | {"DRAIN_S": "600"}
-    wrapper = FIRST_OF_ALL if CAN_BE_FIRST else GIVEN_ORPHANS
+    wrapper = (*NEW_NAMESPACE, *TINI) if MAY_UNSHARE else TINI
     service = Service(tmp_path / "service", settings, wrapper=wrapper)
     with running(service):
         it.turn = submit_turn(service, *it.script, agent=it.agent)

@@ -1,0 +1,115 @@
+"""Commands `serve`, `web` and `work`: one process, or a supervisor of several."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from smolsessions.core.errors import StartError
+from smolsessions.roles import Role
+from smolsessions.runtime.parent_link import inherited
+from smolsessions.runtime.supervisor import SharedStore, supervise
+from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolsessions.roles import ProcessSlot
+    from smolsessions.settings import Settings
+
+log = logging.getLogger("smolsessions")
+
+MAX_PROCESSES = 64
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the role of `options`, and return the exit status."""
+    settings, slot = read_settings(), options.slot
+    _log_to_stderr(settings, slot)
+    if slot:
+        return _run_process(settings, options.role, inherited(slot.listening_fd), slot)
+    for warning in unknown_setting_warnings():
+        log.warning(warning)
+    if options.role is not Role.SERVE and not settings.redis_url:
+        raise StartError(
+            f"`smolsessions {options.role.value}` needs a store that other processes reach too: set "
+            "SMOLSESSIONS_REDIS_URL, the same for all, or run `smolsessions serve`, which has a store of its own"
+        )
+    listening = _listen(settings)
+    if options.processes == 1:
+        return _run_process(settings, options.role, listening, None)
+    from smolsessions.agents.sandbox.confinement.levels import keep_memory_private  # noqa: PLC0415 - no other needs it
+
+    keep_memory_private()  # the supervisor holds the same secrets as its processes
+    open_store = None if settings.redis_url else lambda: _embedded_store(settings)
+    return supervise(options.processes, listening, settings.drain_s, open_store)
+
+
+def process_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_PROCESSES):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MAX_PROCESSES}")
+    return int(text)
+
+
+def _run_process(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
+    from smolsessions.runtime.process import run_process  # noqa: PLC0415 - a supervisor needs no HTTP server
+
+    return run_process(settings, role, listening, slot)
+
+
+@contextmanager
+def _embedded_store(settings: Settings) -> Iterator[SharedStore]:
+    """Run the embedded store for all processes, which find it and its key by their environment."""
+    from smolsessions.store.embedded.server import embedded_server  # noqa: PLC0415 - not with a store elsewhere
+    from smolsessions.store.seal import keys_in  # noqa: PLC0415 - as above
+
+    with embedded_server(settings.data_dir) as server:
+        environment = {f"{PREFIX}REDIS_URL": f"unix://{server.socket_path}"}
+        if not (settings.seal_keys or settings.seal_keys_file):
+            path = settings.data_dir.absolute() / "seal.key"
+            keys_in(path, create=True)
+            environment[f"{PREFIX}SEAL_KEYS_FILE"] = str(path)
+        yield SharedStore(environment, server.ended)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family[0], socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(family[4])
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no host name"
+        raise StartError(
+            f"cannot listen on {settings.host}:{settings.port} ({reason}); stop what listens there, or set "
+            "SMOLSESSIONS_PORT to another port or SMOLSESSIONS_HOST to an address of this machine"
+        ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the connection of a dropped reader must not wait for ever
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000))
+    listening.listen(2048)
+    listening.setblocking(False)
+    return listening
+
+
+def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_RedactingFormatter(os.environ.get(settings.model_api_key_env or "", "").strip(), slot))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Formatter that masks the model's key, which a provider's exception may repeat."""
+
+    def __init__(self, secret: str, slot: ProcessSlot | None) -> None:
+        process = f"process={slot.number} " if slot else ""
+        super().__init__(f"%(asctime)s {process}%(levelname)s %(name)s %(message)s")
+        self._secret = secret
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line.replace(self._secret, "***") if self._secret else line
