@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.image_names import NAME_DIGITS
 from smolsessions.core.metadata import storable
 from smolsessions.core.policies import TAGS, Rules, policy_data
 from smolsessions.core.records import (
+    IMAGE_NAME_DIGITS,
     AgentName,
     AgentVersion,
     Failure,
@@ -95,7 +95,7 @@ class _Options(_Part):
 
 
 class _Image(_Part):
-    name: str = Field(pattern=f"^[0-9a-f]{{{NAME_DIGITS}}}$")
+    name: str = Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")
     width: int = Field(ge=1)
     height: int = Field(ge=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
 
@@ -24,6 +25,7 @@ StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
 """Of an entry of the record. An edit is a change of the memory by a callback of the agent's author."""
 
+IMAGE_NAME_DIGITS = 32
 MAX_CRASHES = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
 
 
@@ -230,6 +232,11 @@ class StepImage:
     name: str
     width: int
     height: int
+
+
+def image_name(data: bytes) -> str:
+    """Return the name under which the store keeps an image's bytes."""
+    return hashlib.sha256(data).hexdigest()[:IMAGE_NAME_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)

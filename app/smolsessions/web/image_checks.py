@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import PIL.Image
 
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
-from smolsessions.core.image_names import image_name
-from smolsessions.core.records import StepImage
+from smolsessions.core.records import StepImage, image_name
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")

@@ -21,8 +21,7 @@ from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_h
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.image_names import NAME_DIGITS, image_name
-from smolsessions.core.records import ExportedMemory, ImportedMemory, PackedStep
+from smolsessions.core.records import IMAGE_NAME_DIGITS, ExportedMemory, ImportedMemory, PackedStep, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +183,9 @@ def _read_image(name: str, member: Any) -> _Image:
     except (binascii.Error, ValueError):
         raise _image_error(name, "is no base64") from None
     if image_name(data) != name:
-        raise _image_error(name, f"is not of this name, which is the first {NAME_DIGITS} digits of the data's SHA-256")
+        raise _image_error(
+            name, f"is not of this name, which is the first {IMAGE_NAME_DIGITS} digits of the data's SHA-256"
+        )
     try:
         media_type, width, height = image_header(data)
     except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways

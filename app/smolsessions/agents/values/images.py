@@ -15,8 +15,7 @@ import PIL.Image
 import PIL.ImageFile
 from smolagents.agent_types import AgentImage
 
-from smolsessions.core.image_names import image_name
-from smolsessions.core.records import StepImage
+from smolsessions.core.records import StepImage, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
