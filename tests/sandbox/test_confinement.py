@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smolsessions.agents.sandbox.confinement import landlock, system_calls
+from smolsessions.agents.sandbox.confinement import landlock, seccomp
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
 from tests.support.code_turns import code_script, fork_servers, is_fork_server, play_code, printed, shown_outputs
@@ -322,14 +322,14 @@ def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
     if not library:
         pytest.skip("libseccomp, which knows the numbers, is not here")
     resolve = ctypes.CDLL(library).seccomp_syscall_resolve_name_arch
-    groups = (value for name, value in vars(system_calls).items() if name.isupper() and isinstance(value, str))
+    groups = (value for name, value in vars(seccomp).items() if name.isupper() and isinstance(value, str))
     names = [call.partition(":")[0] for group in groups for call in group.split()]
     assert len(names) == len(set(names)) > 100
     for machine, architecture in (("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)):
         known: dict[str, int] = {}
-        for name, value in vars(system_calls).items():
+        for name, value in vars(seccomp).items():
             if name.isupper() and isinstance(value, str):
-                known |= system_calls.numbers(value, machine)
+                known |= seccomp.numbers(value, machine)
         found = {name: resolve(architecture, name.encode()) for name in names}
         assert known == {name: number for name, number in found.items() if number >= 0}
 
@@ -342,7 +342,7 @@ def test_no_hidden_path_is_readable_through_a_folder_that_is(tmp_path: Path) -> 
         path.touch()
     (folder / "b" / "token").symlink_to("..now/token")
     (folder / "b" / "loop").symlink_to(folder)
-    readable = ReadablePaths.outside([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
+    readable = ReadablePaths.excluding([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
     shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
     assert shown == {"a/module.py", "c"}
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.sandbox.variables import Saved, Variables
+from smolsessions.agents.sandbox.variables import SavedVariables, Variables
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def said(executor: LocalPythonExecutor, code: str) -> str:
     return f"{result.logs}{result.output if result.is_final_answer else ''}"
 
 
-def in_another_process(pieces: dict[str, bytes], code: str) -> tuple[list[str], str, Saved]:
+def in_another_process(pieces: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:
     executor = new_executor()
     variables = Variables(executor, MAX_BYTES)
     lost = variables.load(pieces)
@@ -85,7 +85,7 @@ def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
     lost, resumed, unchanged = another_process(saved.changed, then)
     assert lost == []
     assert resumed == uninterrupted
-    assert unchanged == Saved({}, [], [])
+    assert unchanged == SavedVariables({}, [], [])
     return str(resumed)
 
 
@@ -133,8 +133,8 @@ def test_a_name_that_can_no_longer_be_carried_is_removed_and_comes_back_when_it_
     executor("a = [1]; b = a")
     (piece,) = variables.save().changed
     executor("a.append(i for i in [1])")
-    assert variables.save() == Saved({}, [piece], ["a", "b"])
-    assert variables.save() == Saved({}, [], ["a", "b"])
+    assert variables.save() == SavedVariables({}, [piece], ["a", "b"])
+    assert variables.save() == SavedVariables({}, [], ["a", "b"])
     executor("t = a.pop()\ndel t")
     assert list(variables.save().changed) == [piece]
 
@@ -178,20 +178,21 @@ def test_the_same_pieces_come_back_unchanged_from_a_process_that_changed_nothing
     executor = new_executor()
     executor("s = {'a', 'b', 'c', 'd'}\nclass K:\n    pass\nk = K(); k.name = 'name'; t = {s1: 1 for s1 in s}")
     _, _, unchanged = another_process(Variables(executor, MAX_BYTES).save().changed, "pass")
-    assert unchanged == Saved({}, [], [])
+    assert unchanged == SavedVariables({}, [], [])
 
 
 def test_a_given_name_is_saved_only_when_the_code_binds_it_anew() -> None:
     executor = new_executor()
     executor.send_variables({"photo": [1], "user": "ann"})
-    variables = Variables(executor, MAX_BYTES, ["photo", "user"])
+    variables = Variables(executor, MAX_BYTES)
+    variables.exclude(["photo", "user"])
     executor("photo.append(2)")
-    assert variables.save() == Saved({}, [], [])
+    assert variables.save() == SavedVariables({}, [], [])
     executor("user = 'bob'")
     (piece,) = variables.save().changed.values()
     assert b"bob" in piece
     executor.send_variables({"user": "cleo"})
-    variables.give(["user"])
+    variables.exclude(["user"])
     assert len(variables.save().removed) == 1
 
 
@@ -237,7 +238,7 @@ def test_no_value_breaks_a_save_and_none_spoils_its_neighbours(another_process: 
     saved = variables.save()
     assert not {"safe", "also", "boom"} & set(saved.dropped)
     again = variables.save()
-    assert again == Saved({}, [], saved.dropped)
+    assert again == SavedVariables({}, [], saved.dropped)
     lost, resumed, _ = another_process(saved.changed, "safe.append(2); print(also)")
     assert lost == []
     assert resumed == "[1, 2]\n"

@@ -106,7 +106,7 @@ class _Walker:
         if (
             kind.__module__.startswith("smolsessions.")
             and not issubclass(kind, Exception)
-            and kind.__name__ != "Format"
+            and kind.__name__ != "CheckedFormat"
         ):
             return f"the service's own {kind.__name__}"
         if issubclass(kind, types.ModuleType):

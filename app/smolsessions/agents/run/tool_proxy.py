@@ -16,7 +16,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, returned, without_text
 from smolsessions.agents.run.recorder import AgentRun
-from smolsessions.agents.sandbox.guard import stub
+from smolsessions.agents.sandbox.guard import tool_stub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,7 +228,7 @@ class InterpreterProxy(Proxy):
     def send_tools(self, tools: dict[str, Any]) -> None:
         """Send functions in place of tools to an interpreter of this process: code could follow a tool's attributes."""
         if isinstance(self._real, LocalPythonExecutor):
-            tools = {name: stub(name, tool, _about(tool)) for name, tool in tools.items()}
+            tools = {name: tool_stub(name, tool, _about(tool)) for name, tool in tools.items()}
         self._real.send_tools(tools)
 
     def _again(self, known: Effect) -> Any:

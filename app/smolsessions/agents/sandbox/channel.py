@@ -1,4 +1,4 @@
-"""Messages between a session and the process that runs its code: frames of data, never pickle."""
+"""Length-prefixed frames of plain data between a session and its code process. Nothing is ever unpickled here."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEADER = struct.Struct(">I")
-CHUNK_BYTES = 1024 * 1024
-LOOK_S = 0.05
+READ_BYTES = 1024 * 1024
+POLL_S = 0.05
 
 
 class ClosedError(Exception):
-    """The other side has closed."""
+    """The other side has closed its end."""
 
 
 class MisbehavedError(Exception):
-    """The other side sent what is no message of ours."""
+    """The other side sent an invalid message."""
 
 
 class Channel:
@@ -34,10 +34,10 @@ class Channel:
         """`max_bytes` bounds a message in either direction."""
         self._sock = sock
         self._max_bytes = max_bytes
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def send(self, message: dict[str, Any], while_waiting: Callable[[], None] | None = None) -> None:
-        """Raises `ClosedError`, and `ValueError` for a message beyond the bound: then nothing was sent."""
+        """Raises `ClosedError`, and `ValueError` before sending anything if the message is too large."""
         data = dumps(message, max_bytes=self._max_bytes)
         left = memoryview(_HEADER.pack(len(data)) + data)
         try:
@@ -45,50 +45,47 @@ class Channel:
                 self._sock.sendall(left)
                 return
             while left:
-                self._wait(while_waiting, to_write=True)
+                self._wait(while_waiting, select.POLLOUT)
                 with contextlib.suppress(BlockingIOError):
                     left = left[self._sock.send(left, socket.MSG_DONTWAIT) :]
         except OSError as error:
             raise ClosedError from error
 
     def receive(self, while_waiting: Callable[[], None] | None = None) -> dict[str, Any]:
-        """Wait for a message; `while_waiting` is called now and then, and may raise to end the waiting."""
+        """Wait for a message. `while_waiting` is called every `POLL_S` and may raise to end the wait."""
         (size,) = _HEADER.unpack(self._exactly(_HEADER.size, while_waiting))
         if size > self._max_bytes:
             raise MisbehavedError("a message is too long")
         try:
             message = loads(self._exactly(size, while_waiting), max_bytes=self._max_bytes)
         except (ValueError, TypeError) as error:
-            raise MisbehavedError("a message cannot be read") from error
+            raise MisbehavedError("a message cannot be decoded") from error
         if type(message) is not dict:
-            raise MisbehavedError("a message is no message")
+            raise MisbehavedError("a message is no dictionary")
         return message
-
-    def close(self) -> None:
-        self._sock.close()
 
     def _exactly(self, size: int, while_waiting: Callable[[], None] | None) -> bytes:
         data = bytearray()
         while len(data) < size:
             try:
                 if while_waiting:
-                    self._wait(while_waiting)
-                chunk = self._sock.recv(min(size - len(data), CHUNK_BYTES))
+                    self._wait(while_waiting, select.POLLIN)
+                data_read = self._sock.recv(min(size - len(data), READ_BYTES))
             except OSError as error:
                 raise ClosedError from error
-            if not chunk:
+            if not data_read:
                 raise ClosedError
-            data += chunk
+            data += data_read
         return bytes(data)
 
-    def _wait(self, while_waiting: Callable[[], None], *, to_write: bool = False) -> None:
-        """Wait until the socket is ready. Whoever sends a byte now and then does not keep us from looking around."""
+    def _wait(self, while_waiting: Callable[[], None], readiness: int) -> None:
+        """Wait until the socket is ready. A sender of single bytes cannot keep `while_waiting` from being called."""
         poll = select.poll()  # `select` cannot take a descriptor beyond 1023
-        poll.register(self._sock, select.POLLOUT if to_write else select.POLLIN)
+        poll.register(self._sock, readiness)
         while True:
-            ready = poll.poll(LOOK_S * 1000)
-            if not ready or time.monotonic() > self._look_at:
-                self._look_at = time.monotonic() + LOOK_S
+            ready = poll.poll(POLL_S * 1000)
+            if not ready or time.monotonic() > self._check_at:
+                self._check_at = time.monotonic() + POLL_S
                 while_waiting()
             if ready:
                 return

@@ -1,6 +1,7 @@
-"""Classes that a model's code made, and their instances, taken apart and put together without asking them.
+"""Pickling by parts of classes that model-written code made, and of their instances, without calling their hooks.
 
-Such a class may answer anything to anyone, so `type`'s own descriptors read it and none of its hooks is called.
+The hooks of such a class may return anything. Only the descriptors of `type` read it, which it cannot override.
+cloudpickle calls the hooks, and gives each class a random id, so that unchanged variables would be written again.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _CLASS_QUALNAME = type.__dict__["__qualname__"].__get__
 _CLASS_BASES = type.__dict__["__bases__"].__get__
 _CLASS_FLAGS = type.__dict__["__flags__"].__get__
 _ARGS = BaseException.__dict__["args"].__get__
-_ANNOUNCE = "__init_subclass__"
+_INIT_SUBCLASS = "__init_subclass__"
 _MADE_WITH_THE_CLASS = {"__dict__", "__weakref__", "__slotnames__", "_abc_impl", "__slots__", "__module__"}
 
 
 def is_made_here(kind: type) -> bool:
-    """Tell a class that has to travel with its instances from one that can be imported or belongs to compiled code."""
+    """Return whether a class must be pickled with its instances: it can neither be imported nor is it compiled."""
     if not _CLASS_FLAGS(kind) & _HEAP_TYPE:
         return False
     module = _CLASS_DICT(kind).get("__module__")
@@ -44,14 +45,14 @@ def is_made_here(kind: type) -> bool:
 
 
 def binds(name: str, value: Any) -> bool:
-    """Tell whether this is a class made here, under its own name: what others may refer to by that name."""
+    """Return whether this is a class made here and bound to its own name, by which other chunks may refer to it."""
     return issubclass(type(value), type) and _CLASS_NAME(value) == name and is_made_here(value)
 
 
 def class_parts(kind: type, is_settled: Callable[[Any], bool]) -> Any:
-    """Take a class apart: what makes it, and what is set in it when it exists, since that may refer to it.
+    """Return the parts that create a class, and those that are set afterwards, since they may refer to it.
 
-    Settled functions are there at once: an instance in a set of the class's own needs `__hash__` then.
+    Settled functions are set at once: an instance in a set that the class holds needs its `__hash__`.
     """
     namespace = _CLASS_DICT(kind)
     name, bases, module = _CLASS_NAME(kind), _CLASS_BASES(kind), namespace.get("__module__")
@@ -69,23 +70,23 @@ def class_parts(kind: type, is_settled: Callable[[Any], bool]) -> Any:
 
 
 def _class(metaclass: Any, name: str, bases: tuple[type, ...], made: Attributes) -> type:
-    """Make an empty class; what is in it follows, since it may refer to the class."""
-    # What a metaclass of the model's did to the class is in the class.
+    """Create a class without the parts that may refer to it."""
+    # The namespace already holds the changes of a model's metaclass.
     metaclass_new = type.__new__ if is_made_here(metaclass) else metaclass.__new__
     own = [base for base in bases if is_made_here(base)]
-    announce = [(base, _CLASS_DICT(base)[_ANNOUNCE]) for base in own if _ANNOUNCE in _CLASS_DICT(base)]
+    hooks = [(base, _CLASS_DICT(base)[_INIT_SUBCLASS]) for base in own if _INIT_SUBCLASS in _CLASS_DICT(base)]
     try:
-        for base in own:  # the subclass was announced when the model's code made it
-            type.__setattr__(base, _ANNOUNCE, classmethod(_say_nothing))
+        for base in own:  # it has run already, when the model's code made the subclass
+            type.__setattr__(base, _INIT_SUBCLASS, classmethod(_do_nothing))
         return metaclass_new(metaclass, name, bases, dict(made))  # type: ignore[no-any-return]
     finally:
         for base in own:
-            type.__delattr__(base, _ANNOUNCE)
-        for base, announcement in announce:
-            type.__setattr__(base, _ANNOUNCE, announcement)
+            type.__delattr__(base, _INIT_SUBCLASS)
+        for base, hook in hooks:
+            type.__setattr__(base, _INIT_SUBCLASS, hook)
 
 
-def _say_nothing(_: type, /, **__: Any) -> None:
+def _do_nothing(_: type, /, **__: Any) -> None:
     pass
 
 
@@ -116,7 +117,7 @@ def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Attribute
 
 
 def instance_parts(obj: Any) -> Any:
-    """Take an instance apart without asking its class, which may answer anything."""
+    """Return the parts of an instance without calling its class's hooks."""
     kind = type(obj)
     if issubclass(kind, enum.Enum):
         return _member, (kind, obj._name_, obj._value_)
@@ -140,7 +141,7 @@ def _attributes(obj: Any) -> tuple[Attributes | None, Attributes | None]:
 
 
 def _own_dict(obj: Any) -> Attributes | None:
-    """Give an instance's own dict, past whatever its class says `__dict__` is."""
+    """Return an instance's own dict, even if its class overrides `__dict__`."""
     for base in _CLASS_MRO(type(obj)):
         descriptor = _CLASS_DICT(base).get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType:

@@ -1,4 +1,4 @@
-"""Where the processes for model-written code come from: a small server that has all loaded, and forks."""
+"""Client of the fork server, which has all modules loaded and forks the processes for model-written code."""
 
 from __future__ import annotations
 
@@ -22,23 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORK_TIMEOUT_S = 30.0  # the first one waits for the server to be up
-_KEPT = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "PYTHONHOME",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-    "PYTHONDONTWRITEBYTECODE",
-    "COVERAGE_PROCESS_START",
+FORK_TIMEOUT_S = 30.0  # the first fork waits until the server is up
+_INHERITED = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ"),
+    *("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_START"),
 )
-
-
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-
 _MEANS: dict[Level, str] = {
     "namespaces": "namespaces",
     "landlock": "Landlock",
@@ -48,11 +37,11 @@ _MEANS: dict[Level, str] = {
 
 
 class RefusedError(OSError):
-    """The server is well, and could not fork now."""
+    """The server is running but could not fork."""
 
 
 class ForkClient:
-    """Forks processes on demand, for any thread. Its server starts with the first one, and again when it has died."""
+    """Forks processes on demand, from any thread. Starts the server again if it has died."""
 
     def __init__(
         self,
@@ -65,13 +54,13 @@ class ForkClient:
         """The server starts with `start` or the first `fork`.
 
         Args:
-            preload: modules that are imported once, for all.
-            hidden: files and folders out of the code's sight.
-            folders: which it may read besides Python, its packages and the agents' folders.
-            must_confine: refuse to fork if neither namespaces nor Landlock confine what is forked.
+            preload: modules that the server imports once for all processes.
+            hidden: files and folders that code must not see.
+            folders: folders that code may read besides Python, its packages and the agents' folders.
+            must_confine: refuse to fork unless namespaces or Landlock confine the processes.
         """
         paths = {"hidden": hidden, "folders": folders}
-        self._order = json.dumps(
+        self._arguments = json.dumps(
             {"preload": list(preload)} | {name: [str(path.absolute()) for path in paths[name]] for name in paths}
         )
         self._must_confine = must_confine
@@ -81,69 +70,69 @@ class ForkClient:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start the server; it comes up while others go on, and its level of confinement is logged."""
+        """Start the server and return at once. A thread logs its level of confinement later."""
         with self._lock:
             self._start()
         threading.Thread(target=self.level, name="code-confinement", daemon=True).start()
 
     def level(self) -> Level | None:
-        """Return the level of confinement, once the server is up; None while there is no server."""
+        """Wait until the server is up and return its level of confinement, or None without a server."""
         if self._level is None:
             with self._lock, contextlib.suppress(OSError):
-                if self._server:  # else it was closed, or a fork that failed has ended it
-                    self._greet()
+                if self._server:  # `close` or a failed fork may have ended it
+                    self._await_level()
         return self._level
 
     def fork(self) -> ChildProcess:
-        """Give a fresh process. Raises `OSError` where there can be none."""
+        """Return a new process. Raises `OSError` if none can be forked."""
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            try:
-                return ChildProcess(ours, self._fork(theirs))
-            except RefusedError:
-                ours.close()
-                raise
-            except OSError:
-                log.warning(
-                    "the server of code processes is gone; starting another", extra={"action": "fork_server.lost"}
-                )
-                self._stop()
-                try:
-                    return ChildProcess(ours, self._fork(theirs))
-                except OSError:
-                    ours.close()
-                    raise
+        try:
+            with theirs, self._lock:
+                return ChildProcess(ours, self._fork_or_restart(theirs))
+        except OSError:
+            ours.close()
+            raise
 
     def close(self) -> None:
-        """End the server, and with it every process."""
+        """End the server and with it every process."""
         if control := self._control:
             with contextlib.suppress(OSError):
-                control.shutdown(socket.SHUT_RDWR)  # frees the lock where a thread waits for the server to be up
+                control.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that holds the lock
         with self._lock:
             self._stop()
 
+    def _fork_or_restart(self, theirs: socket.socket) -> ProcessGroup:
+        try:
+            return self._fork(theirs)
+        except RefusedError:
+            raise
+        except OSError:
+            log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
+            self._stop()
+            return self._fork(theirs)
+
     def _fork(self, theirs: socket.socket) -> ProcessGroup:
-        self._greet()
+        self._await_level()
         assert self._control
         socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-        answer, fds, _, _ = socket.recv_fds(self._control, 64, 1)
-        if not answer:
-            raise OSError("the server of code processes ended")
-        if not answer.isdigit():
-            raise RefusedError(f"no process could be forked: {answer.decode(errors='replace')}")
-        return ProcessGroup(int(answer), fds[0] if fds else None)
+        reply, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+        if not reply:
+            raise OSError("the fork server has ended")
+        if not reply.isdigit():
+            raise RefusedError(f"no process could be forked: {reply.decode(errors='replace')}")
+        return ProcessGroup(int(reply), fds[0] if fds else None)
 
-    def _greet(self) -> None:
-        """Start the server if there is none, and wait until it tells its level."""
+    def _await_level(self) -> None:
+        """Start the server if needed and wait for its first message, the level of confinement."""
         self._start()
         if self._level is not None:
             return
         assert self._control
-        told = self._control.recv(64).decode()
-        if told not in get_args(Level):
-            raise OSError("the server of code processes ended")
-        self._level = cast("Level", told)
-        _say(self._level)
+        level = self._control.recv(64).decode()
+        if level not in get_args(Level):
+            raise OSError("the fork server has ended")
+        self._level = cast("Level", level)
+        _log_level(self._level)
         if self._must_confine and self._level not in CONFINED:
             self._stop()
             raise RefusedError("no process for code may be forked without confinement")
@@ -154,41 +143,47 @@ class ForkClient:
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(FORK_TIMEOUT_S)
-        # Nothing of the service's secrets: neither its environment nor its memory.
-        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        # The server gets no secret of the service: neither its environment nor its memory.
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        environment |= dict.fromkeys(_ONE_THREAD, "1")  # other threads would not survive a fork
+        environment["PYTHONHASHSEED"] = "0"  # a set keeps its order when a block runs again
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with theirs:
-            environment |= dict.fromkeys(_ONE_THREAD, "1")  # theirs would not be there after a fork
-            environment["PYTHONHASHSEED"] = "0"  # so that a set has the same order where a block runs again
             self._server = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "smolsessions.agents.sandbox.fork_server", str(theirs.fileno()), self._order],
-                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                [
+                    sys.executable,
+                    "-m",
+                    "smolsessions.agents.sandbox.fork_server",
+                    str(theirs.fileno()),
+                    self._arguments,
+                ],
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is for the service, which ends it
+                start_new_session=True,  # Ctrl-C reaches only the service, which ends the server
             )
 
     def _stop(self) -> None:
         self._level = None
         if self._control:
-            self._control.close()  # its end: the server kills what it forked, and goes
+            self._control.close()  # the server then kills its processes and exits
             self._control = None
         if self._server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(1)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)  # with it end the processes that it forked
+                os.killpg(self._server.pid, signal.SIGKILL)  # its processes die with it
             self._server.wait()
             self._server = None
 
 
-def _say(level: Level) -> None:
-    grade = logging.INFO if level in CONFINED else logging.WARNING
-    mend = "" if level in CONFINED else "; docs/security.md says what to do"
-    log.log(grade, "model-written code is confined by %s%s", _MEANS[level], mend, extra={"action": "code.confined"})
+def _log_level(level: Level) -> None:
+    grade, advice = (logging.INFO, "") if level in CONFINED else (logging.WARNING, "; docs/security.md says what to do")
+    log.log(grade, "model-written code is confined by %s%s", _MEANS[level], advice, extra={"action": "code.confined"})
 
 
 class ChildProcess:
-    """One process, and the socket to it."""
+    """A forked process and the socket to it."""
 
     def __init__(self, sock: socket.socket, group: ProcessGroup) -> None:
         self.sock = sock
@@ -196,7 +191,7 @@ class ChildProcess:
         self._alive = True
 
     def cpu_s(self) -> float:
-        """Tell how much CPU time it has used; 0 where the system does not say."""
+        """Return the CPU time used so far, 0 if the system does not tell."""
         try:
             fields = Path(f"/proc/{self._group.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
@@ -204,9 +199,8 @@ class ChildProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        """End it and what it started, whatever they do. Safe to call twice."""
-        if not self._alive:
-            return
-        self._alive = False
-        self.sock.close()
-        self._group.kill()
+        """Kill the process and all that it started. May be called twice."""
+        if self._alive:
+            self._alive = False
+            self.sock.close()
+            self._group.kill()

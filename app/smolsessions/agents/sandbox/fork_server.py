@@ -20,24 +20,23 @@ from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    order = json.loads(sys.argv[2])
-    for name in order["preload"]:
-        # What cannot be imported here is an error of the code that imports it, as in any process.
-        with contextlib.suppress(BaseException):
+    arguments = json.loads(sys.argv[2])
+    for name in arguments["preload"]:
+        with contextlib.suppress(BaseException):  # code that imports the module gets the error
             importlib.import_module(name)
     guard.install()
-    confinement = Confinement(map(Path, order["hidden"]), map(Path, order["folders"]))
+    confinement = Confinement(map(Path, arguments["hidden"]), map(Path, arguments["folders"]))
     os.chdir("/")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(BrokenPipeError):  # the service is gone
+    with contextlib.suppress(BrokenPipeError):  # the service has ended
         control.send(confinement.level.encode())
         _Server(control, confinement).serve()
 
 
 class _Server:
-    """Forks on request until the service is gone, and then ends all that it forked."""
+    """Forks on request until the service ends, and then kills all that it forked."""
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
         self._control = control
@@ -70,7 +69,7 @@ class _Server:
             self._be_child(fd)
         try:
             group = ProcessGroup(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
-        except OSError as error:  # it has died already, or there are too many files
+        except OSError as error:  # the process has died already, or too many files are open
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self._control.send(str(error).encode()[:60])
@@ -81,24 +80,24 @@ class _Server:
     def _be_child(self, fd: int) -> NoReturn:
         status = 1
         try:
-            os.setsid()  # a group of its own: a signal to "my group" meets no other process
+            os.setsid()  # its own group: a signal to the group reaches no other process
             self._control.close()
             for group in self._forked:
                 group.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _be_silent()
+            _silence()
             child.serve(socket.socket(fileno=fd), self._confinement)
             status = 0
         finally:
             os._exit(status)
 
 
-def _be_silent() -> None:
-    """Keep model-written code from writing the service's log."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def _silence() -> None:
+    """Keep model-written code from writing to the service's log."""
+    null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+        os.dup2(null, number)
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Checks that smolagents' interpreter lacks: objects from which code could reach its executor or any module.
+"""Checks that smolagents' interpreter lacks: they refuse objects from which code could reach any module.
 
-smolagents checks the result of each expression, and looks both names up in its module at every use: so these checks
-hold in a code process and in `executor = "thread"` alike. `install` fails where a release of smolagents does not.
+smolagents looks `check_safer_result` and `getattr` up in its module at every use. Replacing them there covers code
+processes and `executor = "thread"`. `install` fails with a release of smolagents that works otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _smolagents_check = interpreter.check_safer_result
 
 
 def install() -> None:
-    """Make smolagents' interpreter use these checks in this process. Raises if it does not."""
+    """Make smolagents' interpreter use these checks in this process. Raises `RuntimeError` if it ignores them."""
     if interpreter.check_safer_result is check:
         return
     interpreter.check_safer_result = check
@@ -53,8 +53,8 @@ def install() -> None:
         )
 
 
-def stub(name: str, call: Callable[..., Any], about: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function for code to call in place of a tool: it has the tool's data, and no way to the tool."""
+def tool_stub(name: str, call: Callable[..., Any], about: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that stands for a tool. It carries the tool's data and no reference to the tool."""
 
     def stub(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
@@ -75,16 +75,16 @@ def check(result: Any, static_tools: Any = None, authorized_imports: list[str] |
         raise InterpreterError(f"Forbidden access to an object of the class {kind.__name__}")
     _smolagents_check(result, static_tools, imports)
     if issubclass(kind, _FUNCTIONS):
-        _check_home(result.__module__, _DANGEROUS, imports)
+        _check_module(result.__module__, _DANGEROUS, imports)
     elif issubclass(kind, type):
-        _check_home(_MODULE_OF(kind), {_C_TYPES}, imports)
-        _check_home(_MODULE_OF(result), _DANGEROUS, imports)
+        _check_module(_MODULE_OF(kind), {_C_TYPES}, imports)
+        _check_module(_MODULE_OF(result), _DANGEROUS, imports)
     else:
-        _check_home(_MODULE_OF(kind), _LOADERS, imports)
-        _check_home(_MODULE_OF(type(kind)), {_C_TYPES}, imports)
+        _check_module(_MODULE_OF(kind), _LOADERS, imports)
+        _check_module(_MODULE_OF(type(kind)), {_C_TYPES}, imports)
 
 
-def _check_home(module: Any, dangerous: Collection[str], imports: list[str]) -> None:
+def _check_module(module: Any, dangerous: Collection[str], imports: list[str]) -> None:
     if type(module) is not str or module.partition(".")[0] not in dangerous:
         return
     public = {"posix": "os", _C_TYPES: "ctypes"}.get(module, module)
@@ -93,15 +93,15 @@ def _check_home(module: Any, dangerous: Collection[str], imports: list[str]) -> 
 
 
 def _getattr(value: Any, name: str, *default: Any) -> Any:
-    """Stand for `getattr` in smolagents' module, which has looked for dunders: a subclass of `str` may deny them."""
+    """Replace `getattr` in smolagents' module. Its own check for dunders trusts subclasses of `str`, which may lie."""
     if type(name) is not str:
         raise InterpreterError("The name of an attribute is no plain text; make it one with `'' + name`.")
     found = builtins.getattr(value, name, *default)
     if name in {"format", "format_map"}:
         if found is vars(str)[name]:
-            return Format(name)
+            return CheckedFormat(name)
         if type(found) is types.BuiltinMethodType and issubclass(type(found.__self__), str):
-            return Format(name, str.__str__(found.__self__))
+            return CheckedFormat(name, str.__str__(found.__self__))
     return found
 
 
@@ -112,8 +112,8 @@ def _setattr(value: Any, name: str, new: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Format:
-    """`str.format` or `str.format_map`, of one text or of any: its fields reach what expressions may reach."""
+class CheckedFormat:
+    """`str.format` or `str.format_map`, bound or not, whose fields reach only what expressions may reach."""
 
     method: str
     text: str | None = None
@@ -128,7 +128,7 @@ class Format:
 
 
 class _Fields:
-    """Looks the fields of a format up, once: a property could return something else the next time."""
+    """Evaluates each field of a format once, since a property could return another value the next time."""
 
     def __init__(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._args = args
@@ -136,7 +136,7 @@ class _Fields:
         self._numbers = itertools.count()
 
     def numbered(self, text: str, found: list[Any]) -> str:
-        """Return the format with numbers for fields, and append their values."""
+        """Return the format with numbered fields and append their values to `found`."""
         parts = []
         for literal, field, spec, conversion in string.Formatter().parse(text):
             parts.append(literal.replace("{", "{{").replace("}", "}}"))

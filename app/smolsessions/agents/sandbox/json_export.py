@@ -7,6 +7,7 @@ import json
 import pickle
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
@@ -76,9 +77,7 @@ def _exchange(channel: Channel, pickled: dict[str, bytes]) -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise TimeoutError
 
-    limits = CodeLimits()
-    bounds = {"memory_mb": limits.memory_mb, "processes": 0, "open_files": limits.open_files}
-    channel.send({"export": pickled, **bounds}, check_time)
+    channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
     answers = channel.receive(check_time).get("answers")
     if type(answers) is not dict:
         raise MisbehavedError("a message is not what it should be")

@@ -1,4 +1,4 @@
-"""Process group of one process for model-written code: it, and all that its code started."""
+"""Process group of one process for model-written code and of all processes that the code started."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import signal
 import sys
 
-OF_GROUP = 4  # a flag of pidfd_send_signal, from Linux 6.9 on
+WHOLE_GROUP = 4  # a flag of pidfd_send_signal, from Linux 6.9 on
 
 
 class ProcessGroup:
-    """A group by its first process; `pidfd` stands for exactly this one, if the system has such descriptors."""
+    """A group by its first process. A `pidfd` cannot be mistaken for a later process with the same pid."""
 
     def __init__(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
         self.pidfd = pidfd
 
     def is_alive(self) -> bool:
-        """Tell whether a process of the group is there. Close the descriptor of a group that has ended."""
+        """Return whether the group has a process. Closes the descriptor of a group that has ended."""
         try:
             self._signal(0)
         except ProcessLookupError:
@@ -29,7 +29,7 @@ class ProcessGroup:
         return True
 
     def kill(self) -> None:
-        """End all processes of the group; nothing if there are none any more. Call it once."""
+        """Kill all processes of the group and close it. Must be called only once."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGKILL)
         self.close()
@@ -41,7 +41,7 @@ class ProcessGroup:
     def _signal(self, number: int) -> None:
         if sys.platform == "linux" and self.pidfd is not None:
             try:
-                signal.pidfd_send_signal(self.pidfd, number, None, OF_GROUP)
+                signal.pidfd_send_signal(self.pidfd, number, None, WHOLE_GROUP)
             except ProcessLookupError:
                 raise
             except OSError:  # an older kernel

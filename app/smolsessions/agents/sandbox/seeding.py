@@ -1,7 +1,8 @@
-"""Random numbers that a replay draws again, and that go on over processes once code has seeded them.
+"""Seeding of random generators, so that a replay draws the same numbers.
 
-A generator that code has not seeded is seeded anew for each block, from a secret of the turn, so that a block that runs
-a second time asks tools for the same. The clock is not covered, and tools draw in the service's process.
+Each block seeds every generator from a secret of the turn. A block that runs again therefore asks tools for the same.
+A generator that code has seeded itself keeps its state, also in later processes. The clock is not covered, and tools
+draw in the service's process.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.values import dumps, loads
 
 RANDOM_CHUNK = chunk_id(())
-"""The chunk that holds the states of seeded generators: of no variable."""
+"""Id of the chunk with the states of generators that code has seeded. It belongs to no variable."""
 _WORDS = struct.Struct("<624I")  # of a Mersenne Twister
 
 
 class RandomGenerators:
     """The generators of this process: those of `random`, numpy's global one, and the system's (`secrets`, `uuid4`)."""
 
-    def __init__(self, kept: bytes = b"") -> None:
-        """`kept` is the chunk of an earlier process; code may have written it."""
-        self._kept = kept
+    def __init__(self, saved: bytes = b"") -> None:
+        """`saved` is the chunk of an earlier process. Code may have forged it."""
+        self._saved = saved
         self._seeded: dict[str, list[Any]] = {}
         self._fresh: dict[str, bytes] = {}
         with contextlib.suppress(Exception):
-            self._seeded = dict(loads(kept)) if kept else {}
+            self._seeded = dict(loads(saved)) if saved else {}
 
-    def begin(self, seed: bytes) -> None:
-        """Seed the generators for a block; those that code has seeded go on."""
+    def begin_block(self, seed: bytes) -> None:
+        """Seed the generators, except those that code has seeded."""
         source = random.Random(b"system" + seed)  # noqa: S311 - as secret as its seed
         random._urandom = source.randbytes  # type: ignore[attr-defined]  # noqa: SLF001 - `SystemRandom`, and so `secrets`
         os.urandom = source.randbytes
         random.seed(seed)
-        random.getrandbits(32)  # makes the words that the next 623 draws leave alone
+        random.getrandbits(32)  # generates the 624 words, which the next 623 draws leave alone
         if "numpy" in self._seeded:
             with contextlib.suppress(ImportError):
                 importlib.import_module("numpy")
@@ -51,31 +52,31 @@ class RandomGenerators:
             with contextlib.suppress(Exception):
                 _SET[name](*state)
 
-    def end(self) -> dict[str, bytes]:
-        """Return the chunk if the block changed it. Words other than the fresh ones: code seeded, or drew a lot."""
+    def end_block(self) -> dict[str, bytes]:
+        """Return the chunk if the block changed it. New words mean that code seeded the generator or drew a lot."""
         for name, state in _states().items():
             if name in self._seeded or state[0] != self._fresh.get(name):
                 self._seeded[name] = state
         data = dumps(self._seeded) if self._seeded else b""
-        if data == self._kept:
+        if data == self._saved:
             return {}
-        self._kept = data
+        self._saved = data
         return {RANDOM_CHUNK: data}
 
 
 def _states() -> dict[str, list[Any]]:
-    """Return each generator's words, its place in them, and the second of a pair of normal numbers."""
-    _, (*words, place), normal = random.getstate()
-    states: dict[str, list[Any]] = {"random": [_WORDS.pack(*words), place, normal]}
+    """Return each generator's words, its position in them, and the second of a pair of normal numbers."""
+    _, (*words, position), normal = random.getstate()
+    states: dict[str, list[Any]] = {"random": [_WORDS.pack(*words), position, normal]}
     if numpy := sys.modules.get("numpy"):
         kind, array, *rest = numpy.random.get_state()
-        if kind == "MT19937":  # else code has exchanged it
+        if kind == "MT19937":  # code may have replaced it
             states["numpy"] = [array.astype("<u4").tobytes(), *rest]
     return states
 
 
-def _set_random(words: bytes, place: int, normal: float | None) -> None:
-    random.setstate((3, (*_WORDS.unpack(words), place), normal))
+def _set_random(words: bytes, position: int, normal: float | None) -> None:
+    random.setstate((3, (*_WORDS.unpack(words), position), normal))
 
 
 def _set_numpy(words: bytes, *rest: Any) -> None:

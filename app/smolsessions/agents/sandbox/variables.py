@@ -1,7 +1,6 @@
-"""What a model's code has defined, as chunks of bytes that share nothing with each other.
+"""Variables of model-written code as chunks of bytes. Runs in the child process only.
 
-Runs in the child process only. A chunk is a line of JSON with its names and a pickle of their values; variables that
-share an object are in one chunk, so that aliases stay aliases.
+Variables that share an object are in one chunk, so that aliases stay aliases. No two chunks share an object.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import InterpreterError
 
 from smolsessions.agents.sandbox.classes import binds
-from smolsessions.agents.sandbox.code_values import Scope, is_settled
+from smolsessions.agents.sandbox.code_values import is_settled
+from smolsessions.agents.sandbox.scope import COUNTED, PRINTED, Scope
 from smolsessions.agents.sandbox.variable_chunks import (
     SCALARS,
     Chunk,
     ChunkPickler,
     SharedObjects,
-    bind,
     chunk_id,
     chunk_names,
+    load,
     restore,
 )
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
-INTERNAL_NAMES = frozenset({"__name__", "_print_outputs", "_operations_count"})
+INTERNAL_NAMES = frozenset({"__name__", PRINTED, COUNTED})
 
 
 class InterpreterState(dict[str, Any]):
-    """The interpreter's names. One whose value could not be kept is an error; smolagents would take a similar one."""
+    """The interpreter's names. A dropped one raises an error, since smolagents would look up a similar name."""
 
     dropped: frozenset[str] = frozenset()
     functions: Collection[str] = ()
@@ -46,15 +46,15 @@ class InterpreterState(dict[str, Any]):
         return False
 
     def copy(self) -> InterpreterState:
-        """Copy for a function's own names."""
-        names = InterpreterState(self)
-        names.dropped, names.functions = self.dropped, self.functions
-        return names
+        """Copy the names for a function's own scope."""
+        state = InterpreterState(self)
+        state.dropped, state.functions = self.dropped, self.functions
+        return state
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """What to write and what to remove since the last `save()` or `load()`, and all names that are not carried now."""
+class SavedVariables:
+    """Chunks that changed or were removed since the last `save()` or `load()`, and all names without a chunk now."""
 
     changed: dict[str, bytes]
     removed: list[str]
@@ -62,118 +62,119 @@ class Saved:
 
 
 class Variables:
-    """A model's names and functions in one executor, and what of them the parent has."""
+    """Variables and functions of one executor, and the digests of the chunks that the parent has of them."""
 
-    def __init__(self, executor: LocalPythonExecutor, max_bytes: int, given: Collection[str] = ()) -> None:
-        """Take the executor with its tools sent, the bytes of all chunks together, and the names that are not its own.
-
-        A given name is left out while it is bound to the value that it has now.
-        """
+    def __init__(self, executor: LocalPythonExecutor, max_bytes: int) -> None:
+        """The executor has its tools. `max_bytes` bounds all chunks together."""
         self._executor = executor
         self._scope = Scope(executor)
         self._max_bytes = max_bytes
-        self._given: dict[str, Any] = {}
-        self._kept: dict[str, bytes] = {}
+        self._excluded: dict[str, Any] = {}
+        self._digests: dict[str, bytes] = {}
         self._settled: dict[str, tuple[Any, Chunk]] = {}
         self._pickler = ChunkPickler(self._scope, max_bytes)
-        self.give(given)
 
-    def give(self, names: Iterable[str]) -> None:
-        """Take the present values of these names as not the model's own: the parent has just sent them."""
+    def exclude(self, names: Iterable[str]) -> None:
+        """Leave out these names while they have their present values, which the parent has just sent."""
         state = self._executor.state
-        self._given.update({name: state[name] for name in names if name in state})
+        self._excluded.update({name: state[name] for name in names if name in state})
 
-    def save(self) -> Saved:
-        """Never raises because of a value: what cannot be carried is dropped and named."""
+    def save(self) -> SavedVariables:
+        """Pickle the variables. A value that cannot be pickled is dropped and never raises."""
         dropped: set[str] = set()
-        chunks = self._survey(dropped)
+        chunks = self._pickle(dropped)
         while bad := self._unreadable(chunks) or self._too_large(chunks):
             dropped |= bad
-            chunks = self._survey(dropped)
-        changed = {name: chunk.data for name, chunk in chunks.items() if self._kept.get(name) != chunk.digest}
-        removed = [name for name in self._kept if name not in chunks]
-        self._kept = {name: chunk.digest for name, chunk in chunks.items()}
-        return Saved(changed, removed, sorted({key.removesuffix("()") for key in dropped}))
+            chunks = self._pickle(dropped)
+        changed = {name: chunk.data for name, chunk in self._new(chunks).items()}
+        removed = [name for name in self._digests if name not in chunks]
+        self._digests = {name: chunk.digest for name, chunk in chunks.items()}
+        return SavedVariables(changed, removed, sorted({key.removesuffix("()") for key in dropped}))
 
     def load(self, chunks: Mapping[str, bytes]) -> list[str]:
-        """Bind what the chunks hold in the executor; give the names that could not be restored."""
+        """Bind the variables of the chunks. Returns the names that could not be restored."""
         failed = restore(chunks, self._scope)
-        now = self._survey(set())
-        self._kept = {name: now[name].digest if name in now else b"" for name in chunks}
+        now = self._pickle(set())
+        self._digests = {name: now[name].digest if name in now else b"" for name in chunks}
         return sorted({name for chunk in failed for name in chunk_names(chunk, chunks[chunk])})
 
     def _own(self) -> Iterator[tuple[str, Any]]:
         for name, value in list(self._executor.state.items()):
-            is_given = name in self._given and self._given[name] is value
-            if type(name) is str and name not in INTERNAL_NAMES and not is_given:
+            is_excluded = name in self._excluded and self._excluded[name] is value
+            if type(name) is str and name not in INTERNAL_NAMES and not is_excluded:
                 yield name, value
         for name, value in list(self._executor.custom_tools.items()):
             yield f"{name}()", value
 
-    def _survey(self, dropped: set[str]) -> dict[str, Chunk]:
-        """Make the chunks of what there is now; add to `dropped` what has no bytes.
+    def _pickle(self, dropped: set[str]) -> dict[str, Chunk]:
+        """Pickle the present variables into chunks by id. Keys that fail are added to `dropped`.
 
-        A chunk with classes is whole; any other refers to classes by name and has to be loaded after them.
+        A chunk with classes contains all that they need. Others refer to classes by name and load after them.
         """
         own = {key: value for key, value in self._own() if key not in dropped}
         classes = {key for key, value in own.items() if binds(key, value)}
-        bound: dict[int, str] = {}
+        class_names: dict[int, str] = {}
         alone: dict[str, Chunk] = {}
-        groups = SharedObjects()
+        shared = SharedObjects()
         for key in sorted(own, key=lambda key: key not in classes):
             try:
-                alone[key], shared = self._alone(key, own[key], {} if key in classes else bound)
-            except BaseException:  # noqa: BLE001 - a model's value may fail in any way
+                alone[key], objects = self._pickle_alone(key, own[key], {} if key in classes else class_names)
+            except BaseException:  # noqa: BLE001 - a model's value may raise anything
                 dropped.add(key)
                 continue
-            groups.add(key, shared)
+            shared.add(key, objects)
             if key in classes:
-                bound[id(own[key])] = key
+                class_names[id(own[key])] = key
         self._settled = {key: known for key, known in self._settled.items() if key in alone}
-        groups.gather(classes & alone.keys(), {key: chunk.needs for key, chunk in alone.items() if chunk.needs})
-        chunks = {chunk_id((key,)): chunk for key, chunk in alone.items() if key not in groups.joined}
-        for keys in groups.several():
+        shared.join_needed_classes(
+            classes & alone.keys(), {key: chunk.needs for key, chunk in alone.items() if chunk.needs}
+        )
+        chunks = {chunk_id((key,)): chunk for key, chunk in alone.items() if key not in shared.joined}
+        for keys in shared.groups():
+            values = {key: own[key] for key in keys}
             try:
-                chunk, _ = self._pickler.dump({key: own[key] for key in keys}, {} if classes & set(keys) else bound)
+                chunks[chunk_id(keys)], _ = self._pickler.dump(values, {} if classes & set(keys) else class_names)
             except BaseException:  # noqa: BLE001 - as above
                 dropped.update(keys)
-                return self._survey(dropped)
-            chunks[chunk_id(keys)] = chunk
+                return self._pickle(dropped)
         return chunks
 
-    def _alone(self, key: str, value: Any, bound: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
+    def _pickle_alone(self, key: str, value: Any, class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
         is_scalar = type(value) in SCALARS
         if not is_scalar and not is_settled(value, self._scope):
-            return self._pickler.dump({key: value}, bound)
+            return self._pickler.dump({key: value}, class_names)
         known = self._settled.get(key)
         if known is None or known[0] is not value:
-            known = self._settled[key] = value, self._pickler.dump({key: value}, bound)[0]
+            known = self._settled[key] = value, self._pickler.dump({key: value}, class_names)[0]
         return known[1], [] if is_scalar else [value]
 
+    def _new(self, chunks: Mapping[str, Chunk]) -> dict[str, Chunk]:
+        return {name: chunk for name, chunk in chunks.items() if self._digests.get(name) != chunk.digest}
+
     def _unreadable(self, chunks: Mapping[str, Chunk]) -> set[str]:
-        """Load what has changed where nothing else sees it, and give the keys that spoil it."""
-        new = {name: chunk for name, chunk in chunks.items() if self._kept.get(name) != chunk.digest}
+        """Load the new chunks into a scratch scope and return the keys that make one fail."""
+        new = self._new(chunks)
         needs = {name for chunk in new.values() for name in chunk.needs}
         needed = {name: chunk for name, chunk in chunks.items() if not needs.isdisjoint(chunk.keys)}
         if not restore(_data({**needed, **new}), Scope(self._executor, scratch=True)):
             return set()
         everything = Scope(self._executor, scratch=True)
         failed = [name for name in restore(_data(chunks), everything) if name in new]
-        return {key for name in failed for key in self._spoilers(chunks[name].keys, everything)}
+        return {key for name in failed for key in self._culprits(chunks[name].keys, everything)}
 
-    def _spoilers(self, keys: tuple[str, ...], scope: Scope) -> tuple[str, ...]:
+    def _culprits(self, keys: tuple[str, ...], scope: Scope) -> tuple[str, ...]:
         values = dict(self._own())
-        bad = tuple(key for key in keys if not self._is_carried(key, values[key], scope))
-        return bad or keys
+        return tuple(key for key in keys if not self._survives(key, values[key], scope)) or keys
 
-    def _is_carried(self, key: str, value: Any, scope: Scope) -> bool:
+    def _survives(self, key: str, value: Any, scope: Scope) -> bool:
         try:
             chunk, _ = self._pickler.dump({key: value}, {})
         except BaseException:  # noqa: BLE001 - as above
             return False
-        return bind(chunk.data, scope)
+        return load(chunk.data, scope)
 
     def _too_large(self, chunks: Mapping[str, Chunk]) -> set[str]:
+        """Return the keys of the largest chunks if all together exceed the limit."""
         total = sum(len(chunk.data) for chunk in chunks.values())
         dropped: set[str] = set()
         for chunk in sorted(chunks.values(), key=lambda chunk: len(chunk.data), reverse=True):

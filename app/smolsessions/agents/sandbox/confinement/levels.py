@@ -1,4 +1,4 @@
-"""Confinement of the processes for model-written code, as far as the platform allows: docs/security.md."""
+"""Confinement of the processes for model-written code by the means of the platform. See docs/security.md."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smolsessions.agents.sandbox.confinement import landlock, namespaces, seccomp
+from smolsessions.agents.sandbox.confinement.libc import SET_DEATH_SIGNAL, SET_DUMPABLE, SET_NO_NEW_PRIVILEGES
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths, import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from smolsessions.agents.sandbox.limits import CodeLimits
+
 Level = Literal["namespaces", "landlock", "uid", "none"]
 CONFINED: frozenset[Level] = frozenset({"namespaces", "landlock"})
-"""The levels that keep code from the service's files, network and processes, whoever the service runs as."""
+"""Levels that protect the service's files, network and processes from code, whatever user the service runs as."""
 
 MB = 1024 * 1024
-SET_DEATH_SIGNAL, SET_DUMPABLE, SET_NO_NEW_PRIVILEGES = 1, 4, 38
 CAPABILITIES_VERSION = 0x20080522
-FIRST_UID, UIDS = 2_000_000_000, 100_000_000  # no distribution gives these to users, nor container engines
+FIRST_UID, UIDS = 2_000_000_000, 100_000_000  # neither distributions nor container engines assign these
 
 
 class Confinement:
     """Restrictions of all processes that one server forks. Made once, in that server, while it has one thread."""
 
     def __init__(self, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> None:
-        """Make the strongest that the platform gives; code may read these folders, and nothing that is hidden."""
-        self._used = _address_space()
+        """Take the strongest means of the platform. Code may read `folders` and nothing that is hidden."""
+        self._initial_bytes = _address_space()
         self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-        self._apart, self._rules, self._filters, self._forked = False, None, None, 0
+        self._in_namespaces, self._ruleset, self._filters, self._forks = False, None, None, 0
         if self._libc:
-            readable = ReadablePaths.outside(hidden, folders)
-            self._apart = _works(lambda: namespaces.enter(readable))
-            if self._apart:
+            readable = ReadablePaths.excluding(hidden, folders)
+            self._in_namespaces = _works(lambda: namespaces.enter(readable))
+            if self._in_namespaces:
                 namespaces.enter(readable)
             elif landlock.version():
-                self._rules = landlock.Rules(readable)
+                self._ruleset = landlock.Ruleset(readable)
             self._libc.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
             self._filters = self._make_filters() if seccomp.has_filter() else None
             if self._filters and not _works(self._filters[False].install):
@@ -51,53 +53,53 @@ class Confinement:
 
     @property
     def level(self) -> Level:
-        """The strongest means that holds. Landlock alone leaves most of the network open: it counts with a filter."""
-        if self._apart:
+        """The strongest working means. Landlock alone leaves most of the network open, so it needs the filter."""
+        if self._in_namespaces:
             return "namespaces"
-        if self._rules and self._filters:
+        if self._ruleset and self._filters:
             return "landlock"
         return "uid" if self._own_uids else "none"
 
     def fork(self) -> int:
-        """Fork as `os.fork` does, into a process that sees no other one, where that can be."""
-        self._forked += 1
-        return namespaces.fork() if self._apart else os.fork()
+        """Fork as `os.fork` does, into a process that sees no other one if namespaces work."""
+        self._forks += 1
+        return namespaces.fork() if self._in_namespaces else os.fork()
 
-    def confine(self, *, memory_mb: float, processes: int, open_files: int) -> None:
-        """Bound the process that this is: its rights, its memory beyond what it began with, and what it may open."""
+    def confine(self, limits: CodeLimits) -> None:
+        """Restrict this process for good: its rights, its memory beyond the initial one, its files and processes."""
         if self._own_uids:
-            _take_uid(FIRST_UID + self._forked % UIDS)
-        _bound(resource.RLIMIT_AS, self._used + int(memory_mb * MB))
-        _bound(resource.RLIMIT_NOFILE, open_files)
-        _bound(resource.RLIMIT_FSIZE, 0)  # no file can be written
-        _bound(resource.RLIMIT_CORE, 0)
-        _bound(resource.RLIMIT_NPROC, processes)
+            _take_uid(FIRST_UID + self._forks % UIDS)
+        _limit(resource.RLIMIT_AS, self._initial_bytes + int(limits.memory_mb * MB))
+        _limit(resource.RLIMIT_NOFILE, limits.open_files)
+        _limit(resource.RLIMIT_FSIZE, 0)  # no file can be written
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_NPROC, limits.processes)
         if self._libc:
             header, nothing = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
             self._libc.capset(header, nothing)
             self._libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # after the uid, whose change clears it
             self._libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
-        if self._rules:
-            self._rules.restrict()
+        if self._ruleset:
+            self._ruleset.restrict()
         if self._filters:
-            self._filters[processes > 0].install()
+            self._filters[limits.processes > 0].install()
 
     def _make_filters(self) -> dict[bool, seccomp.Filter]:
-        """Make a filter for agents whose code may start processes, and one for others."""
-        version = self._rules.version if self._rules else 0
-        writes = self._apart or version >= landlock.TRUNCATES
-        signals = self._apart or version >= landlock.SCOPES
+        """Return a filter for agents whose code may start processes, and one for the others."""
+        version = self._ruleset.version if self._ruleset else 0
+        writes = self._in_namespaces or version >= landlock.TRUNCATES
+        signals = self._in_namespaces or version >= landlock.SCOPES
         return {some: seccomp.Filter(processes=some, writes=writes, signals=signals) for some in (False, True)}
 
 
 def keep_memory_private() -> None:
-    """Let no other process of the same user read this one's memory and environment."""
+    """Keep other processes of the same user from reading this one's memory and environment."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _become_stranger() -> None:
-    """Take a uid that owns nothing. Raises `OSError` if it cannot import what the service imports."""
+    """Take a uid that owns nothing. Raises `OSError` if it cannot import the service's modules."""
     _take_uid(FIRST_UID)
     for folder in import_path():
         os.listdir(folder)  # noqa: PTH208 - shorter
@@ -110,7 +112,7 @@ def _take_uid(uid: int) -> None:
 
 
 def _works(attempt: Callable[[], None]) -> bool:
-    """Try something in a fork: what is half done cannot be undone."""
+    """Try a function in a fork, since a partial failure cannot be undone."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -122,11 +124,11 @@ def _works(attempt: Callable[[], None]) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _bound(kind: int, value: int) -> None:
+def _limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
-    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(kind, (value, value))
 
 
 def _address_space() -> int:

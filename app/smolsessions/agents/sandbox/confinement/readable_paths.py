@@ -1,4 +1,4 @@
-"""Allow-list of the paths that model-written code may read; the mounts and the Landlock rules are built from it."""
+"""Allow-list of the paths that model-written code may read. Mounts and Landlock rules are built from it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _ROOT = Path("/")
 
 @dataclass
 class ReadablePaths:
-    """Paths that hold no hidden one. A folder that holds one is listed, and its other entries are readable."""
+    """Readable paths. A folder that contains a hidden path is only listed, with its other entries in `whole`."""
 
     whole: list[Path] = field(default_factory=list)
-    """Files, and folders with all below them."""
+    """Files, and folders with everything in them."""
     listed: list[Path] = field(default_factory=list)
     """Folders of which only the entries in `whole` are readable."""
 
     @classmethod
-    def outside(cls, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> ReadablePaths:
-        """List Python, its packages, the agents' folders, these folders, and parts of the system."""
+    def excluding(cls, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> ReadablePaths:
+        """Include Python, its packages, the agents' folders, `folders`, and parts of the system."""
         imported = [Path(entry) for entry in import_path()]
         libraries = map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
         installed = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
         wanted = [path.absolute() for path in (*map(Path, _SYSTEM), *installed, *libraries, *folders)]
-        walk = _Walk(_closed(hidden, {path.resolve() for path in (*wanted, *imported)}))
+        walk = _Walk(_hidden_folders(hidden, {path.resolve() for path in (*wanted, *imported)}))
         for path in wanted:
             walk.add(path)
         for path in imported:
@@ -45,7 +45,7 @@ class ReadablePaths:
 
 
 def import_path() -> list[str]:
-    """List the folders that modules are imported from."""
+    """Return the folders that modules are imported from."""
     return [entry for entry in sys.path if os.path.isabs(entry) and os.path.isdir(entry)]  # noqa: PTH112, PTH117 - no error
 
 
@@ -57,7 +57,7 @@ class _Walk:
         self._expanded: set[Path] = set()
 
     def add(self, path: Path, *, names_with_dot: bool = True) -> None:
-        """Add a path, or its entries if something below it is hidden."""
+        """Add a path, or its entries if one below it is hidden."""
         real = path.resolve()
         if real == _ROOT or real in self._expanded or not self.whole.isdisjoint((path, *path.parents)):
             return
@@ -74,11 +74,11 @@ class _Walk:
             self.add(path / name)
 
 
-def _closed(hidden: Iterable[Path], wanted: set[Path]) -> set[Path]:
-    """Take folders for files: a new file takes the place of an old one, and its neighbours are secrets as well."""
+def _hidden_folders(hidden: Iterable[Path], wanted: set[Path]) -> set[Path]:
+    """Hide a file's whole folder, since a new file may replace it and its neighbours may be secrets as well."""
     closed = set()
     for path in hidden:
-        for place in (path.absolute(), path.resolve()):
-            is_own = place.is_dir() or any(place.parent in (folder, *folder.parents) for folder in wanted)
-            closed.add(place if is_own else place.parent)
+        for found in (path.absolute(), path.resolve()):
+            is_itself = found.is_dir() or any(found.parent in (folder, *folder.parents) for folder in wanted)
+            closed.add(found if is_itself else found.parent)
     return closed
