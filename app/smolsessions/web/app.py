@@ -26,7 +26,7 @@ from smolsessions.web.routes.common import Limits
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes
 from smolsessions.web.routes.health import health_routes
 from smolsessions.web.routes.history import history_routes
-from smolsessions.web.routes.turn_events import watch_routes
+from smolsessions.web.routes.new_turns import new_turn_routes
 from smolsessions.web.routes.turns import turn_routes
 from smolsessions.web.sse import EventStreams
 
@@ -76,9 +76,9 @@ def create_app(
     )
     app.state.draining = False
     app.state.authenticator = authenticator
-    app.state.streams = streams = EventStreams()
+    app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
+    app.include_router(new_turn_routes(turns, limits, streams))
     app.include_router(turn_routes(turns, limits, streams))
-    app.include_router(watch_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
     app.include_router(history_routes(memories))
     app.include_router(agent_routes(conversations))

@@ -90,7 +90,7 @@ class Authenticator:
         return owner
 
     @contextmanager
-    def held(self, authorization: str | None, owner: Owner, end: Callable[[], None]) -> Iterator[None]:
+    def watch_key(self, authorization: str | None, owner: Owner, end: Callable[[], None]) -> Iterator[None]:
         """Call `end` within seconds if the key is revoked, or becomes another owner's, before the block is left."""
         if not self._path:
             yield

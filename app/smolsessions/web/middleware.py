@@ -15,15 +15,14 @@ from smolsessions.core.errors import (
     MalformedError,
     MediaTypeError,
     ServiceError,
-    TooLargeError,
 )
-from smolsessions.web.body_limits import LARGE_BYTES, aside, check_structure
+from smolsessions.web.body import LARGE_BYTES, check_structure, in_thread_if_large, read_body, replay, too_large
 from smolsessions.web.problems import response_to
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from smolsessions.web.auth import Authenticator
 
@@ -91,40 +90,13 @@ class RequestChecks:
         if has_body and kind != b"application/json" and not _JSON_KIND.fullmatch(kind):
             raise MediaTypeError
         if length.isdigit() and int(length) > self._max_body_bytes:
-            raise _too_large(self._max_body_bytes)
-        body = await _whole(receive, self._max_body_bytes)
+            raise too_large(self._max_body_bytes)
+        body = await read_body(receive, self._max_body_bytes)
         if len(body) > LARGE_BYTES and not is_import:
-            await aside(self._check_structure, body)
+            await in_thread_if_large(self._check_structure, body)
         if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
             raise MalformedError
-        return again(body, receive)
-
-
-def again(body: bytes, receive: Receive) -> Receive:
-    """Give a body that was read once more, then what comes."""
-    sent = False
-
-    async def once_more() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return once_more
-
-
-async def _whole(receive: Receive, limit: int) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise _too_large(limit)
-        if not message.get("more_body"):
-            return bytes(body)
+        return replay(body, receive)
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -192,7 +164,3 @@ def _is_own(origin: bytes, host: tuple[bytes, int | None]) -> bool:
         return False
     usual = _PORTS[match[1]]
     return name == host[0] and (port or usual) == (host[1] or usual)
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"The request is larger than {limit} bytes (SMOLSESSIONS_MAX_BODY_BYTES).")

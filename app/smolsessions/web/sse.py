@@ -1,4 +1,4 @@
-"""Events as server-sent events: frames, cursors, and the response that streams a turn's log."""
+"""Events of a turn as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from smolsessions.web.event_views import event_view
 from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from starlette.types import Receive, Scope, Send
 
     from smolsessions.core.events import Logged
-    from smolsessions.core.records import Ref
+    from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns, TurnSubscription
     from smolsessions.web.auth import Authenticator
 
@@ -31,100 +31,107 @@ PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 REVOKED = b": the API key of this stream is not known any more\n\n"
 BROKEN = b": the rest cannot be read; ask for the turn\n\n"
-MOST_FRAMES = 512
+MAX_CACHED = 512
 LARGE_BYTES = 64 * 1024
+MAX_CURSOR_DIGITS = 15
 EVENT_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}}}
 
 
+class EventStreams:
+    """Event streams of this process: their count, and a cache that encodes each event once for all readers."""
+
+    def __init__(self, turns: Turns, send_timeout_s: float) -> None:
+        self.turns = turns
+        self.send_timeout_s = send_timeout_s
+        self.open_count = 0
+        self._cache: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
+
+    def frame(self, turn: Turn, logged: Logged, *, internal: bool) -> bytes:
+        """Encode an event as an SSE frame."""
+        key = (id(logged), internal)
+        cached = self._cache.get(key)
+        if cached and cached[0] is logged:
+            return cached[1]
+        data = to_json(event_view(turn.ref, turn.number, logged, internal=internal))
+        frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: ".encode() + data + b"\n\n"
+        if len(frame) < LARGE_BYTES:
+            self._cache[key] = (logged, frame)
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        return frame
+
+
 class TurnStream(EventSourceResponse):
-    """A turn's events from a cursor on, until the final one, or the reader is gone or takes nothing, or at shutdown."""
+    """Response with a turn's events after a cursor.
+
+    It ends after the final event, at shutdown, if the API key is revoked, and if the client leaves or stops reading.
+    It closes the subscription.
+    """
 
     def __init__(
         self,
-        turns: Turns,
-        watch: TurnSubscription,
-        *,
         streams: EventStreams,
-        send_timeout_s: float,
+        subscription: TurnSubscription,
         after: int = 0,
-        internal: bool = False,
-        on_disconnect: str | None = None,
+        *,
+        internal: bool,
+        on_disconnect: str | None,
     ) -> None:
-        """Take over the watch: it is closed when the response is over."""
-        self._last_words = RECONNECT
-        super().__init__(
-            streams.frames(watch, after, internal=internal, last_words=lambda: self._last_words),
-            headers={"Location": location_of(watch.turn)},
-            ping=0,  # a task and its locks for each reader: `EventStreams` pings instead
-            sep="\n",
-            send_timeout=send_timeout_s,
-        )
-        self._turns = turns
-        self._watch = watch
         self._streams = streams
+        self._subscription = subscription
         self._cancels = on_disconnect == "cancel"
+        self._last_frame = RECONNECT
+        super().__init__(
+            self._frames(after, internal=internal),
+            headers={"Location": location_of(subscription.turn)},
+            ping=0,  # it would cost a task and its locks for each reader: `_frames` pings instead
+            sep="\n",
+            send_timeout=streams.send_timeout_s,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.open_count += 1
+        subscription = self._subscription
         authenticator: Authenticator = scope["app"].state.authenticator
         authorization = Headers(scope=scope).get("authorization")
+        self._streams.open_count += 1
         try:
-            with authenticator.held(authorization, self._watch.turn.ref.owner, self._revoke):
+            with authenticator.watch_key(authorization, subscription.turn.ref.owner, self._revoke):
                 await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            log.info("a reader of events takes nothing and is dropped", extra={"action": "reader.dropped"})
+            log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:
             self._streams.open_count -= 1
-            watch = self._watch
-            watch.close()
-            if self._cancels and not watch.complete and not watch.stopped:
-                self._turns.cancel_in_background(watch.turn)
+            subscription.close()
+            if self._cancels and not subscription.complete and not subscription.stopped:
+                self._streams.turns.cancel_in_background(subscription.turn)
+
+    async def _frames(self, after: int, *, internal: bool) -> AsyncIterator[bytes]:
+        subscription, turn = self._subscription, self._subscription.turn
+        try:
+            async for logged in subscription.events(after):
+                yield PING if logged is None else self._streams.frame(turn, logged, internal=internal)
+        except ServiceError as error:  # a request for the rest gets it as its answer
+            log.error(  # noqa: TRY400
+                "the events of turn %s#%d end early: %s",
+                turn.ref,
+                turn.number,
+                error,
+                extra={"action": "stream.broken"},
+            )
+            yield BROKEN
+        if subscription.stopped and not subscription.complete:
+            yield self._last_frame
 
     def _revoke(self) -> None:
-        self._last_words = REVOKED
-        self._watch.stop()
+        self._last_frame = REVOKED
+        self._subscription.stop()
 
 
 def cursor_of(header: str | None, query: str | None) -> int:
-    """Read a cursor; the header wins, since a browser sends it when it comes back."""
+    """Read a cursor; the header wins, because a browser sends it when it reconnects."""
     for place, name, value in (("header", "Last-Event-ID", header), ("query", "after", query)):
         if value:
-            if not (value.isascii() and value.isdigit() and len(value) < 16):  # noqa: PLR2004 - no log is that long
+            if not (value.isascii() and value.isdigit() and len(value) <= MAX_CURSOR_DIGITS):
                 raise InvalidRequestError.in_parameter(place, name, "is not the id of an event: a number")
             return int(value)
     return 0
-
-
-class EventStreams:
-    """Writes each event once, however many readers of this process it has."""
-
-    def __init__(self) -> None:
-        self.open_count = 0
-        self._written: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
-
-    async def frames(
-        self, watch: TurnSubscription, after: int, *, internal: bool, last_words: Callable[[], bytes]
-    ) -> AsyncIterator[bytes]:
-        """Yield the events after the cursor as frames, and `last_words` if the watch is stopped early."""
-        ref, turn = watch.turn.ref, watch.turn.number
-        try:
-            async for logged in watch.events(after):
-                yield PING if logged is None else self._frame(ref, turn, logged, internal=internal)
-        except ServiceError as error:  # a request for the rest is answered with it
-            log.error("the events of turn %s#%d end early: %s", ref, turn, error, extra={"action": "stream.broken"})  # noqa: TRY400
-            yield BROKEN
-        if watch.stopped and not watch.complete:
-            yield last_words()
-
-    def _frame(self, ref: Ref, turn: int, logged: Logged, *, internal: bool) -> bytes:
-        key = (id(logged), internal)
-        known = self._written.get(key)
-        if known and known[0] is logged:
-            return known[1]
-        data = to_json(event_view(ref, turn, logged, internal=internal))
-        frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: ".encode() + data + b"\n\n"
-        if len(frame) < LARGE_BYTES:
-            self._written[key] = (logged, frame)
-            if len(self._written) > MOST_FRAMES:
-                self._written.popitem(last=False)
-        return frame

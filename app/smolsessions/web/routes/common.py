@@ -1,7 +1,8 @@
-"""What the routers share: limits, paths, answers and how errors are described."""
+"""Parts shared by the routers: limits, parameters, answers and descriptions of errors."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Owner
+from smolsessions.web.views import turn_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,39 +21,39 @@ if TYPE_CHECKING:
     from smolsessions.web.auth import Authenticator
 
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
-Internal = Annotated[bool, Query(description="Name python_interpreter and final_answer too.")]
+Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
 Prefer = Annotated[
     str | None,
     Header(
-        description="`respond-async`: answer at once; `wait=SECONDS`: how long to wait for the end. Both: wait so long."
+        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long."
     ),
 ]
 OnDisconnect = Annotated[
-    Literal["cancel"] | None, Query(description="`cancel`: stop the turn when this stream's reader goes away.")
+    Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
 ]
 TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
-Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the page before.")]
+Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the previous page.")]
 
+_WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _MEANINGS = {
-    400: "The request is not sound: its body is not JSON in UTF-8, ends too early, or its Host is missing or wrong.",
+    400: "The request is malformed: its body is not JSON in UTF-8 or ends too early, or its Host is missing or wrong.",
     401: "An API key is needed.",
-    403: "The host is not this machine's, or a page of another site asks.",
-    404: "There is no such thing, or it is not yours.",
-    409: "It does not fit the state: a turn runs (see `on_busy`), the id is taken, the agent is another one.",
+    403: "The Host is not a name of this machine, or the request comes from a page of another site.",
+    404: "No such object exists, or it belongs to another owner.",
+    409: "It conflicts with the state: a turn is running (see `on_busy`), the id is taken, or the agent differs.",
     413: "The request is too large.",
     415: "The body is not `application/json`.",
-    422: "A field does not hold what it should; `errors` names it.",
-    429: "Too many turns wait in this conversation; `Retry-After` says when to try again.",
-    500: "The service made a mistake.",
-    503: "The store does not answer, too much waits, or this process is shutting down; `Retry-After` says when to try "
-    "again.",
+    422: "A field is invalid. `errors` names it.",
+    429: "Too many turns wait in this conversation. Retry after `Retry-After`.",
+    500: "The service failed.",
+    503: "The store does not answer, too many turns wait, or this process is shutting down. Retry after `Retry-After`.",
 }
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What callers may send, and to which host. `wait_s` is how long an answer may be waited for."""
+    """Limits on requests that are settings. `wait_s` is the longest wait for a turn's end."""
 
     host: str
     max_body_bytes: int
@@ -64,7 +66,7 @@ class Limits:
     cors_origins: tuple[str, ...] = ()
 
 
-_bearer = HTTPBearer(auto_error=False, description="An API key, where the service has a file of them.")
+_bearer = HTTPBearer(auto_error=False, description="An API key, if the service has an API keys file.")
 
 
 async def owner_of(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
@@ -78,12 +80,11 @@ CallerOwner = Annotated[Owner, Depends(owner_of)]
 
 
 def location_of(turn: Turn) -> str:
-    """Give the path of a turn."""
     return f"/conversations/{turn.ref.id}/turns/{turn.number}"
 
 
 def number_of(cursor: str | None, first: int) -> int:
-    """Read a cursor that counts."""
+    """Read a cursor that is a number."""
     if cursor is None:
         return first
     if not (cursor.isascii() and cursor.isdigit()):
@@ -92,12 +93,36 @@ def number_of(cursor: str | None, first: int) -> int:
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Send JSON data as it is: the views made it, a second validation would only cost."""
+    """Return JSON data without FastAPI's second validation."""
     return Response(to_json(data), status, headers, media_type="application/json")
 
 
+def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
+    """Return a turn with status 200 if it is over, 202 if not; `applied` is the value of `Preference-Applied`."""
+    headers = {"Location": location_of(turn)}
+    if applied:
+        headers["Preference-Applied"] = applied
+    return answer(turn_view(turn, internal=internal), 200 if turn.outcome else 202, headers)
+
+
+def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
+    """Return the seconds to wait for a turn's end, and the preferences of `Prefer` (RFC 7240) that apply.
+
+    `respond-async` together with `wait` waits that long, then lets the turn continue.
+    """
+    words = [part.partition(";")[0].strip() for part in (prefer or "").split(",")]
+    waits = [match for word in words if (match := _WAIT.fullmatch(word))]
+    is_async = "respond-async" in map(str.lower, words)
+    applied = ["respond-async"] if is_async else []
+    wait_s = 0.0 if is_async else longest_s
+    if waits:
+        wait_s = float(min(int(waits[0][1]), int(longest_s) or longest_s))
+        applied.append(f"wait={wait_s:g}")
+    return wait_s, ", ".join(applied) or None
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the errors of a route."""
+    """Return the description of a route's errors."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         status: {"description": _MEANINGS[status], "content": content}

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from smolsessions.core.metadata import merge
 from smolsessions.core.records import AgentName, ConversationFields, Ref, StepType
-from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.requests import ConversationPatch, NewConversation  # noqa: TC001 - FastAPI reads the annotations
 from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, answer, number_of, problems
 from smolsessions.web.views import (

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from smolsessions.core.document_format import read_json
 from smolsessions.core.records import AgentName, Ref
-from smolsessions.web.query_parameters import StrictRoute
+from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.requests import ForkRequest, PruneRequest, RollbackRequest
 from smolsessions.web.routes.common import CallerOwner, PathId, answer, problems
 from smolsessions.web.views import (
