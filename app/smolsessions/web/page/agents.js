@@ -1,4 +1,4 @@
-// Whom a new conversation is held with.
+// The choice of a new conversation's agent.
 
 import { byId, make, say, show } from "./dom.js";
 
@@ -15,7 +15,7 @@ export class Agents {
   #found = null;
   #loading = null;
 
-  /** `example(text)` is called when the reader picks one. */
+  /** `example(text)` is called when the user picks an example. */
   constructor(api, connection, example) {
     this.#api = api;
     this.#connection = connection;

@@ -1,6 +1,6 @@
-// Requests with the key; every failure becomes a `Problem` whose message is a sentence for the reader.
+// Requests with the API key. Every failure becomes a `Problem` whose message is a sentence for the user.
 
-const PASSING = new Set([0, 429, 502, 503, 504]); // 0: no answer came at all
+const PASSING = new Set([0, 429, 502, 503, 504]); // 0: no answer
 
 export class Problem extends Error {
   constructor(message, { status = 0, code = "", retryAfterS = 0 } = {}) {
@@ -8,7 +8,7 @@ export class Problem extends Error {
     Object.assign(this, { status, code, retryAfterS });
   }
 
-  /** Whether the same request may go well a little later. */
+  /** True if a later retry of the same request may succeed. */
   get passing() {
     return PASSING.has(this.status);
   }
@@ -21,7 +21,7 @@ export class Api {
     this.#keys = keys;
   }
 
-  /** Give the answer, if it is a good one. `quiet` leaves a missing key to a later request. */
+  /** Return a successful answer. `quiet` does not ask for a missing key. */
   async request(path, { quiet = false, headers = {}, ...options } = {}) {
     for (;;) {
       const key = this.#keys.current();
@@ -29,7 +29,7 @@ export class Api {
       if (response.ok) return response;
       const problem = await problemOf(response);
       if (problem.status !== 401) throw problem;
-      if (key !== this.#keys.current()) continue; // another one was given meanwhile
+      if (key !== this.#keys.current()) continue; // the user entered another key meanwhile
       if (quiet || !(await this.#keys.ask(problem.message))) throw problem;
     }
   }
@@ -60,11 +60,11 @@ export class Api {
 
 function signed(headers, key) {
   if (!key) return headers;
-  // What cannot stand in a header is no key; the service then says so itself.
+  // A text that no header can hold is not sent as a key. The service then refuses the request.
   return { ...headers, Authorization: `Bearer ${/^[\x21-\x7e]+$/.test(key) ? key : "?"}` };
 }
 
-/** Make a problem of what reading an answer's body raised; an abort stays what it is. */
+/** Convert an error of reading an answer's body into a problem. An abort stays as it is. */
 export function broken(error) {
   if (error.name === "AbortError") return error;
   return new Problem("The connection broke off.");

@@ -1,4 +1,4 @@
-// The field for what is said next, with its images; what was typed stays until the service has accepted it.
+// The message field with its images. The typed text stays until the service has accepted it.
 
 import { byId, icon, make, say, show } from "./dom.js";
 
@@ -16,7 +16,7 @@ export class Composer {
   #state = "idle"; // or sending, running
   #send;
 
-  /** `send(text, files)` and `stop()` are called when the reader wants it. */
+  /** `send(text, files)` and `stop()` are called on the user's request. */
   constructor({ send, stop }) {
     this.#send = send;
     byId("composer").addEventListener("submit", (event) => {
@@ -52,15 +52,15 @@ export class Composer {
     show(byId("send"), !running);
     byId("send").disabled = this.#field.readOnly = state === "sending";
     byId("hint").textContent = HINTS[state];
-    if (pressed?.hidden || pressed?.disabled) this.focus(); // the button that had the focus is gone
+    if (pressed?.hidden || pressed?.disabled) this.focus(); // the focused button disappeared
   }
 
   stopping() {
-    byId("stop").ariaDisabled = "true"; // disabled for good, it would lose the focus
+    byId("stop").ariaDisabled = "true"; // `disabled` would take the focus away
     byId("stop").querySelector("span").textContent = "Stopping …";
   }
 
-  /** Show a sentence about what went wrong; none takes it away. */
+  /** Show an error sentence, or hide it if none is passed. */
   complain(sentence) {
     say(byId("problem"), sentence);
   }
@@ -141,7 +141,7 @@ export class Composer {
   }
 }
 
-/** Give a file as a data: URL, which is base64 with its kind. */
+/** Return a file as a data: URL, which holds its type and its base64. */
 export function encoded(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();

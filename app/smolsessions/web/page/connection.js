@@ -1,4 +1,4 @@
-// Whether the service can be reached: shown while it cannot, and waited for with a bounded back-off.
+// The connection to the service: shows when it is lost, and retries with a bounded back-off.
 
 import { byId, show } from "./dom.js";
 
@@ -27,7 +27,7 @@ export class Connection {
     this.#wake();
   }
 
-  /** Wait before the next attempt: longer each time, and never less than the service asked for. */
+  /** Wait before the next attempt: longer each time, and at least as long as the service asked for. */
   pause(attempt, signal, atLeastS = 0) {
     const backOff = Math.min(LONGEST_MS, FIRST_MS * 2 ** attempt) * (0.5 + Math.random() / 2);
     return new Promise((resolve, reject) => {
@@ -45,7 +45,7 @@ export class Connection {
     });
   }
 
-  /** Do work that may be repeated until it is answered, with whatever answer. */
+  /** Repeat idempotent work until the service returns any answer. */
   async insist(work, signal) {
     for (let attempt = 0; ; attempt += 1) {
       try {

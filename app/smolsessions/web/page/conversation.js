@@ -1,4 +1,4 @@
-// One conversation on the page: its past turns, the one that runs, and what is sent next.
+// One conversation on the page: its past turns, its running turn, and the next message.
 
 import { Problem } from "./api.js";
 import { byId, say, show } from "./dom.js";
@@ -9,7 +9,7 @@ import { TurnCard } from "./turn.js";
 
 const PAGE = 100;
 const TITLE_CHARS = 80;
-const SAID_CHARS = 1500; // of an answer that is read out
+const SAID_CHARS = 1500; // of an answer for screen readers
 const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
 
 export class Conversation {
@@ -17,7 +17,7 @@ export class Conversation {
   #parts;
   #stop = new AbortController();
   #cards = new Map(); // number → TurnCard
-  #running = new Set(); // the cards that are followed, the oldest first
+  #running = new Set(); // the cards that follow a stream, the oldest first
   #looking = false;
 
   /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id). */
@@ -26,7 +26,7 @@ export class Conversation {
     byId("missing-again").addEventListener("click", () => this.open(this.id));
   }
 
-  /** Show the beginning of a new one. */
+  /** Show the start of a new conversation. */
   begin() {
     this.#leave(null);
     this.#head("New conversation", null);
@@ -56,7 +56,7 @@ export class Conversation {
     }
   }
 
-  /** See whether another tab or client did something here. */
+  /** Look for turns that another tab or client added. */
   async look() {
     if (!this.id || this.#running.size || this.#looking || !byId("missing").hidden) return;
     this.#looking = true;
@@ -95,7 +95,7 @@ export class Conversation {
       composer.complain(problem.message);
       await this.look();
       if (problem.status || signal.aborted || composer.text !== message) return;
-      if (this.#last > before && this.#cards.get(this.#last).message === message) composer.clear(); // it had arrived
+      if (this.#last > before && this.#cards.get(this.#last).message === message) composer.clear(); // the service has the message
     }
   }
 
@@ -139,7 +139,7 @@ export class Conversation {
     this.#follow(card, isStream ? response : null);
   }
 
-  /** The reader went elsewhere while it was sent, or the turn was found meanwhile: this stream is not needed. */
+  /** The user left the conversation during the request, or the turn was found meanwhile: the stream is not needed. */
   #known(id, message, leaving) {
     const { composer, changed } = this.#parts;
     leaving.abort();
@@ -254,7 +254,7 @@ export class Conversation {
   }
 }
 
-/** Read which turn an answer is about. */
+/** Return the turn that an answer belongs to. */
 function turnOf(response) {
   const found = LOCATION.exec(response.headers.get("Location") ?? "");
   if (!found) throw new Problem("The service did not say which turn this is; look at the list.");
@@ -266,7 +266,7 @@ function titleFrom(message) {
   return characters.length > TITLE_CHARS ? `${characters.slice(0, TITLE_CHARS - 1).join("")}…` : characters.join("");
 }
 
-/** Tell those who hear the page how a turn ended: once, and not each piece. */
+/** Announce the end of a turn to screen readers, once and not for each piece. */
 function announce({ ending }) {
   byId("announcement").textContent = ending.slice(0, SAID_CHARS);
 }

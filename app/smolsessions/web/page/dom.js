@@ -1,9 +1,9 @@
-// Elements are made here and nowhere else. Whatever a model, a tool or a user said becomes a text node, never markup.
+// The only module that creates elements. Text of models, tools and users becomes a text node, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const NODE_CHARS = 2000; // a text node that grows without end is copied as a whole with each piece
+const NODE_CHARS = 2000; // a browser copies the whole text node for each piece
 
-/** Make an element: properties as in JavaScript, `data` for data-*, other names with a dash as attributes. */
+/** Create an element: properties as in JavaScript, `data` for data-*, other names with a dash as attributes. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -29,7 +29,7 @@ export function icon(name) {
   return svg;
 }
 
-/** Append text; the cost is that of the piece, not of what stands there already. */
+/** Append text. The cost depends on the new piece, not on the text before it. */
 export function write(parent, text) {
   if (!text) return;
   const last = parent.lastChild;
@@ -41,19 +41,19 @@ export function show(element, visible) {
   element.hidden = !visible;
 }
 
-/** Show a sentence in an element, or hide it where there is none. */
+/** Show a sentence in an element, or hide the element if the sentence is empty. */
 export function say(element, sentence) {
   element.textContent = sentence ?? "";
   element.hidden = !sentence;
 }
 
-/** Open a dialog and wait for its end: true when its form was submitted. */
+/** Open a dialog and wait until it closes: true if its form was submitted. */
 export function asked(dialog, form, cancel) {
   const listening = new AbortController();
   const { signal } = listening;
   return new Promise((resolve) => {
     const settle = (answer) => {
-      listening.abort(); // at once: the dialog may be opened for another question before it says that it closed
+      listening.abort(); // at once: the dialog may open again before its close event
       dialog.close();
       resolve(answer);
     };

@@ -1,4 +1,4 @@
-// Times, counts and arguments as people read them.
+// Times, counts and arguments in readable form.
 
 export function duration(ms) {
   if (ms === null || ms === undefined) return "";
@@ -23,7 +23,7 @@ export function joined(...parts) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** A value in one line, for a summary; the style cuts it where the line ends. */
+/** A value in one line, for a summary. CSS cuts it at the end of the line. */
 export function brief(value, most = 160) {
   const text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
   const line = text.slice(0, 2 * most).replace(/\s+/g, " ").trim();

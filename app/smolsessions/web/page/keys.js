@@ -1,4 +1,4 @@
-// The API key: asked for when the service wants one, kept for this tab or, if wished, for this device.
+// The API key: requested if the service needs one, and kept for this tab or, on request, for this device.
 
 import { asked, byId, say, show } from "./dom.js";
 
@@ -6,11 +6,11 @@ const NAME = "smolsessions.key";
 
 export class Keys {
   #asking = null;
-  #memory = null; // where the browser lets no page store anything
+  #memory = null; // used if the browser allows no storage
 
   #given;
 
-  /** `given()` is called when the reader gave a key. */
+  /** `given()` is called when the user has entered a key. */
   constructor(given) {
     this.#given = given;
     byId("forget").addEventListener("click", () => {
@@ -24,7 +24,7 @@ export class Keys {
     return this.#memory ?? read(() => sessionStorage.getItem(NAME) ?? localStorage.getItem(NAME));
   }
 
-  /** Ask for a key; true when one was given. Those who ask at the same time share the dialog. */
+  /** Ask for a key: true if the user entered one. Concurrent calls share the dialog. */
   ask(reason) {
     this.#asking ??= this.#ask(reason).finally(() => (this.#asking = null));
     return this.#asking;

@@ -1,4 +1,4 @@
-// The conversations, the newest first: to open, to delete, and to see which one works.
+// The list of conversations, newest first: opens and deletes them, and marks the busy ones.
 
 import { asked, byId, icon, make, say, show } from "./dom.js";
 import { ago } from "./figures.js";
@@ -14,7 +14,7 @@ export class List {
   #current = null;
   #more = byId("list-more");
 
-  /** `deleted(id)` is called when one was deleted here. */
+  /** `deleted(id)` is called after a conversation was deleted here. */
   constructor(api, connection, deleted) {
     this.#api = api;
     this.#connection = connection;
@@ -22,12 +22,12 @@ export class List {
     this.#more.addEventListener("click", () => this.load());
   }
 
-  /** Load what could not be loaded. */
+  /** Retry a failed load. */
   retry() {
     if (this.#failed) this.load();
   }
 
-  /** Load the first page, or the next one. */
+  /** Load the first page or the next page. */
   async load() {
     this.#more.disabled = true;
     const query = this.#cursor ? `?cursor=${encodeURIComponent(this.#cursor)}` : "";
@@ -51,7 +51,7 @@ export class List {
     }
   }
 
-  /** Look at one again: it is new, or something happened in it. */
+  /** Reload one conversation that is new or has changed. */
   async touch(id) {
     try {
       this.#put(await this.#api.json(`/conversations/${id}`, { quiet: true }), "prepend");
@@ -119,7 +119,7 @@ export class List {
   }
 }
 
-/** Write into a row what is known now; the row stays, and with it the focus. */
+/** Update a row in place, so that it keeps the focus. */
 function fill(row, view) {
   const title = titleOf(view);
   const works = view.running_turn !== null || view.queued_turns > 0;

@@ -1,4 +1,4 @@
-// The start of the page: its parts put together, and the address that says what is shown.
+// The start of the page: creates its parts and follows the address, which names the open conversation.
 
 import { Agents } from "./agents.js";
 import { Api } from "./api.js";
@@ -63,7 +63,7 @@ function route() {
   composer.focus();
 }
 
-// On a narrow screen the list is a drawer: whatever is not in front cannot be reached.
+// On a narrow screen the list is a drawer. Only the front part can take the focus.
 const narrow = matchMedia("(max-width: 760px)");
 
 function menu(open) {
@@ -93,7 +93,7 @@ byId("new").addEventListener("click", () => {
 });
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which conversation is shown
+  event.preventDefault(); // the address names the open conversation
   byId("message").focus();
 });
 

@@ -1,4 +1,4 @@
-// Images of a conversation: fetched with the key, shown as blob: addresses, opened large by a click.
+// Images of a conversation: fetched with the key, shown as blob: addresses, enlarged by a click.
 
 import { byId, make } from "./dom.js";
 
@@ -17,7 +17,7 @@ export class Pictures {
     });
   }
 
-  /** A button that shows the image, once it is there. */
+  /** A button that shows the image once it is loaded. */
   of({ url, width, height }, name) {
     const place = this.#button(name, { width, height });
     this.#fetched(url).then(
@@ -29,14 +29,14 @@ export class Pictures {
     return place;
   }
 
-  /** The same for a file that this browser has. */
+  /** The same for a file of this browser. */
   ofFile(file) {
     const place = this.#button(file.name || "Attached image", {});
     place.querySelector("img").src = this.#keep(file.name + file.size + file.lastModified, file);
     return place;
   }
 
-  /** Let go of all images: another conversation is shown. */
+  /** Release all images, because another conversation opens. */
   forget() {
     this.#stop.abort();
     this.#stop = new AbortController();

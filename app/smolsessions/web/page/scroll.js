@@ -1,4 +1,4 @@
-// The place in the transcript: it follows what is written while the reader is at its end, and stays put otherwise.
+// The scroll position of the transcript: it follows new text while the user is at the end, else it stays.
 
 import { show } from "./dom.js";
 
@@ -16,7 +16,7 @@ export class Place {
     this.#button = button;
     view.addEventListener("scroll", () => this.#moved(), { passive: true });
     button.addEventListener("click", () => this.toEnd());
-    // What the reader opens opens downwards: the line that was clicked stays where it is.
+    // A section opens downwards, so that the clicked line stays in place.
     content.addEventListener("click", (event) => {
       if (!event.target.closest("summary")) return;
       this.#atEnd = false;
@@ -32,14 +32,14 @@ export class Place {
     this.#follow();
   }
 
-  /** What is read from its beginning does not follow. */
+  /** A transcript that is read from its beginning does not follow new text. */
   toStart() {
     this.#follows = false;
     this.#view.scrollTop = 0;
     show(this.#button, false);
   }
 
-  /** A reader moves up; what is written only makes the way down longer. */
+  /** The user scrolled up. New text alone only increases the distance to the end. */
   #moved() {
     const { scrollTop } = this.#view;
     if (scrollTop < this.#last || this.#left < NEAR_PX) this.#look();

@@ -1,15 +1,15 @@
-// One step of an agent and one call of a tool: what was thought, written, called and seen.
+// One step of an agent, and one tool call: thought, code, arguments and result.
 
 import { make, show, write } from "./dom.js";
 import { brief, duration, entriesOf, joined, tokens, whole } from "./figures.js";
 import { Text } from "./text.js";
 
-const PREFIX = "Thought:"; // a CodeAgent's model begins with it; it stands in the heading already
+const PREFIX = "Thought:"; // a CodeAgent's model begins with it, and the heading shows it
 const SEEN = /^Execution logs:\n(?<printed>[^]*?)\n?Last output from code snippet:\n(?<value>[^]*)$/;
 const SHORT_CHARS = 600;
 const LABELS = { answer: "Answer", thought: "Thought", code: "Code", plan: "Plan" };
 
-/** A step: a line that sums it up, and all of it inside. */
+/** A step: a summary line, with the details inside. */
 export class Step {
   element = make("li", { className: "step" });
   #title = make("span", { className: "step-title" }, "Thinking");
@@ -20,12 +20,12 @@ export class Step {
   #details;
   #kind;
   #number;
-  #parts = new Map(); // model call and channel → {element, part}: where its text is written
+  #parts = new Map(); // model call and channel → {element, part} of its text
   #drafts = new Map(); // model call and index → a call whose arguments are still being written
   #calls = [];
   #touched = false;
-  #answers = false; // it gave an answer, which then is all that it has seen
-  #last = null; // what an interpreter gave back
+  #answers = false; // its result is the answer
+  #last = null; // the last result of an interpreter
 
   constructor({ step, agent, kind }, depth) {
     this.#number = make("span", { className: "number" }, String(step ?? ""));
@@ -37,7 +37,7 @@ export class Step {
     this.begin(kind);
   }
 
-  /** Begin, or begin again where an earlier attempt was broken off. */
+  /** Start, or restart after an interrupted attempt. */
   begin(kind) {
     this.#kind = kind ?? "action";
     this.#body.replaceChildren();
@@ -53,12 +53,12 @@ export class Step {
     else this.#part(event).part.push(event.text);
   }
 
-  /** What it says now is shown outside of it, as the answer. */
+  /** Show its current text outside of the step, as the answer. */
   answer() {
     if (this.element.dataset.state === "running") this.#title.textContent = "Answering";
   }
 
-  /** Keep a text that was shown as the answer and was none. */
+  /** Keep a text that was shown as the answer but is not the answer. */
   retire(raw, label) {
     this.#section(label, "retired", (target) => new Text(target).replace(raw));
   }
@@ -99,7 +99,7 @@ export class Step {
     this.#state(event.error ? "wrong" : "done");
   }
 
-  /** The turn is over and this step is not: it is not kept. */
+  /** The turn ended before this step was finished, so the step is not saved. */
   breakOff() {
     if (this.element.dataset.state !== "running") return;
     for (const { part } of this.#parts.values()) part.finish();
@@ -191,10 +191,10 @@ export class Step {
   }
 }
 
-/** A call of a tool or of a managed agent, whose steps stand inside. */
+/** A call of a tool, or of a managed agent with its steps inside. */
 export class Call {
   element;
-  /** The steps of the agent that was called. */
+  /** The steps of the called agent. */
   steps = make("ol", { className: "steps" });
   #name;
   #short = make("span", { className: "preview" });
@@ -215,7 +215,7 @@ export class Call {
     return this.#name;
   }
 
-  /** What it was for, in one line. */
+  /** Its arguments and its result in one line. */
   get preview() {
     return this.#preview;
   }
@@ -248,13 +248,13 @@ export class Call {
   }
 }
 
-/** Tell what a code block printed from the value of its last line, which is of no use where it is None. */
+/** Separate a code block's printed text from the value of its last line, and drop a value of None. */
 function seenIn(observations) {
   const { printed, value } = SEEN.exec(observations)?.groups ?? { printed: observations, value: "" };
   return { printed: printed.replace(/\n$/, ""), value: value.trim() === "None" ? "" : value };
 }
 
-/** Write to a text without the prefix that stands in its heading already. */
+/** Write to a text without the prefix that its heading already shows. */
 function withoutPrefix(text) {
   let held = "";
   let begun = false;
@@ -272,7 +272,7 @@ function withoutPrefix(text) {
       if (held.startsWith(PREFIX)) {
         held = held.slice(PREFIX.length).trimStart();
         if (held) begin(held);
-        else held = PREFIX; // white space is to come
+        else held = PREFIX; // white space may follow
       } else if (!PREFIX.startsWith(held)) begin(held);
     },
     finish: () => {
@@ -282,7 +282,7 @@ function withoutPrefix(text) {
   };
 }
 
-/** A call that is known from the turn alone: its log has expired. */
+/** A call that is known only from the turn, because its log has expired. */
 export function pastCall({ name, arguments: given, ok, duration_ms: ms }) {
   const call = new Call(name);
   call.start(given);
@@ -292,7 +292,7 @@ export function pastCall({ name, arguments: given, ok, duration_ms: ms }) {
   return element;
 }
 
-/** A text of a tool; one that may have to be scrolled can be reached with the keyboard. */
+/** A text of a tool. The keyboard can reach it if it may need scrolling. */
 function block(text) {
   return make("pre", text.length > SHORT_CHARS ? { tabIndex: 0 } : {}, text);
 }

@@ -1,13 +1,13 @@
-// A turn's events: server-sent events read with fetch (an EventSource can send no key), whole across broken connections.
+// A turn's events over SSE, read with fetch (an EventSource cannot send a key) and complete across lost connections.
 
 import { broken } from "./api.js";
 
-const SILENCE_MS = 45_000; // the service says something every 15 s
+const SILENCE_MS = 45_000; // the service pings every 15 s
 export const FINAL = new Set(["turn.finished", "turn.failed", "turn.cancelled"]);
 
 /**
- * Give each event after `after` once, up to the final one. `response` is a stream that is open already. What breaks is asked
- * for again from the last event on; what cannot heal is raised as a `Problem`.
+ * Yield each event after `after` once, up to the final one. `response` is an open stream. A broken stream is resumed
+ * after its last event. A permanent error is thrown as a `Problem`.
  */
 export async function* eventsOf({ api, connection, path, signal, response = null, after = 0 }) {
   let last = after;
@@ -92,6 +92,6 @@ function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {
-    return null; // no event of ours
+    return null; // not an event of the service
   }
 }

@@ -1,4 +1,4 @@
-// Text as it arrives, with code set apart: ``` blocks, `code` and **strong**; all else stays as it was written.
+// Streamed text with ``` blocks, `code` and **strong**. All other text stays as it is.
 
 import { make, write } from "./dom.js";
 
@@ -10,14 +10,14 @@ const BEFORE_STRONG = /^$|[\s([{"'–—:/]/;
 const LABEL_CHARS = 40;
 const WORD = /[\p{L}\p{N}_]/u;
 
-/** Appends pieces to an element. The cost of a piece is its own length: nothing is set twice. */
+/** Appends pieces to an element. A piece costs its own length, because no text is rendered twice. */
 export class Text {
   #target;
-  #block = null; // the paragraph or code that is written to
+  #block = null; // the current paragraph or code
   #fence = null; // the backticks that opened a code block
   #open = []; // inline marks that wait for their end: {mark, element}
-  #line = ""; // of the current line, enough to see where it began and what came last
-  #held = ""; // what cannot be judged before the next piece
+  #line = ""; // of the current line: its start and its last characters
+  #held = ""; // text that waits for the next piece
   #pieces = [];
 
   constructor(target) {
@@ -25,7 +25,7 @@ export class Text {
     target.classList.add("text");
   }
 
-  /** What was pushed, as it was pushed. */
+  /** The raw text. */
   get raw() {
     return this.#pieces.join("");
   }
@@ -35,7 +35,7 @@ export class Text {
     this.#take(this.#held + piece, false);
   }
 
-  /** Nothing more comes. */
+  /** The text is complete. */
   finish() {
     this.#take(this.#held, true);
     this.#revert();
@@ -171,7 +171,7 @@ export class Text {
     return this.#open.at(-1)?.element ?? this.#block;
   }
 
-  /** A mark without an end was none. */
+  /** A mark without an end is plain text. */
   #revert() {
     for (const { mark, element } of this.#open.reverse()) element.replaceWith(mark, ...element.childNodes);
     this.#open = [];

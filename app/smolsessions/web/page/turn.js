@@ -1,4 +1,4 @@
-// One turn: what was said, the steps that followed from it as their events come, and the answer.
+// One turn: the message, its steps as their events arrive, and the answer.
 
 import { icon, make, show } from "./dom.js";
 import { count, duration, joined, tokens } from "./figures.js";
@@ -29,11 +29,11 @@ export class TurnCard {
   #timer = null;
   #byId = new Map(); // step_id → Step
   #calls = new Map(); // call_id → Call
-  #answering = null; // {callId, step} of what stands in the answer's place
-  #seen = new Set(); // images that were shown: a step repeats what it was given
+  #answering = null; // {callId, step} of the text in the answer's place
+  #seen = new Set(); // shown images: a step repeats its input
   #replay = null;
 
-  /** `replay()` gives all events of a turn that is over; it raises a `Problem`. */
+  /** `replay()` yields all events of a turn that is over. It throws a `Problem`. */
   constructor({ number, message, files = [], pictures, replay }) {
     this.#number = number;
     this.#pictures = pictures;
@@ -58,20 +58,20 @@ export class TurnCard {
     return this.#said.textContent;
   }
 
-  /** Show the images that came with the message, unless this browser sent them. */
+  /** Show the images of the message, except if this browser sent them. */
   attach(images) {
     if (this.#given.childElementCount) return;
     this.#given.append(...images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of the message`)));
     show(this.#given, images.length > 0);
   }
 
-  /** How it ended, to be read out. */
+  /** Its end in words, for screen readers. */
   get ending() {
     const note = this.#note.textContent;
     return this.#answer.hidden ? note : `Answer: ${this.#text.raw} ${note}`;
   }
 
-  /** A worker has it, or will: events are to come. */
+  /** The turn is running or queued, so events will arrive. */
   run() {
     this.running = true;
     this.#replay = null;
@@ -87,7 +87,7 @@ export class TurnCard {
       return;
     }
     const act = this.#acts[event.type];
-    if (act) act(event); // other kinds of events are of a later version
+    if (act) act(event); // a later version may send other events
   }
 
   /** Show a turn that is over. */
@@ -117,7 +117,7 @@ export class TurnCard {
     show(this.#foot, true);
   }
 
-  /** It is looked at no more: the page shows something else, or may not see it. */
+  /** Stop showing it: the page shows something else, or lacks access. */
   leave() {
     clearInterval(this.#timer);
     this.running = false;
@@ -137,7 +137,7 @@ export class TurnCard {
       this.#say(event.attempt > 1 ? "Taken over by another worker" : "Working");
     },
     "step.started": (event) => {
-      // What was shown as the answer was none where another step follows: a check refused it.
+      // If another step follows, the text shown as the answer is not the answer: a check refused it.
       if (this.#answering && !event.parent_call_id) this.#retire("Not taken as the answer");
       const known = this.#byId.get(event.step_id);
       if (known) known.begin(event.kind);
