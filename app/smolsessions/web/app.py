@@ -1,38 +1,30 @@
-"""The HTTP interface put together: routes, errors, gate, and its description, served from here."""
+"""The HTTP applications and their OpenAPI document."""
 
 from __future__ import annotations
 
-import importlib.resources
-import re
-from base64 import b64encode
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import FileResponse, HTMLResponse
-from fastapi.staticfiles import StaticFiles
 
 from smolsessions import __version__
+from smolsessions.core.errors import ShuttingDownError
 from smolsessions.core.metadata import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_views import event_schemas
 from smolsessions.web.middleware import RequestChecks
-from smolsessions.web.routes.common import Limits
+from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes
-from smolsessions.web.routes.health import health_routes
 from smolsessions.web.routes.history import history_routes
 from smolsessions.web.routes.new_turns import new_turn_routes
 from smolsessions.web.routes.turns import turn_routes
 from smolsessions.web.sse import EventStreams
+from smolsessions.web.static_files import serve_docs, serve_page
 
 if TYPE_CHECKING:
-    from fastapi import Response
-
     from smolsessions.core.conversations import Conversations
     from smolsessions.core.history import History
     from smolsessions.core.turns import Turns
@@ -41,31 +33,20 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
 )
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_MOST_CHAR_BYTES = 12  # of one character in JSON: two escapes
-HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers 404 or 405 to it
-PAGE_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+MAX_CHAR_BYTES = 12  # of one character in JSON: two escapes
+MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it with 404 or 405
 
 
 def create_app(
     turns: Turns,
     conversations: Conversations,
-    memories: History,
+    history: History,
     *,
     authenticator: Authenticator,
     metrics_source: MetricsSource,
     limits: Limits,
 ) -> FastAPI:
-    """Make the application."""
+    """Return the application of a process that serves the API."""
     app = FastAPI(
         title="smolsessions",
         version=__version__,
@@ -80,18 +61,18 @@ def create_app(
     app.include_router(new_turn_routes(turns, limits, streams))
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
-    app.include_router(history_routes(memories))
+    app.include_router(history_routes(history))
     app.include_router(agent_routes(conversations))
     app.include_router(health_routes(metrics_source))
-    _serve_docs(app)
-    _serve_page(app)
+    serve_docs(app)
+    serve_page(app)
     app.add_middleware(
         RequestChecks,
         authenticator=authenticator,
         host=limits.host,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
-        max_text_bytes=limits.max_message_chars * _MOST_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
+        max_text_bytes=limits.max_message_chars * MAX_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
     )
     problems.install(app)
     if limits.cors_origins:
@@ -107,25 +88,49 @@ def create_app(
 
 
 def create_health_app(metrics_source: MetricsSource, authenticator: Authenticator, host: str) -> FastAPI:
-    """Make the application of a process that only plays: health and figures."""
+    """Return the application of a worker process: health and metrics."""
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(metrics_source))
-    bounds = {"max_body_bytes": HEALTH_BODY_BYTES, "max_text_bytes": HEALTH_BODY_BYTES}
+    bounds = {"max_body_bytes": MAX_HEALTH_BODY_BYTES, "max_text_bytes": MAX_HEALTH_BODY_BYTES}
     app.add_middleware(RequestChecks, authenticator=authenticator, host=host, origins=(), **bounds)
     problems.install(app, problems.OF_A_WORKER)
     return app
 
 
+def health_routes(metrics_source: MetricsSource) -> APIRouter:
+    """Return the routes that need no API key. Their answers hold no content."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/livez", responses=problems.responses(None))
+    async def livez() -> Response:
+        """Return 200 while the process runs."""
+        return answer({"status": "ok"})
+
+    @router.get("/readyz", responses=problems.responses(None))
+    async def readyz(request: Request) -> Response:
+        """Return 200 while the process accepts requests, 503 during shutdown."""
+        if request.app.state.draining:
+            raise ShuttingDownError
+        return answer({"status": "ok"})
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **problems.responses(None)})
+    async def figures() -> Response:
+        """Return metrics in the Prometheus text format."""
+        return Response(await metrics_source.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
 def schema_yaml() -> str:
-    """Give the description as YAML; it depends on no setting."""
-    nothing: Any = None
+    """Return the OpenAPI document as YAML. It depends on no setting."""
+    unused: Any = None
     app = create_app(
-        nothing,
-        nothing,
-        nothing,
+        unused,
+        unused,
+        unused,
         authenticator=Authenticator(None, loopback=True),
-        metrics_source=nothing,
+        metrics_source=unused,
         limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
     )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
@@ -137,52 +142,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for path in schema["paths"].values():
             for operation in path.values():
                 if "security" in operation:
-                    operation["security"].append({})  # without a file of keys none is needed
+                    operation["security"].append({})  # a service without API keys needs none
         schemas = schema["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which no route returns
             schemas.pop(name, None)
-        schemas.update(event_schemas())
-        schemas["FieldProblem"] = problems.FieldProblem.model_json_schema()
-        problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        problem.pop("$defs", None)
-        schemas["Problem"] = problem
         app.openapi_schema = schema
+        schemas.update(event_schemas() | problems.schemas())
     return app.openapi_schema
-
-
-def _serve_docs(app: FastAPI) -> None:
-    """Serve the description's page with scripts of our own: no address outside the service."""
-    scripts = importlib.resources.files("fastapi_offline").joinpath("static")
-    app.mount("/docs/static", _Page(directory=str(scripts)), name="docs-static")
-    page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title="smolsessions",
-        swagger_js_url="/docs/static/swagger-ui-bundle.js",
-        swagger_css_url="/docs/static/swagger-ui.css",
-        swagger_favicon_url="/docs/static/favicon.png",
-    )
-    inline = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
-    digests = " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline)
-    headers = PAGE_HEADERS | {"Content-Security-Policy": POLICY.replace("script-src", f"script-src {digests}")}
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page.body, headers=headers)
-
-
-def _serve_page(app: FastAPI) -> None:
-    folder = str(importlib.resources.files("smolsessions.web").joinpath("page"))
-    app.mount("/page", _Page(directory=folder), name="page")
-
-    @app.get("/", include_in_schema=False)
-    async def front() -> FileResponse:
-        return FileResponse(f"{folder}/index.html", media_type="text/html", headers=PAGE_HEADERS)
-
-
-class _Page(StaticFiles):
-    """The page's files; a browser asks each time whether they are still the same, so that a new release is seen."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(PAGE_HEADERS)
-        return response

@@ -1,4 +1,4 @@
-"""Who is calling, and whether this process may be called by them."""
+"""Authentication of callers by API key."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+CHECK_INTERVAL_S = 2.0
 LOCAL = Owner("local")
-_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
-_OPEN = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
-_KEY = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+_KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
+_READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
+_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
-    """A stream that ends with its key."""
+class _Stream:
+    """Stream that ends if its key is revoked."""
 
     authorization: str | None
     owner: Owner
@@ -37,10 +37,10 @@ class _Held:
 
 
 class Authenticator:
-    """Finds the owner behind a request. The keys file is read again when it changes.
+    """Finds the owner of a request by its API key. It reloads the keys file if the file changes.
 
-    A file that all users may read is refused at start. One that becomes so later is warned of and read, since a
-    refusal would keep its new keys out and its revoked keys in.
+    At start it refuses a file that all users can read. Later it reads such a file and logs a warning, because a
+    refusal would keep new keys out and revoked keys in.
     """
 
     def __init__(self, path: Path | None, *, loopback: bool) -> None:
@@ -48,8 +48,8 @@ class Authenticator:
         self._loopback = loopback
         self._read_at: tuple[int, ...] | None = None
         self._owners: Mapping[bytes, Owner] = {}
-        self._checked: Mapping[bytes, Owner] = {}  # the keys that all held streams were last checked against
-        self._held: set[_Held] = set()
+        self._checked: Mapping[bytes, Owner] = {}  # keys at the last check of the streams
+        self._streams: set[_Stream] = set()
         self._timer: asyncio.TimerHandle | None = None
         if path:
             self._refresh(path)
@@ -57,7 +57,7 @@ class Authenticator:
 
     @classmethod
     def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Authenticator:
-        """Refuse to be open to a network without keys, unless asked to."""
+        """Raise `StartError` if the service is open to a network without keys, unless `anonymous` allows it."""
         if not path and not loopback and not anonymous:
             raise StartError(
                 "SMOLSESSIONS_HOST is open to the network and no API keys are set; set SMOLSESSIONS_API_KEYS_FILE "
@@ -67,7 +67,7 @@ class Authenticator:
 
     @property
     def sentence(self) -> str:
-        """Say who may connect."""
+        """Access in words, for the start message."""
         where = "this machine only" if self._loopback else "anyone who reaches it"
         return f"{where}, {'with an API key' if self._path else 'without a key'}"
 
@@ -76,14 +76,14 @@ class Authenticator:
         return self._loopback
 
     def owner(self, authorization: str | None) -> Owner:
-        """Give the owner of the key, or raise `UnauthorizedError`."""
+        """Return the owner of the key. Raises `UnauthorizedError`."""
         if not self._path:
             return LOCAL
         self._refresh(self._path)
-        match = _KEY.fullmatch(authorization or "")
+        match = _BEARER.fullmatch(authorization or "")
         if not match:
             raise UnauthorizedError
-        # Looked up by digest: what a comparison's time could tell is about the digest, not about a key.
+        # The lookup compares digests, so that its duration reveals nothing about a key.
         owner = self._owners.get(hashlib.sha256(match[1].encode()).digest())
         if owner is None:
             raise UnauthorizedError("This API key is not known here.")
@@ -91,35 +91,37 @@ class Authenticator:
 
     @contextmanager
     def watch_key(self, authorization: str | None, owner: Owner, end: Callable[[], None]) -> Iterator[None]:
-        """Call `end` within seconds if the key is revoked, or becomes another owner's, before the block is left."""
+        """Call `end` within seconds if the key is revoked or changes its owner inside the block."""
         if not self._path:
             yield
             return
-        held = _Held(authorization, owner, end)
-        if not self._stands(held):
+        stream = _Stream(authorization, owner, end)
+        if not self._is_valid(stream):
             raise UnauthorizedError
-        self._held.add(held)
+        self._streams.add(stream)
         if self._timer is None:
-            self._look()
+            self._check_streams()
         try:
             yield
         finally:
-            self._held.discard(held)
+            self._streams.discard(stream)
 
-    def _look(self) -> None:
+    def _check_streams(self) -> None:
         assert self._path
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._held else None
+        self._timer = (
+            asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_streams) if self._streams else None
+        )
         self._refresh(self._path)
         if self._owners is self._checked:
             return
         self._checked = self._owners
-        for held in list(self._held):
-            if not self._stands(held):
-                held.end()
+        for stream in list(self._streams):
+            if not self._is_valid(stream):
+                stream.end()
 
-    def _stands(self, held: _Held) -> bool:
+    def _is_valid(self, stream: _Stream) -> bool:
         try:
-            return self.owner(held.authorization) == held.owner
+            return self.owner(stream.authorization) == stream.owner
         except UnauthorizedError:
             return False
 
@@ -130,15 +132,15 @@ class Authenticator:
             if changed_at != self._read_at:
                 self._owners = _read(path)
                 if self._read_at and open_to_all(found):
-                    log.warning(_OPEN, path, path, extra={"action": "keys.open"})
+                    log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
                 self._read_at = changed_at
                 if not self._owners:
-                    log.warning("%s holds no key, so nobody can connect", path, extra={"action": "keys.none"})
+                    log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
         except (OSError, UnicodeDecodeError, StartError) as error:
             if self._read_at is None:
                 sentence = error.message if isinstance(error, StartError) else f"it cannot be read: {error}"
                 raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {sentence}") from error
-            log.error("the API keys stay as they were: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
+            log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
 
 
 def _read(path: Path) -> dict[bytes, Owner]:
@@ -146,7 +148,7 @@ def _read(path: Path) -> dict[bytes, Owner]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        match = _LINE.fullmatch(line.strip())
+        match = _KEY_LINE.fullmatch(line.strip())
         if not match:
             raise StartError(f"line {number} is not `owner sha256-of-key`; `smolsessions new-api-key OWNER` makes one")
         owners[bytes.fromhex(match[2])] = Owner(match[1])

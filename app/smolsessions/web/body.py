@@ -89,7 +89,7 @@ def check_structure(body: bytes, max_text_bytes: int) -> None:
 
 
 def _without_image(part: bytes) -> bytes:
-    """Remove base64 from a part between quotation marks; some clients escape its slashes."""
+    """Remove base64 from a part between quotation marks. Some clients escape its slashes."""
     if len(part) < _MIN_IMAGE_BYTES or part.endswith(b"\\"):
         return part
     url = _IMAGE_URL.match(part)

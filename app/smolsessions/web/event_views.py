@@ -58,7 +58,7 @@ class TurnEndedView(EventView):
 
 
 def _model(title: str, event: type, doc: str | None = None, **replaced: Any) -> type[BaseModel]:
-    """Derive the schema of an event; its step's fields are on the wire beside its own."""
+    """Derive the schema of an event. The fields of its step are on the wire beside its own."""
     own = fields_of(event, StepImage=StepImageView, Usage=UsageView, StepError=StepErrorView, Where=Where)
     step = _STEP if own.pop("where", None) else {}
     kind = get_args(get_type_hints(event)["type"])[0]
@@ -81,14 +81,14 @@ _EVENT: Any = Annotated[reduce(or_, _MODELS), Field(discriminator="type")]
 
 
 def event_schemas() -> dict[str, Any]:
-    """Return the schemas of events for the OpenAPI document; `Event` is the `data` of an SSE frame."""
+    """Return the schemas of events for the OpenAPI document. `Event` is the `data` of an SSE frame."""
     schema = TypeAdapter(_EVENT).json_schema(ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = schema.pop("$defs")
     return {"Event": {"title": "Event", "description": "One event of a turn: docs/events.md.", **schema}, **schemas}
 
 
 def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:
-    """Return an event as JSON data; `internal` includes internal tools in the final event's turn."""
+    """Return an event as JSON data. `internal` includes internal tools in the final event's turn."""
     event = logged.event
     view: dict[str, Any] = {
         "type": event.type,

@@ -20,7 +20,7 @@ MAX_NAME_CHARS = 50
 
 
 class StrictRoute(APIRoute):
-    """Route that refuses unknown query parameters; a misspelt one would be ignored silently."""
+    """Route that refuses unknown query parameters. FastAPI would ignore a misspelt one."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connection that bounds the size, the time and the number of requests before the application sees them."""
+"""HTTP/1.1 connections with limits on the size, duration and number of requests."""
 
 from __future__ import annotations
 
@@ -38,17 +38,15 @@ PROBES = frozenset({"/livez", "/readyz"})
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of a connection that are settings."""
-
     receive_timeout_s: float
     max_connections: int
 
 
 def limited_connections(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:
-    """Return uvicorn's `http` option. Half of the open files stay free for the store and for code processes."""
+    """Return uvicorn's `http` option. It leaves half of the open files to the store and to code processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
-    return partial(Connection, bounds=ConnectionLimits(receive_timeout_s, most))
+    return partial(Connection, limits=ConnectionLimits(receive_timeout_s, most))
 
 
 class _Phase(IntEnum):
@@ -60,14 +58,13 @@ class _Phase(IntEnum):
 class Connection(HttpToolsProtocol):
     """Connection of one client.
 
-    A request that arrives in one piece, as nearly all do, costs no timer: one is armed only if a piece leaves a head or
-    a body unfinished.
+    A request that arrives in one piece costs no timer. A timer starts if a piece leaves a head or a body unfinished.
     """
 
-    def __init__(self, *arguments: Any, bounds: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._bounds = bounds
-        self._head_s = bounds.receive_timeout_s
+        self._limits = limits
+        self._head_s = limits.receive_timeout_s
         self._phase = _Phase.IDLE
         self._unreported = 0  # bytes since the parser last reported a head, a chunk or a piece of a body
         self._body_bytes = 0
@@ -78,11 +75,11 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         count = len(self.connections)
-        if count > self._bounds.max_connections + SPARE_CONNECTIONS:
+        if count > self._limits.max_connections + SPARE_CONNECTIONS:
             self._refuse(TooManyConnectionsError())
             return
-        if count > self._bounds.max_connections:
-            self.app = _probes_alone(self.app)
+        if count > self._limits.max_connections:
+            self.app = _only_probes(self.app)
             self._head_s = min(SPARE_S, self._head_s)
             self.timeout_keep_alive = 0
         self._arm(self._head_s)
@@ -102,7 +99,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here: the request is answered as any
+            pass  # the service knows no other protocol, and answers the request as HTTP
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ServiceError) else MalformedError("The request is not HTTP/1.1."))
@@ -110,7 +107,7 @@ class Connection(HttpToolsProtocol):
         if self._unreported > MAX_HEAD_BYTES:
             self._refuse(HeadTooLargeError())
         elif self._timer is None and (self._phase or (self.cycle is not None and self.cycle.response_complete)):
-            self._arm(self._bounds.receive_timeout_s if self._phase is _Phase.BODY else self._head_s)
+            self._arm(self._limits.receive_timeout_s if self._phase is _Phase.BODY else self._head_s)
 
     def on_message_begin(self) -> None:
         self._phase = _Phase.HEAD
@@ -127,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self._check_upgrade()
         super().on_headers_complete()
         self._unreported = self._body_bytes = 0
-        self.headers = []  # for trailers, which uvicorn would add to the headers that are checked
+        self.headers = []  # uvicorn would add trailers to the checked headers
         self._phase = _Phase.BODY
         if self._timer is not None:
             self._disarm()
@@ -150,9 +147,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._phase is _Phase.BODY and self.cycle.response_complete and not self.transport.is_closing():
-            # The rest of a body that was refused is dropped, so that the client reads the answer, but not for ever.
+            # The client must be able to read the answer, so the rest of a refused body is dropped, for a limited time.
             self._disarm()
-            self._arm(self._bounds.receive_timeout_s)
+            self._arm(self._limits.receive_timeout_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
@@ -162,7 +159,7 @@ class Connection(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _check_upgrade(self) -> None:
-        """Refuse a body: the parser takes it for the other protocol, or for the next request."""
+        """Raise `MalformedError` for a body. The parser would take it for the other protocol or for a next request."""
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -190,16 +187,16 @@ class Connection(HttpToolsProtocol):
             self._refuse(RequestTimeoutError())
 
     def _rest_s(self) -> float:
-        """Return the time that is left for a body; it grows with each byte, and stands still while none is read."""
+        """Return the time left for a body. It grows with each byte, and stops while reading is paused."""
         if self._phase is not _Phase.BODY or self.cycle.response_complete:
             return 0.0
-        now, timeout_s = self.loop.time(), self._bounds.receive_timeout_s
+        now, timeout_s = self.loop.time(), self._limits.receive_timeout_s
         if self.flow.read_paused:
             self._body_began = now
         return self._body_began + timeout_s + self._body_bytes / MIN_BYTES_PER_S - now
 
     def _refuse(self, error: ServiceError) -> None:
-        """Close the connection, after an answer unless an earlier request waits for its own."""
+        """Close the connection, after an answer, except if an earlier request still waits for its own."""
         if self.transport.is_closing():
             return
         if self._may_answer():
@@ -217,13 +214,13 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _disconnect(self) -> None:
-        """Tell the running request, which uvicorn does not if another one was sent ahead."""
+        """Disconnect the running request. Uvicorn does not if another request was pipelined."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
 
 
-def _probes_alone(app: ASGIApp) -> ASGIApp:
+def _only_probes(app: ASGIApp) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in PROBES:
             await app(scope, receive, send)

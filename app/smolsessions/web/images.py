@@ -48,7 +48,7 @@ def _read_all(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tu
 
 
 def _decode(data: bytes, pointer: str, left: int, max_pixels: int) -> tuple[int, int, int]:
-    """Return width, height and pixels; pixels count twice if decoding takes more memory than they do."""
+    """Return width, height and pixels. Pixels count twice if decoding takes more memory than they do."""
     broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_FORMATS)}")
     too_large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together; make them smaller.")
     with warnings.catch_warnings():

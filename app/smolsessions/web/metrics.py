@@ -1,4 +1,4 @@
-"""Metrics for Prometheus."""
+"""Prometheus metrics of one process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 
 
 class ThreadCounts(Protocol):
-    """Numbers of threads of the worker's pool, by their state."""
-
     @property
     def free(self) -> int: ...
     @property
@@ -26,16 +24,12 @@ class ThreadCounts(Protocol):
 
 
 class MetricsSource(Protocol):
-    """What a scrape is answered with."""
-
     async def text(self) -> bytes:
-        """Give all figures in Prometheus' text format."""
+        """Return metrics in the Prometheus text format."""
         ...
 
 
 class Metrics:
-    """What this process did and does."""
-
     def __init__(self, threads: ThreadCounts, sessions: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._turns = Counter(
@@ -53,29 +47,29 @@ class Metrics:
         )
         self._taken_over = Counter(
             "smolsessions_turns_taken_over",
-            "Attempts that went on where another process, or an earlier life of this one, had left a turn.",
+            "Attempts that continued a turn of another process, or of an earlier life of this process.",
             registry=self._registry,
         )
         self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
         self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
-        self._gauge("threads_stuck", "Threads given up on: foreign code in them heeds no stop.", lambda: threads.stuck)
+        self._gauge("threads_stuck", "Abandoned threads: foreign code in them ignores the stop.", lambda: threads.stuck)
         self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
         self.streams: Callable[[], int] | None = None
         self._gauge(
             "streams_open",
-            "Streams of events that somebody reads here.",
+            "Open event streams of this process.",
             lambda: self.streams() if self.streams else 0,
         )
         self._lengths, self._ages = (
             Gauge(f"smolsessions_queue_{name}", text, ("agent",), registry=self._registry)
             for name, text in {
-                "length": "Conversations that wait for a thread, in the whole store: the same from every process.",
-                "oldest_seconds": "How long the first of them has waited: the same from every process.",
+                "length": "Conversations that wait for a thread, in the whole store: the same in every process.",
+                "oldest_seconds": "Waiting time of the oldest of them: the same in every process.",
             }.items()
         )
         self._silent = Gauge(
             "smolsessions_partitions_silent",
-            "Partitions of the store that are away: what waits there is missing in the figures of the queues.",
+            "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics.",
             registry=self._registry,
         )
         self.queues: Callable[[], Awaitable[Queues]] | None = None
@@ -86,11 +80,10 @@ class Metrics:
         )
 
     def store_lost(self) -> None:
-        """Count a connection to the store that broke, or an operation that it refused."""
+        """Count a lost connection to the store, or a refused operation."""
         self._store_errors.inc()
 
     def turn_ended(self, turn: Turn) -> None:
-        """Count a turn that this process ended."""
         outcome, timing = turn.outcome, turn.timing
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
@@ -102,10 +95,9 @@ class Metrics:
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
     async def text(self) -> bytes:
-        """Give them in Prometheus' text format."""
         if self.queues:
             found = await self.queues()
-            self._lengths.clear()  # where nobody answers there is no figure, rather than an old one
+            self._lengths.clear()  # a partition that does not answer has no value, instead of an old one
             self._ages.clear()
             for agent, queue in found.of.items():
                 self._lengths.labels(agent).set(queue.length)

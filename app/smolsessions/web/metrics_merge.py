@@ -1,4 +1,7 @@
-"""The figures of a set of processes: whichever is asked asks the others, each on a socket in their private folder."""
+"""Prometheus metrics of a set of processes.
+
+A scrape reaches one process. It asks the others, each on a socket in their private folder.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,27 @@ if TYPE_CHECKING:
 
     from smolsessions.web.metrics import Metrics
 
-PATIENCE_S = 2.0  # how long another process may take for its figures
+TIMEOUT_S = 2.0  # of another process
 END = b"# EOF\n"
 
 
 @contextlib.asynccontextmanager
 async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MergedMetrics]:
-    """Give the figures of process `number` to the others of its set, and theirs to who asks it."""
+    """Serve the metrics of process `number` to the other processes, and yield those of all."""
 
-    async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             writer.write(await metrics.text() + END)
             await writer.drain()
         writer.close()
 
-    sockets[number].unlink(missing_ok=True)  # of an earlier life of this process
-    async with await asyncio.start_unix_server(tell, sockets[number]):
+    sockets[number].unlink(missing_ok=True)  # left by an earlier life of this process
+    async with await asyncio.start_unix_server(answer, sockets[number]):
         yield MergedMetrics(metrics, number, sockets)
 
 
 class MergedMetrics:
-    """All samples of all processes, each with the number of its process."""
+    """Samples of all processes, each labelled with the number of its process."""
 
     def __init__(self, metrics: Metrics, number: int, sockets: Sequence[Path]) -> None:
         self._metrics = metrics
@@ -48,18 +51,20 @@ class MergedMetrics:
         texts = await asyncio.gather(*map(self._text_of, range(len(self._sockets))))
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Merged(texts))
-        return await asyncio.to_thread(generate_latest, registry)  # of many processes it is felt on the loop
+        return await asyncio.to_thread(
+            generate_latest, registry
+        )  # it would block the event loop if the processes are many
 
     async def _text_of(self, number: int) -> str | None:
-        """Give what a process tells; nothing where it tells nothing in time."""
+        """Return a process's metrics, or None if it does not answer in time."""
         if number == self._number:
             return (await self._metrics.text()).decode()
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._sockets[number])
                 try:
-                    told = await reader.read()
-                    return told.decode() if told.endswith(END) else None
+                    text = await reader.read()
+                    return text.decode() if text.endswith(END) else None
                 finally:
                     writer.close()
         return None
@@ -70,7 +75,7 @@ class _Merged(Collector):
         self._texts = list(texts)
 
     def collect(self) -> Iterable[Metric]:
-        """Give each family once, with the samples of all."""
+        """Yield each family once, with the samples of all processes."""
         families: dict[str, Metric] = {}
         for number, text in enumerate(self._texts):
             for found in text_string_to_metric_families(text or ""):
@@ -80,5 +85,5 @@ class _Merged(Collector):
         yield from families.values()
         silent = sum(text is None for text in self._texts)
         yield GaugeMetricFamily(
-            "smolsessions_processes_silent", "Processes of this set that gave no figures.", value=silent
+            "smolsessions_processes_silent", "Processes of this set that returned no metrics.", value=silent
         )

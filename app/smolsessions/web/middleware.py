@@ -1,4 +1,4 @@
-"""Checks of every request before its route: host, site, content type, size. Plain ASGI, since each request pays."""
+"""Checks of every request before its route: host, site, API key, content type and body size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ORIGIN = re.compile(rb"(https?)://(.+)")
 _PORTS = {b"http": 80, b"https": 443}
 _LAST_PORT = 65535
 _SINGLE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"})
-_OWN_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
+_LOOPBACK_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -39,7 +39,7 @@ _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is
 
 
 class RequestChecks:
-    """Refuses what no route should see."""
+    """Plain ASGI middleware that refuses requests which no route should handle."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RequestChecks:
     ) -> None:
         self._app = app
         self._origins = frozenset(origin.encode() for origin in origins)
-        self._own_names = _OWN_NAMES | {host.encode(), f"[{host}]".encode()}
+        self._host_names = _LOOPBACK_NAMES | {host.encode(), f"[{host}]".encode()}
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
         self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
@@ -67,17 +67,17 @@ class RequestChecks:
             if len(headers) != len(scope["headers"]):
                 _check_single(scope["headers"])
             host = _host_of(headers.get(b"host"), scope["http_version"])
-            if self._authenticator.loopback and host[0] not in self._own_names:
-                # A page of another site can have a browser call a loopback address under that site's name.
+            if self._authenticator.loopback and host[0] not in self._host_names:
+                # A page of another site can make a browser call a loopback address under that site's name.
                 raise ForeignHostError
             _check_site(scope["method"], headers, host, self._origins)
             if scope["method"] in _WITH_BODY:
-                # Before its body is read, a request must be somebody's; the route finds the owner here.
+                # An unauthorized body is not read. The route takes the owner from the scope.
                 scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
                 is_import = (scope["method"], scope["path"]) == _IMPORT
                 receive = await self._checked_body(headers, receive, is_import=is_import)
         except ClientDisconnect:
-            return  # in the middle of its body: half a request changes nothing, and nobody reads an answer
+            return  # the client left in the middle of its body, so no one reads an answer
         except ServiceError as error:
             await response_to(error)(scope, receive, send)
             return
@@ -94,7 +94,7 @@ class RequestChecks:
         body = await read_body(receive, self._max_body_bytes)
         if len(body) > LARGE_BYTES and not is_import:
             await in_thread_if_large(self._check_structure, body)
-        if b"\0" in body or not _is_utf8(body):  # a NUL is in no JSON, but in all that is UTF-16 or UTF-32
+        if b"\0" in body or not _is_utf8(body):  # NUL: UTF-16 or UTF-32
             raise MalformedError
         return replay(body, receive)
 
@@ -118,7 +118,7 @@ def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]
     """Return name and port of a `Host` header."""
     if value is None:
         if http_version != "1.0":
-            raise MalformedError("The request has no header Host, which HTTP/1.1 demands; send it.")
+            raise MalformedError("The request has no header Host, which HTTP/1.1 requires; send it.")
         return b"", None
     match = _HOST.fullmatch(value.lower())
     if not match or (match[1].startswith(b"[") and not _is_ipv6(match[1][1:-1])):
@@ -140,7 +140,7 @@ def _is_ipv6(text: bytes) -> bool:
 def _check_site(
     method: str, headers: dict[bytes, bytes], host: tuple[bytes, int | None], origins: Collection[bytes]
 ) -> None:
-    """Refuse a page of another site. A stop needs no body, and a GET may stop a turn when its stream ends."""
+    """Raise `ForeignOriginError` for a page of another site, also for GET: the end of a stream may cancel a turn."""
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     if origin in origins:
         return
@@ -148,8 +148,7 @@ def _check_site(
         if method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate" and origin is None:
             return
         raise ForeignOriginError
-    # A browser leaves Sec-Fetch-Site out towards plain HTTP. Where it is there it also holds behind a proxy that
-    # changes Host.
+    # A browser omits Sec-Fetch-Site towards plain HTTP. If present, it holds also behind a proxy that changes Host.
     if origin is not None and (origin == b"null" or (site != b"same-origin" and not _is_own(origin, host))):
         raise ForeignOriginError
 

@@ -1,4 +1,4 @@
-"""Errors on the wire: one table from error to status, `application/problem+json`, and nothing else."""
+"""Errors as `application/problem+json`, with one table from error to status."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_PROBLEMS = 20
-MOST_POINTER_CHARS = 200
+MAX_PROBLEMS = 20
+MAX_POINTER_CHARS = 200
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 log = logging.getLogger(__name__)
@@ -48,28 +48,43 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-_OF_THE_FRAMEWORK = {
-    HTTPStatus.NOT_FOUND: errors.NotFoundError("There is nothing at this path; /docs lists what there is."),
+_OF_FRAMEWORK = {
+    HTTPStatus.NOT_FOUND: errors.NotFoundError("Nothing is at this path; /docs lists all paths."),
     HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError(),
     HTTPStatus.BAD_REQUEST: errors.MalformedError(),
 }
-OF_A_WORKER = _OF_THE_FRAMEWORK | {
-    HTTPStatus.NOT_FOUND: errors.NotFoundError("This process plays turns; it answers /livez, /readyz and /metrics."),
-    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError("This path takes GET alone."),
+OF_A_WORKER = _OF_FRAMEWORK | {
+    HTTPStatus.NOT_FOUND: errors.NotFoundError("This process runs turns; it answers /livez, /readyz and /metrics."),
+    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError("This path takes only GET."),
+}
+
+
+_MEANINGS = {
+    400: "The request is malformed: its body is not JSON in UTF-8 or ends too early, or its Host is missing or wrong.",
+    401: "An API key is needed.",
+    403: "The Host is not a name of this machine, or the request comes from a page of another site.",
+    404: "No such object exists, or it belongs to another owner.",
+    409: "It conflicts with the state: a turn is running (see `on_busy`), the id is taken, or the agent differs.",
+    413: "The request is too large.",
+    415: "The body is not `application/json`.",
+    422: "A field is invalid. `errors` names it.",
+    429: "Too many turns wait in this conversation. Retry after `Retry-After`.",
+    500: "The service failed.",
+    503: "The store does not answer, too many turns wait, or this process is shutting down. Retry after `Retry-After`.",
 }
 
 
 class FieldProblem(BaseModel):
-    """A field of the body, named by its JSON pointer, or a parameter that does not hold what it should."""
+    """An invalid field of the body, named by its JSON pointer, or an invalid parameter."""
 
-    pointer: str | None = Field(None, description="JSON pointer into the body; empty: the body as a whole.")
-    place: Literal["path", "query", "header"] | None = Field(None, alias="in", description="Of a parameter.")
+    pointer: str | None = Field(None, description="JSON pointer into the body. Empty: the body as a whole.")
+    place: Literal["path", "query", "header"] | None = Field(None, alias="in", description="Place of a parameter.")
     parameter: str | None = Field(None, description="The parameter's name.")
     message: str
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457). `code` is stable; `detail` is for people."""
+    """An error (RFC 9457). `code` is stable, `detail` is for people."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,17 +96,33 @@ class Problem(BaseModel):
     errors: list[FieldProblem] | None = None
 
 
+WRITE = (404, 409, 413, 415, 422)
+
+
+def responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:
+    """Describe a route's answer, if it has a model, and its errors."""
+    answer: dict[int | str, Any] = {status: {"model": model}} if model else {}
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    codes = (400, *codes, 401, 403, 500, 503)
+    return {**answer, **{code: {"description": _MEANINGS[code], "content": content} for code in codes}}
+
+
+def schemas() -> dict[str, Any]:
+    """Return the schemas of errors for the OpenAPI document."""
+    problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**problem.pop("$defs"), "Problem": problem}
+
+
 def status_of(error: errors.ServiceError) -> HTTPStatus:
-    """Find the status of the nearest class in the table."""
+    """Return the status of the nearest class in the table."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def response_to(error: errors.ServiceError) -> JSONResponse:
-    """Say an error to the client."""
     status = status_of(error)
     detail = error.message
     if error.code == errors.ServiceError.code:
-        detail = "The service made a mistake; it is in its log."
+        detail = "The service failed; its log has the cause."
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": status.phrase,
@@ -108,8 +139,8 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     return JSONResponse(body, status.value, headers, media_type="application/problem+json")
 
 
-def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_THE_FRAMEWORK) -> None:
-    """Answer every error of the application and of the middleware added so far; `of_framework` are its framework's."""
+def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_FRAMEWORK) -> None:
+    """Answer all errors of the application and of its middleware so far. `of_framework` replaces the framework's."""
 
     @app.exception_handler(errors.ServiceError)
     async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
@@ -130,7 +161,7 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
 
 
 class _Defects:
-    """Answers an unexpected exception; Starlette's own handler raises it again, and the connection closes."""
+    """Answers an unexpected exception. Starlette's own handler raises it again, which closes the connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -147,13 +178,13 @@ class _Defects:
             await self._app(scope, receive, send_noted)
         except Exception:
             if has_begun or scope["type"] != "http":
-                raise  # the server logs it, and closes the connection: the answer stays half
-            log.exception("a request met a defect of this service")
+                raise  # the server logs it and closes the connection, because the answer has begun
+            log.exception("a request raised an unexpected error")
             await response_to(errors.ServiceError())(scope, receive, send)
 
 
 def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
-    """Return the methods that a path takes. The framework's own answer names those of its first route alone."""
+    """Return the methods of a path. The framework's own answer names those of its first route alone."""
     asked = ({**scope, "method": method} for method in METHODS)
     return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)]
 
@@ -161,9 +192,11 @@ def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
 def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
     problems: list[dict[str, object]] = []
     sentences = []
-    for problem in error.errors()[:MOST_PROBLEMS]:
+    for problem in error.errors()[:MAX_PROBLEMS]:
         if problem["type"] == "json_invalid":
-            return errors.MalformedError(f"The body is no JSON: {problem.get('ctx', {}).get('error', 'syntax error')}.")
+            return errors.MalformedError(
+                f"The body is not JSON: {problem.get('ctx', {}).get('error', 'syntax error')}."
+            )
         place, *path = problem["loc"]
         path = [part for part in path if part not in TAGS]
         message = str(problem["msg"]).removeprefix("Value error, ")
@@ -179,5 +212,5 @@ def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
 
 
 def _escaped(part: object) -> str:
-    """Give a part of a JSON pointer (RFC 6901), cut where it is the client's own and long."""
-    return str(part)[:MOST_POINTER_CHARS].replace("~", "~0").replace("/", "~1")
+    """Return a part of a JSON pointer (RFC 6901), cut to a bounded length."""
+    return str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1")

@@ -128,7 +128,7 @@ class TurnStream(EventSourceResponse):
 
 
 def cursor_of(header: str | None, query: str | None) -> int:
-    """Read a cursor; the header wins, because a browser sends it when it reconnects."""
+    """Read a cursor. The header wins, because a browser sends it when it reconnects."""
     for place, name, value in (("header", "Last-Event-ID", header), ("query", "after", query)):
         if value:
             if not (value.isascii() and value.isdigit() and len(value) <= MAX_CURSOR_DIGITS):

@@ -23,13 +23,13 @@ NO_OUTCOME = Outcome("finished")
 
 
 def fields_of(record: type, **views: type) -> dict[str, Any]:
-    """Return a record's fields for `create_model`; `views` replace the classes of the same name."""
+    """Return a record's fields for `create_model`. `views` replace the classes of the same name."""
     types = get_type_hints(record, localns=views)
     return {field.name: (types[field.name], ...) for field in fields(record)}
 
 
 def view_of(record: type) -> Callable[[type[M]], type[M]]:
-    """Decorate a model to have the fields of a record; the model's own fields replace them."""
+    """Decorate a model to have the fields of a record. The model's own fields replace them."""
 
     def derive(model: type[M]) -> type[M]:
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
@@ -181,7 +181,7 @@ class AgentView(AgentVersionView):
 
 
 class StepView(BaseModel):
-    """A step of the memory. More members by type: task; plan; model_output, code, observations, output, error; text."""
+    """A step. Its type adds members: task, plan, text, model_output, code, observations, output or error."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -222,7 +222,7 @@ def data_of(record: Any) -> dict[str, Any]:
 
 
 def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
-    """Return a turn as JSON data; `internal` includes internal tools."""
+    """Return a turn as JSON data. `internal` includes internal tools."""
     outcome = turn.outcome or NO_OUTCOME
     calls = [call for call in outcome.tool_calls if internal or not call.internal]
     return {
@@ -334,9 +334,7 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
 
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
     return {
-        "name": info.version.name,
-        "kind": info.version.kind,
-        "smolagents": info.version.smolagents,
+        **data_of(info.version),
         "description": info.description,
         "tools": info.tools,
         "max_steps": info.max_steps,

@@ -36,19 +36,6 @@ Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page."
 Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the previous page.")]
 
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
-_MEANINGS = {
-    400: "The request is malformed: its body is not JSON in UTF-8 or ends too early, or its Host is missing or wrong.",
-    401: "An API key is needed.",
-    403: "The Host is not a name of this machine, or the request comes from a page of another site.",
-    404: "No such object exists, or it belongs to another owner.",
-    409: "It conflicts with the state: a turn is running (see `on_busy`), the id is taken, or the agent differs.",
-    413: "The request is too large.",
-    415: "The body is not `application/json`.",
-    422: "A field is invalid. `errors` names it.",
-    429: "Too many turns wait in this conversation. Retry after `Retry-After`.",
-    500: "The service failed.",
-    503: "The store does not answer, too many turns wait, or this process is shutting down. Retry after `Retry-After`.",
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 
 def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
-    """Return a turn with status 200 if it is over, 202 if not; `applied` is the value of `Preference-Applied`."""
+    """Return a turn with status 200 if it is over, 202 if not. `applied` is the value of `Preference-Applied`."""
     headers = {"Location": location_of(turn)}
     if applied:
         headers["Preference-Applied"] = applied
@@ -119,12 +106,3 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
         wait_s = float(min(int(waits[0][1]), int(longest_s) or longest_s))
         applied.append(f"wait={wait_s:g}")
     return wait_s, ", ".join(applied) or None
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the description of a route's errors."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        status: {"description": _MEANINGS[status], "content": content}
-        for status in (400, *statuses, 401, 403, 500, 503)
-    }

@@ -1,4 +1,4 @@
-"""A conversation's memory over HTTP: what the model is shown next, prune, rollback, fork, export and import."""
+"""Routes of a conversation's memory: messages, prune, rollback, fork, export and import."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pydantic_core import to_json
 from smolsessions.core.document_format import read_json
 from smolsessions.core.records import AgentName, Ref
 from smolsessions.web.fast_route import StrictRoute
+from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.requests import ForkRequest, PruneRequest, RollbackRequest
-from smolsessions.web.routes.common import CallerOwner, PathId, answer, problems
+from smolsessions.web.routes.common import CallerOwner, PathId, answer
 from smolsessions.web.views import (
     ConversationView,
     MessagesView,
@@ -25,44 +26,48 @@ from smolsessions.web.views import (
 if TYPE_CHECKING:
     from smolsessions.core.history import History
 
-Summary = Annotated[bool, Query(description="As an agent that plans is shown it: without its own words.")]
-Dry = Annotated[bool, Query(description="As the body's member.")]
-Destroy = Annotated[bool, Query(description="As the body's member.")]
+Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
+Dry = Annotated[bool, Query(description="As in the body.")]
+Destroy = Annotated[bool, Query(description="As in the body.")]
 NewId = Annotated[
     str | None,
-    Query(alias="id", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The new conversation's id; else one is made."),
+    Query(
+        alias="id",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="The new conversation's id. Without it one is generated.",
+    ),
 ]
 Agent = Annotated[
-    str | None, Query(min_length=1, max_length=64, description="The new conversation's agent; else the document's.")
+    str | None,
+    Query(min_length=1, max_length=64, description="The new conversation's agent. Without it the document's."),
 ]
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
-def history_routes(memories: History) -> APIRouter:
-    """Make the router."""
+def history_routes(history: History) -> APIRouter:
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}"
 
     @router.post(
         "/conversations/import",
         status_code=201,
-        responses={201: {"model": ConversationView}, **problems(400, 409, 413, 415, 422)},
+        responses=responses(ConversationView, 409, 413, 415, 422, status=201),
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
     )
     async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
-        """Make a conversation of an exported one, or of what smolagents' `agent.memory.get_full_steps()` gives."""
+        """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
         document = await asyncio.to_thread(read_json, await request.body())
-        made = await memories.bring_in(owner, document, new_id, AgentName(agent) if agent is not None else None)
+        made = await history.bring_in(owner, document, new_id, AgentName(agent) if agent is not None else None)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
-    @router.get(f"{at}/messages", responses={200: {"model": MessagesView}, **problems(404, 422)})
+    @router.get(f"{at}/messages", responses=responses(MessagesView, 404, 422))
     async def messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
-        """Show the messages that the model is given next, before the next task, as the memory policy bounds them."""
-        found, left_out = await memories.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
+        """Return the model's next prompt without the next task, with the memory policy applied."""
+        found, left_out = await history.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
         return answer({"messages": views, "left_out": left_out})
 
-    @router.post(f"{at}/prune", responses={200: {"model": PruneView}, **problems(400, 404, 409, 413, 415, 422)})
+    @router.post(f"{at}/prune", responses=responses(PruneView, *WRITE))
     async def prune(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -71,42 +76,40 @@ def history_routes(memories: History) -> APIRouter:
         dry_run: Dry = False,
         destroy: Destroy = False,
     ) -> Response:
-        """Take out of the memory what a policy drops: archived, on record as before, or destroyed."""
-        wanted = body or PruneRequest()
-        policy = None if wanted.policy is None else tuple(wanted.policy)
-        destroys = destroy or wanted.destroy
-        weighed, count, conversation = await memories.prune(
-            Ref(owner, conversation_id), policy, dry_run=dry_run or wanted.dry_run, destroy=destroys
+        """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
+        request = body or PruneRequest()
+        policy = None if request.policy is None else tuple(request.policy)
+        destroys = destroy or request.destroy
+        weighed, count, conversation = await history.prune(
+            Ref(owner, conversation_id), policy, dry_run=dry_run or request.dry_run, destroy=destroys
         )
         return answer(prune_view(weighed, count, conversation, destroyed=destroys))
 
-    @router.post(
-        f"{at}/rollback", responses={200: {"model": ConversationView}, **problems(400, 404, 409, 413, 415, 422)}
-    )
+    @router.post(f"{at}/rollback", responses=responses(ConversationView, *WRITE))
     async def roll_back(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
-        """Go back to what the conversation was after a turn: steps and variables. Later turns stay on record."""
-        return answer(conversation_view(await memories.roll_back(Ref(owner, conversation_id), body.turn)))
+        """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
+        return answer(conversation_view(await history.roll_back(Ref(owner, conversation_id), body.turn)))
 
     @router.post(
         f"{at}/fork",
         status_code=201,
-        responses={201: {"model": ConversationView}, **problems(400, 404, 409, 413, 415, 422)},
+        responses=responses(ConversationView, *WRITE, status=201),
     )
     async def fork(
         owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
     ) -> Response:
-        """Make a conversation of its own of what this one was after a turn."""
-        wanted = body or ForkRequest()
-        made = await memories.fork(Ref(owner, conversation_id), wanted.turn, wanted.metadata)
+        """Create a conversation from the state of this one after a turn."""
+        request = body or ForkRequest()
+        made = await history.fork(Ref(owner, conversation_id), request.turn, request.metadata)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
     @router.get(
         f"{at}/export",
-        responses={200: {"content": DOCUMENT, "description": "The document."}, **problems(404, 409, 422)},
+        responses={200: {"content": DOCUMENT, "description": "The document."}, **responses(None, 404, 409, 422)},
     )
     async def export(owner: CallerOwner, conversation_id: PathId) -> Response:
-        """Take the whole conversation out as a document that holds no pickle (docs/export.md)."""
-        document = await memories.export(Ref(owner, conversation_id))
+        """Return the whole conversation as a document without pickles (docs/export.md)."""
+        document = await history.export(Ref(owner, conversation_id))
         return Response(await asyncio.to_thread(to_json, document), media_type="application/json")
 
     return router

@@ -12,6 +12,7 @@ from smolsessions.core.records import AgentName, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.fast_route import FastRoute
 from smolsessions.web.images import read_images
+from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.requests import TurnRequest  # noqa: TC001 - FastAPI reads the annotations
 from smolsessions.web.routes.common import (
     CallerOwner,
@@ -19,7 +20,6 @@ from smolsessions.web.routes.common import (
     OnDisconnect,
     PathId,
     Prefer,
-    problems,
     turn_answer,
     wait_of,
 )
@@ -47,7 +47,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         **EVENT_STREAM,
     },
     202: {"model": TurnView, "description": "The turn, which is still running or queued. `Location` is its address."},
-    **problems(400, 404, 409, 413, 415, 422, 429),
+    **responses(None, *WRITE, 429),
 }
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 

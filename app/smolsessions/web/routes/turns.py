@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from smolsessions.core.records import Ref
 from smolsessions.web.fast_route import FastRoute
+from smolsessions.web.problems import responses
 from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
@@ -20,7 +21,6 @@ from smolsessions.web.routes.common import (
     TurnNumber,
     answer,
     number_of,
-    problems,
     turn_answer,
     wait_of,
 )
@@ -38,7 +38,7 @@ After = Annotated[str | None, Query(description="Number of an event. Only later 
 def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=FastRoute)
 
-    @router.get("/conversations/{conversation_id}/turns", responses={200: {"model": TurnPage}, **problems(404, 422)})
+    @router.get("/conversations/{conversation_id}/turns", responses=responses(TurnPage, 404, 422))
     async def list_turns(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -50,9 +50,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         page = await turns.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
         return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
 
-    @router.get(
-        "/conversations/{conversation_id}/turns/{number}", responses={200: {"model": TurnView}, **problems(404, 422)}
-    )
+    @router.get("/conversations/{conversation_id}/turns/{number}", responses=responses(TurnView, 404, 422))
     async def show_turn(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -68,7 +66,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
             204: {"description": "The cursor is at the final event: no event follows."},
-            **problems(404, 422),
+            **responses(None, 404, 422),
         },
     )
     async def events(  # noqa: PLR0917 - FastAPI passes them by name
@@ -92,7 +90,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         responses={
             200: {"model": TurnView, "description": "The turn, which is over."},
             202: {"model": TurnView, "description": "The stop is requested."},
-            **problems(404, 422),
+            **responses(None, 404, 422),
         },
     )
     async def cancel(
