@@ -1,4 +1,4 @@
-"""A conversation as a document that others can read: its format's name and version, and the reading of its JSON."""
+"""Format of exported documents: names, version, and a strict JSON decoder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from smolsessions.core.errors import InvalidRequestError, MalformedError
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
-"""Of a document that holds what `agent.memory.get_full_steps()` gave."""
+"""Format of a document with the result of `agent.memory.get_full_steps()`."""
 _SHOWN_CHARS = 80
 
 
 def read_json(body: bytes) -> Any:
-    """Decode a document strictly. Raises `MalformedError` where it is no JSON.
+    """Decode a document strictly. Raises `MalformedError` if it is no JSON.
 
-    What other readers would take in another way, or not at all, is an `InvalidRequestError`: a member that comes twice,
-    NaN, numbers of thousands of digits, thousands of levels.
+    Raises `InvalidRequestError` for JSON that readers disagree on: a repeated member, NaN, a number of thousands of
+    digits, thousands of levels.
     """
     try:
         return json.loads(body.decode(), object_pairs_hook=_members, parse_constant=_constant)

@@ -1,4 +1,4 @@
-"""A conversation as one document: what export gives and import takes (docs/export.md)."""
+"""Conversation as one document for export and import (docs/export.md)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TurnDocument(_Part):
 
 
 class _Envelope(_Part):
-    """What is the service's of a document; steps, images and variables are the agents'."""
+    """Members that the service reads. The agents read steps, images and variables."""
 
     format: Literal["smolsessions/conversation"]
     version: Literal[1]
@@ -141,7 +141,7 @@ class _Envelope(_Part):
 
 
 class _Memory(_Part):
-    """What smolagents gives of its memory."""
+    """Document with the memory of a smolagents agent."""
 
     format: Literal["smolagents/memory"]
     agent: str | None = Field(None, max_length=64)
@@ -155,19 +155,19 @@ _ENVELOPE, _MEMORY = TypeAdapter(_Envelope), TypeAdapter(_Memory)
 
 @dataclass(frozen=True, slots=True)
 class ParsedDocument:
-    """A document, its outer part checked; `memory` is what the agents' room takes in."""
+    """Document with its outer part validated. The agents read `memory`."""
 
     agent: AgentName | None
     metadata: dict[str, Any]
     policy: Policy | None
     turns: tuple[TurnDocument, ...] | None
-    """None: it tells of no turns, only of steps."""
+    """None for a document with steps only."""
     jumps: tuple[Rollback, ...]
     memory: dict[str, Any]
 
 
 def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[str, Any]:
-    """Put a conversation that is taken out into a document."""
+    """Return an exported conversation as a document."""
     conversation = record.conversation
     return {
         "format": FORMAT,
@@ -220,9 +220,9 @@ def parse_document(document: Any) -> ParsedDocument:
 
 
 def imported_turns(told: ParsedDocument, version: AgentVersion, last: int, now: float) -> list[Turn]:
-    """Make the records of a document's turns; where it tells of none, bare ones of its tasks.
+    """Return the records of a document's turns, or bare turns of its tasks if it has none.
 
-    `last` is the number of the last turn that has a step; `now` is when they were brought in.
+    `last` is the number of the last turn with a step. `now` is the time of the import.
     """
     if told.turns is None:
         return [
@@ -235,11 +235,11 @@ def imported_turns(told: ParsedDocument, version: AgentVersion, last: int, now: 
 
 
 def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
-    """Give of smolagents' steps each task, and its turn as finished, with the final answer if there is one."""
+    """Yield each task in smolagents' steps, with its finished outcome and final answer if it has one."""
     task, outcome = None, Outcome("finished")
     for step in steps:
         if task is None and "system_prompt" not in step and "task" not in step:
-            task = ""  # what was done before the first of them is a turn, too
+            task = ""  # steps before the first task are a turn, too
         if "task" in step:
             if task is not None:
                 yield task, outcome

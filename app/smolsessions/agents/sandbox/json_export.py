@@ -43,7 +43,7 @@ class VariableReader:
         self._running = threading.BoundedSemaphore(_MAX_PROCESSES)
 
     def read(self, pickled: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return a JSON value or a `NotJSON` for each key; small variables come first, up to `MAX_JSON_BYTES`.
+        """Return a JSON value or a `NotJSON` for each key. Small variables come first, up to `MAX_JSON_BYTES`.
 
         Each pickle holds a dict of one value, under the part of its key after the last colon.
         Raises `OverloadedError` if no process can be started.

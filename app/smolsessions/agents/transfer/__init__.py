@@ -1,1 +1,1 @@
-"""What is in a conversation ⇄ JSON that holds no pickle (docs/export.md)."""
+"""Export and import of a conversation as JSON without any pickle (docs/export.md)."""

@@ -1,4 +1,4 @@
-"""Strict models of a document's parts, and their errors as JSON pointers into it."""
+"""Strict models of a document's parts. Their errors carry JSON pointers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 
 
 class Strict(BaseModel):
-    """Takes its own members and no other. Very many are refused before each of them becomes an error of its own."""
+    """Model without unknown members. Very many members raise one error instead of one error each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 def checked(model: type[Model], data: Any, pointer: str) -> Model:
-    """Read a part of the document that lies at `pointer`. Raises `InvalidRequestError` with the first thing wrong."""
+    """Validate the part of a document at `pointer`. Raises `InvalidRequestError` with the first fault."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -68,7 +68,7 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 Json = Annotated[Any, AfterValidator(_json)]
 Output = Annotated[Any, AfterValidator(_text_or_parts)]
-"""What a model said: a text, a list of content parts, or nothing."""
+"""Output of a model: a text, a list of content parts, or null."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 ImageName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ImageNames = Annotated[list[ImageName], Field(fail_fast=True)]

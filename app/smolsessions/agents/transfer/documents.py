@@ -15,7 +15,7 @@ from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
 from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
-from smolsessions.agents.transfer.step_encoding import written
+from smolsessions.agents.transfer.step_encoding import encode_step
 from smolsessions.agents.transfer.variables import export_variables, import_variables
 from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_header, is_canonical, placeholder
 from smolsessions.agents.values.json_forms import json_pointer
@@ -57,7 +57,7 @@ def export(
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
     opened = [unpack(step, attachments, carries, image_from_bytes) if step else None for step in steps]
-    documents = tuple(written(step) for step in without_gaps(opened) if step is not None)
+    documents = tuple(encode_step(step) for step in without_gaps(opened) if step is not None)
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
     shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
@@ -66,7 +66,7 @@ def export(
 
 
 def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
-    """Make steps and pieces of a document's members. Raises `InvalidRequestError` at what is wrong with it."""
+    """Read steps and variables of a document. Raises `InvalidRequestError` with a pointer to the first fault."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("", "is no object")
     if data.get("format") == MEMORY_FORMAT:

@@ -1,4 +1,4 @@
-"""What smolagents' own `agent.memory.get_full_steps()` gives → steps, also when it has been through JSON."""
+"""Decode steps of smolagents' own `agent.memory.get_full_steps()`, also after JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLES = {role.name: role for role in MessageRole} | {role.value: role for role 
 
 
 def _role(value: Any) -> Any:
-    """Take a role, as text too: its value, or what `str()` gives of it."""
+    """Accept a role as a member, its value, or its `str()`."""
     name = value.removeprefix("MessageRole.") if type(value) is str else value
     return _ROLES.get(name, value) if isinstance(name, str) else value
 
@@ -147,7 +147,7 @@ _MARKS: dict[str, type[_Task | _Planning | _Action | _SystemPrompt]] = {
 
 
 def read_memory_step(data: Any, pointer: str) -> TaskStep | PlanningStep | ActionStep | None:
-    """Make the step that a dict of smolagents' describes, told by its members; None for a system prompt."""
+    """Return the step of a smolagents dict. Its members show its type. Returns None for a system prompt."""
     kinds = [kind for mark, kind in _MARKS.items() if mark in data] if isinstance(data, dict) else []
     if not kinds:
         raise InvalidRequestError.at(pointer, f"is no step of smolagents: it has none of {', '.join(_MARKS)}")

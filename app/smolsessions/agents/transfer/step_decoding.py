@@ -1,4 +1,4 @@
-"""JSON → a step: the steps of this service's own format."""
+"""Decode the JSON steps of this service's own format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
 
 
 class StepIn(Strict):
-    """What every step has. `archived`: out of the prompt; `hidden`: by a later turn's reset or a rollback."""
+    """Members of every step. `archived` is out of the prompt, `hidden` by a later reset or a rollback."""
 
     turn: int = Field(ge=1, le=MOST_TURNS)
     archived: bool = False
@@ -175,7 +175,7 @@ class SummaryIn(StepIn):
 
 
 class EditIn(StepIn):
-    """A change of the memory; numbers are distances to entries before this one, of which there are `index`."""
+    """Change of the memory. Its numbers are distances to earlier entries."""
 
     type: Literal["edit"]
     step: Any = None
@@ -185,7 +185,7 @@ class EditIn(StepIn):
 
     @property
     def places(self) -> int:
-        """How many entries it names."""
+        """Number of entries that it names."""
         return sum(first - last + 1 for runs in (self.gone, self.order) for first, last in runs or ())
 
     def made(self, pointer: str, images: DocumentImages) -> EditStep:
@@ -199,7 +199,9 @@ class EditIn(StepIn):
         for name, runs in (("gone", self.gone), ("order", self.order)):
             index = int(pointer.rpartition("/")[2])
             if any(not index >= first >= last >= 0 for first, last in runs or ()):
-                raise InvalidRequestError.at(f"{pointer}/{name}", "holds what are no distances to entries before it")
+                raise InvalidRequestError.at(
+                    f"{pointer}/{name}", "holds a number that is no distance to an earlier entry"
+                )
             if any(last <= first for (first, _), (_, last) in pairwise(sorted(runs or ()))):
                 raise InvalidRequestError.at(f"{pointer}/{name}", "names an entry twice")
         runs_of = [None if runs is None else [(a, b) for a, b in runs] for runs in (self.gone, self.order)]
@@ -218,7 +220,7 @@ _BY_TYPE: dict[str, type[AnyStepIn]] = {
 
 
 def read_step(data: Any, pointer: str) -> AnyStepIn:
-    """Check a step's members."""
+    """Validate a step's members."""
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _BY_TYPE:
         raise InvalidRequestError.at(f"{pointer}/type", f"is none of {', '.join(_BY_TYPE)}")
@@ -226,7 +228,7 @@ def read_step(data: Any, pointer: str) -> AnyStepIn:
 
 
 def made(step: AnyStepIn, pointer: str, images: DocumentImages) -> Step:
-    """Make the step."""
+    """Return the step."""
     step_made = step.made(pointer, images)
     if step.labels:
         setattr(step_made, LABELS, tuple(step.labels))

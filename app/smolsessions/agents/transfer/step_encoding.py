@@ -1,4 +1,4 @@
-"""A step → JSON, with all that the prompt and the record depend on."""
+"""Encode a step as JSON, with all fields that prompt and record depend on."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.steps import Step
 
 LABELS = "smolsessions_labels"
-"""Of an imported action: where a text or data stand for what they were before its export."""
+"""Attribute of an imported step with pointers to texts and data that replaced other values at its export."""
 _ROLES = frozenset(role.value for role in MessageRole)
 
 
-def written(step: Step) -> dict[str, Any]:
-    """Give a step as JSON data. `labels` are the pointers of what is no JSON and stands there as text or data."""
-    return {"type": step_type(step)} | _Writing(step).members
+def encode_step(step: Step) -> dict[str, Any]:
+    """Return a step as JSON data. Its `labels` point to texts and data that replace values without exact JSON."""
+    return {"type": step_type(step)} | _StepEncoder(step).members
 
 
-class _Writing:
+class _StepEncoder:
     def __init__(self, step: Step) -> None:
         self._labels: set[str] = set(getattr(step, LABELS, ()))
         members: dict[str, Any]
@@ -50,7 +50,7 @@ class _Writing:
             text = self._text("/text", step.text)
             members = {"number": step.number, "text": text, "replaces": step.replaces}
         elif isinstance(step, EditStep):
-            inner = None if step.step is None else written(step.step)
+            inner = None if step.step is None else encode_step(step.step)
             members = {"step": inner, "of": step.of, "gone": step.gone, "order": step.order}
         else:
             counts = {"input_tokens": step.input_tokens, "output_tokens": step.output_tokens}
@@ -121,7 +121,7 @@ class _Writing:
         ]
 
     def _output(self, pointer: str, output: Any) -> Any:
-        """Give what a model said: a text, or content parts."""
+        """Return a model's output: a text, or content parts."""
         if output is None or type(output) is str:
             return self._text_or_none(pointer, output)
         parts = self._value(pointer, output)
@@ -159,7 +159,7 @@ def _usage(usage: TokenUsage | None) -> dict[str, int] | None:
 
 
 def _count(tokens: Any) -> int:
-    """Give a provider's count, which may be anything."""
+    """Return a provider's token count, or 0 if it is no count."""
     return int(tokens) if type(tokens) in {int, float} and 0 <= tokens <= MAX_COUNT else 0
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a conversation's variables ⇄ JSON, as far as JSON says exactly what they hold."""
+"""Variables of a conversation as JSON, if JSON keeps them exactly."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _MAX_NOT_EXPORTED = 10_000
 
 @dataclass(frozen=True)
 class ImportTarget:
-    """What one agent of a family can take: variables of its code (None: it has none in a process) and tools' states."""
+    """Variables that one agent can import: bytes of its code's variables (None: none), and tools with a state."""
 
-    most_bytes: int | None
+    max_bytes: int | None
     tools: frozenset[str]
 
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
-    """Say what an agent and those that it manages can take, by their paths."""
+    """Return the targets of an agent and of the agents that it manages, by their paths."""
     most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
     places = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
@@ -150,7 +150,7 @@ class _VariablesIn(Strict):
 
 
 def import_variables(data: Any, places: Mapping[str, ImportTarget]) -> dict[str, bytes]:
-    """Make the pieces again. Raises `InvalidRequestError` where the agent has no place for them."""
+    """Return stored chunks of imported variables. Raises `InvalidRequestError` if the agent has no place for them."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/variables", "is no object")
     pieces: dict[str, bytes] = {}
@@ -184,9 +184,9 @@ def _pieces_of(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterat
 
 
 def _code_pieces(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
-    if place.most_bytes is None and found.code:
+    if place.max_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
-    left = place.most_bytes or 0
+    left = place.max_bytes or 0
     for name, value in found.code.items():
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "code", name), "is no name that code could give")
@@ -194,7 +194,7 @@ def _code_pieces(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iter
         left -= len(piece)
         if left < 0:
             raise InvalidRequestError.at(
-                f"{pointer}/code", f"is larger than the {place.most_bytes} bytes that it may be"
+                f"{pointer}/code", f"is larger than the {place.max_bytes} bytes that it may be"
             )
         yield PIECE + chunk_id((name,)), piece
     for index, name in enumerate(found.gone):

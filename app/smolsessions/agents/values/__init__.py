@@ -1,11 +1,13 @@
-"""Values ⇄ bytes, between this process and a hostile one: data only; no code of a value's class runs on either side.
+"""Encode and decode values between this process and a hostile one. No code of a value's class runs on either side.
 
-What comes back is of the value's own kind, except: an instance of a subclass of str, int, list, dict and their like
-whose class is not carried comes back as that basic kind (an OrderedDict as a dict, a named tuple as a tuple, AgentText
-as str); what is held twice comes back as two; an image comes back as a plain one, by its pixels; a path as a path.
-Carried are plain classes, dataclasses, pydantic models and enums, by their fields and without their methods: only
-the `__hash__` and `__eq__` of a carried class run, and only where its instances are keys or in a set. Nothing checks
-that the fields of such an instance hold what its class expects: to a tool they are input like any other.
+A decoded value has the class of the original, with these exceptions:
+- An instance of a subclass of str, int, list, dict and the like becomes that base (a named tuple becomes a tuple).
+- A value that occurs twice becomes two values.
+- An image becomes a plain image of the same pixels.
+
+An agent declares the classes that it carries: plain classes, dataclasses, pydantic models and enums. Their instances
+are encoded by their fields. Of their methods only `__hash__` and `__eq__` run, if an instance is a key or in a set.
+The fields are not validated: a tool must treat them as input.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class CodecError(TypeError):
-    """What cannot be handed over and where in the value it is; or why what was handed over cannot be read."""
+    """A value cannot be encoded, or data cannot be decoded. The message names the part and the reason."""
 
 
 def dumps(value: Any, carries: Collection[type] = (), *, labels: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
-    """Make a value's bytes. With `labels`, what cannot cross becomes its label, for which its class is asked."""
+    """Encode a value. With `labels`, a part without an encoding becomes its label, which calls its class."""
     return _written(value, Writer(Carried(carries), labels=labels, in_order=False, max_bytes=max_bytes))
 
 
 def canonical(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Make bytes to take a hash of: those of `dumps`, but the same whatever the order of a dict's keys."""
+    """Encode a value for hashing: as `dumps`, but independent of the order of a dict's keys."""
     return _written(value, Writer(Carried(carries), labels=False, in_order=True, max_bytes=max_bytes))
 
 
 def loads(data: bytes, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> Any:
-    """Make the value again. The bytes may be anybody's: whatever is wrong with them is a CannotCrossError."""
+    """Decode a value. The data may be hostile: any fault in it raises `CodecError`."""
     if len(data) > max_bytes:
         raise CodecError(f"what was handed over is larger than {max_bytes:,} bytes")
     try:
@@ -56,9 +58,9 @@ def _written(value: Any, writer: Writer) -> bytes:
 
 
 def dumps_lossy(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Make a value's bytes; of one that cannot cross those of its JSON form, or of its label where it has none.
+    """Encode a value, or its JSON form or label if it has no encoding.
 
-    The value's class is asked for that form: call this where its code may run.
+    The JSON form calls code of the value's class.
     """
     try:
         return dumps(value, carries, max_bytes=max_bytes)

@@ -1,6 +1,6 @@
-"""Arrays of numpy and frames of pandas, where they are installed: as blocks of numbers, never as pickles.
+"""Arrays of numpy and frames of pandas, encoded as blocks of numbers and never as pickles.
 
-Neither library is imported before a value of it turns up. An index's frequency and a frame's `attrs` stay behind.
+Each library is imported for its first value. An index's frequency and a frame's `attrs` are not encoded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STR, _NONE = (str,), type(None)
 
 
 def taker_of(kind: type) -> Callable[[Any], Parts] | None:
-    """Give how a value of this class is taken apart, if it is exactly a class of numpy or pandas that is known here."""
+    """Return the function that splits values of exactly this class of numpy or pandas, or None."""
     library = class_name(kind).partition(".")[0]
     if library not in {"numpy", "pandas"} or library not in sys.modules:
         return None
@@ -34,7 +34,7 @@ def taker_of(kind: type) -> Callable[[Any], Parts] | None:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Give how a value is put together."""
+    """Return the kind of this name, and import its library."""
     library = _KINDS.get(name, ("", None))[0]
     if library:
         importlib.import_module(library)

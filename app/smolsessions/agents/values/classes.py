@@ -1,4 +1,4 @@
-"""Reads and makes instances without a word from their classes: by the slots and dicts that Python itself gave them."""
+"""Read and make instances without calling their classes, by the slots and dicts of the interpreter."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set,
 
 
 def mro_of(kind: type) -> tuple[type, ...]:
-    """Give a class's ancestors as the interpreter has them, not as its metaclass tells."""
+    """Return a class's ancestors from the interpreter, not from its metaclass."""
     mro: tuple[type, ...] = _TYPE["__mro__"].__get__(kind)
     return mro
 
 
 def is_in(kind: type, known: Collection[type]) -> bool:
-    """Tell whether a class descends from one of these; issubclass() would ask the metaclass."""
+    """True if a class descends from one of these. issubclass() would call the metaclass."""
     return any(ancestor is one for ancestor in mro_of(kind) for one in known)
 
 
 def contents_of(kind: type) -> MappingProxyType[str, Any]:
-    """Give what a class itself defines; vars() would ask the metaclass."""
+    """Return the definitions of a class itself. vars() would call the metaclass."""
     contents: MappingProxyType[str, Any] = _TYPE["__dict__"].__get__(kind)
     return contents
 
 
 def class_name(kind: type) -> str:
-    """Give a class's full name; any of it may be of a class of its own that answers in its own way."""
+    """Return a class's full name. Its parts may be instances of hostile classes."""
     try:
         module, name = _TYPE["__module__"].__get__(kind), _TYPE["__qualname__"].__get__(kind)
     except Exception:  # noqa: BLE001 - a class without a module
@@ -43,7 +43,7 @@ def class_name(kind: type) -> str:
 
 
 class Carried:
-    """The classes that an agent declares, by identity and by name."""
+    """Classes that an agent declares, by identity and by name."""
 
     def __init__(self, carries: Collection[type]) -> None:
         self.names = {id(kind): class_name(kind) for kind in carries}
@@ -51,7 +51,7 @@ class Carried:
 
 
 def member_name(value: Any, kind: type) -> str | None:
-    """Give the name of an enum's member; None for instances of other classes."""
+    """Return the name of an enum's member, or None for instances of other classes."""
     if not is_in(type(kind), (enum.EnumMeta,)):
         return None
     name = dict.get(_dict_of(value, kind), "_name_")
@@ -68,7 +68,7 @@ def member(kind: type, name: str) -> Any:
 
 
 def state_of(value: Any, kind: type) -> dict[str, Any]:
-    """Give the fields of an instance: what its slots and its dict hold, but for what Python would compute again."""
+    """Return the fields of an instance in its slots and its dict, except those that Python computes again."""
     if is_in(kind, _BUILTINS):
         raise ValueError("a carried class must not be a kind of number, text, collection, exception or class")
     fields = {}
@@ -86,7 +86,7 @@ def state_of(value: Any, kind: type) -> dict[str, Any]:
 
 
 def instance(kind: type, fields: dict[Any, Any]) -> Any:
-    """Make an instance with these fields; no method and no property of its class runs."""
+    """Make an instance with these fields. No method and no property of its class runs."""
     if is_in(kind, _BUILTINS) or is_in(type(kind), (enum.EnumMeta,)):
         raise ValueError(f"{class_name(kind)} is made in another way")
     slots = dict(_slots(kind))
@@ -127,7 +127,7 @@ def _dict_descriptor(kind: type) -> Any:
 
 
 def _is_method(kind: type, name: str) -> bool:
-    """Tell whether a name means something that its class computes, so that an instance must not bring its own."""
+    """True if a class computes an attribute, so that an instance must not bring its own."""
     for ancestor in mro_of(kind):
         if name in contents_of(ancestor):
             found = type(contents_of(ancestor)[name])

@@ -1,7 +1,7 @@
-"""Kinds of values made of simpler values: each is a name and a tuple of parts, taken apart here and put together here.
+"""Kinds of values made of simpler values: each splits into a name and a tuple of parts, and joins again.
 
-Parts are read by what the standard library's class itself defines, and put together where each is of the right kind.
-An image is its pixels: the reader never opens a picture file that the other side made.
+Parts are read by descriptors of the standard library's class itself. They are joined after a check of their classes.
+An image is its pixels: the decoder never opens an image file of the other side.
 """
 
 from __future__ import annotations
@@ -34,17 +34,24 @@ _ZONES = (_NONE, dt.timezone, zoneinfo.ZoneInfo)
 _INT, _STR = (int,), (str,)
 _MAX_DIGITS = 10_000
 _MAX_COLOURS = 256
-_MAX_EXPONENT = 999_999  # as Python's own default: int() of what is larger fills the memory
+_MAX_EXPONENT = 999_999  # as Python's own default: int() of a larger exponent fills the memory
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}")
 _FOUR = dict.fromkeys("RGBA RGBa RGBX CMYK I F".split(), 4)
 _THREE = dict.fromkeys("RGB YCbCr LAB HSV".split(), 3)
 _TWO = dict.fromkeys("LA La PA I;16 I;16L I;16B I;16N".split(), 2)
-_MODES = {**_FOUR, **_THREE, **_TWO, "L": 1, "P": 1, "1": 1}  # bytes per pixel; bits cross as bytes, lest one is a bomb
+_MODES = {
+    **_FOUR,
+    **_THREE,
+    **_TWO,
+    "L": 1,
+    "P": 1,
+    "1": 1,
+}  # bytes per pixel; a bit is a byte
 _IMAGE_METHODS = frozenset(name for name in dir(PIL.Image.Image) if callable(getattr(PIL.Image.Image, name)))
 
 
 def parts_of(value: Any) -> Parts | None:
-    """Take a value apart; None where its class is none of these. Raises ValueError with the reason why it cannot be."""
+    """Split a value. Returns None for other classes. Raises ValueError with the reason why it has no parts."""
     kind = type(value)
     take = _TAKERS.get(id(kind)) or arrays.taker_of(kind)
     if take is None and (is_lazy(kind) or _is_plugin_image(kind)):
@@ -55,7 +62,7 @@ def parts_of(value: Any) -> Parts | None:
 
 
 def put_together(kind: str, parts: tuple[Any, ...]) -> Any:
-    """Put a value together."""
+    """Join the parts of a value."""
     known = kind_of(kind)
     if len(parts) != len(known.parts):
         raise ValueError(f"{kind} of {len(parts)} parts")
@@ -73,7 +80,7 @@ def kind_of(kind: str) -> Kind:
 
 
 def _reader(name: str, *fields: tuple[type, str]) -> Callable[[Any], Parts]:
-    """Give a function that reads these fields by their classes' own descriptors."""
+    """Return a function that reads these fields by the descriptors of their classes."""
     descriptors = [vars(owner)[field] for owner, fields_ in fields for field in fields_.split()]
     return lambda value: Parts(name, tuple([descriptor.__get__(value) for descriptor in descriptors]))
 
@@ -125,7 +132,7 @@ def _time(*parts: Any) -> dt.time:
 
 
 def _is_plugin_image(kind: type) -> bool:
-    """Tell whether it is the class of an opened picture file: Pillow's own, and found where it says it is from."""
+    """True for a class of opened image files that Pillow itself defines under this name."""
     module, _, name = class_name(kind).rpartition(".")
     owner = sys.modules.get(module) if module.startswith("PIL.") else None
     return owner is not None and vars(owner).get(name) is kind and is_in(kind, (PIL.Image.Image,))

@@ -1,4 +1,4 @@
-"""The bytes of a message → values. Every length is checked before it is believed, and the work is bounded."""
+"""Decoder of values. It checks every length before use, and bounds its work."""
 
 from __future__ import annotations
 

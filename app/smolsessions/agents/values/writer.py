@@ -1,4 +1,4 @@
-"""Values → the bytes of a message. Classes are told apart by identity: they may answer == in their own way."""
+"""Encoder of values. It compares classes by identity, because their `==` may be hostile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW = 8  # lists of more numbers than this go as one block
 
 
 class RefusalError(Exception):
-    """Why a value cannot cross, and on its way up where it lies."""
+    """A value has no encoding. Each level that it passes adds its place to the path."""
 
     def __init__(self, value: Any, reason: str) -> None:
         name = class_name(type(value))
@@ -34,7 +34,7 @@ class RefusalError(Exception):
 
 
 class Writer:
-    """Appends nodes. A class is looked up by its identity: it may answer == and hash() with code of its own."""
+    """Append nodes to a buffer. Classes are looked up by identity, because their `hash()` may be hostile."""
 
     def __init__(self, carried: Carried, *, labels: bool, in_order: bool, max_bytes: int) -> None:
         self._carried = carried
@@ -71,10 +71,10 @@ class Writer:
     def _label(self, value: Any, refusal: RefusalError) -> None:
         try:
             label = label_of(value)
-        except BaseException:  # noqa: BLE001 - a foreign class may fail in any way, and leave, too
+        except BaseException:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
             label = f"[{class_name(type(value))}]"
         if len(self._out) + 4 * len(label) > self._max_bytes and self._out:
-            raise refusal  # where no label finds room, that around it becomes one
+            raise refusal  # without room for a label, the value around it becomes one
         self.str_(label)
 
     def _value(self, value: Any) -> None:
@@ -90,7 +90,7 @@ class Writer:
     def _other(self, value: Any, kind: type) -> None:
         try:
             parts = parts_of(value)
-        except Exception as error:  # noqa: BLE001 - numpy, pandas and Pillow have errors of their own
+        except Exception as error:  # noqa: BLE001 - numpy, pandas and Pillow raise errors of their own
             raise RefusalError(value, _reason(error)) from None
         if parts is not None:
             self.parts_(parts, value)
@@ -105,7 +105,7 @@ class Writer:
         if base in _READ_AS_THEY_ARE:
             _WRITERS[base](self, value)
             return
-        self._enter(value, 0)  # the copy is another object each time, in which no cycle shows
+        self._enter(value, 0)  # each copy is a new object, so cycles are found by the original
         _WRITERS[base](self, _BASES[base](value))
         self._above.pop()
 
@@ -261,7 +261,7 @@ class Writer:
         self._out[start:] = b"d" + _COUNT.pack(len(chunks)) + b"".join(map(b"".join, ordered))
 
     def ordered_(self, value: OrderedDict[Any, Any]) -> None:
-        # Its own order is asked for by the keys' hashes; those of foreign classes stay alone.
+        # Reading its order calls the hashes of the keys, so keys of foreign classes use the dict's order.
         safe = all(id(type(key)) in _SHOWN for key in dict.keys(value))
         if not safe:
             self.dict_(value)
@@ -300,8 +300,8 @@ _WRITERS: dict[int, Callable[[Writer, Any], None]] = {
     id(OrderedDict): Writer.ordered_,
 }
 _SHOWN = frozenset(map(id, (type(None), bool, int, float, str, bytes)))
-_READ_AS_THEY_ARE = frozenset(map(id, (set, frozenset, dict)))  # by their own methods in any case
-# How to read an instance of a subclass with its base's own methods.
+_READ_AS_THEY_ARE = frozenset(map(id, (set, frozenset, dict)))  # by the methods of their base in any case
+# Functions that read an instance of a subclass with the methods of its base.
 _BASES: dict[int, Callable[[Any], Any]] = {
     id(int): int.__int__,
     id(float): float.__float__,
