@@ -14,9 +14,9 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepTotals
+from smolsessions.agents.memory.step_cache import StepCache
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.step_weights import StepCache
-from smolsessions.agents.memory.token_scale import PromptTokens
+from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.core.policies import policy_of
 
@@ -50,7 +50,7 @@ def agent_of(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **more
 
 def toolbox_of(agent: Any) -> RuleContext:
     weights = StepCache()
-    return RuleContext(weights, {}, RuleCache(agent), PromptTokens(agent, weights))
+    return RuleContext(weights, {}, RuleCache(agent), PromptTokens(agent, StepTotals(agent, weights)))
 
 
 def some_step(number: int, chance: random.Random) -> Any:
@@ -85,19 +85,19 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
         kept = toolbox_of(agent)
-        weights, weighing = kept.weights, StepTotals(agent, kept.weights)
+        weights, weighing = kept.cache, StepTotals(agent, kept.cache)
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
             afresh = toolbox_of(agent)
             expected = apply_policy(steps, policy, afresh)
             found = apply_policy(steps, policy, kept)
-            assert as_shown(found, weights) == as_shown(expected, afresh.weights)
-            weighed, anew = weighing.of(found), StepTotals(agent, afresh.weights).of(expected)
+            assert as_shown(found, weights) == as_shown(expected, afresh.cache)
+            weighed, anew = weighing.of(found), StepTotals(agent, afresh.cache).of(expected)
             for sum_of in (StepTotals.characters, StepTotals.estimate):
                 for places in (None, *([place] for place in range(len(found)))):
                     assert sum_of(weighed, places) == sum_of(anew, places)
             assert weighed.copies == anew.copies
-            assert (kept.prompts.scale(), kept.prompts.before) == (afresh.prompts.scale(), afresh.prompts.before)
+            assert (kept.tokens.scale(), kept.tokens.before) == (afresh.tokens.scale(), afresh.tokens.before)
             weights.evict(steps)
 
 
@@ -109,7 +109,7 @@ def test_another_policy_finds_nothing_of_the_one_before() -> None:
     for name in [*POLICIES, *reversed(POLICIES)]:
         policy, afresh = policy_of(POLICIES[name]), toolbox_of(agent)
         expected = apply_policy(steps, policy, afresh)
-        assert as_shown(apply_policy(steps, policy, kept), kept.weights) == as_shown(expected, afresh.weights), name
+        assert as_shown(apply_policy(steps, policy, kept), kept.cache) == as_shown(expected, afresh.cache), name
 
 
 def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:

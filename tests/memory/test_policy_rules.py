@@ -17,11 +17,10 @@ from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.memory.prompt_cache import RuleCache
+from smolsessions.agents.memory.prompt_cache import RuleCache, StepTotals
+from smolsessions.agents.memory.step_cache import StepCache
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.step_weights import StepCache
-from smolsessions.agents.memory.token_scale import PromptTokens, Scale, set_shown_estimate
-from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.memory.tokens import PromptTokens, Scale, estimate_messages, set_shown_estimate
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
 from smolsessions.core.policies import policy_of
 from tests.support import agents, remembering
@@ -76,16 +75,16 @@ def tools(memory: list[MemoryStep] | None = None) -> RuleContext:
     agent, weights = agents.make_scripted(), StepCache()
     agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
     agent.memory.system_prompt = SYSTEM
-    return RuleContext(weights, OWN, RuleCache(agent), PromptTokens(agent, weights))
+    return RuleContext(weights, OWN, RuleCache(agent), PromptTokens(agent, StepTotals(agent, weights)))
 
 
 def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: RuleContext) -> list[int]:
     at = {id(step): place for place, step in enumerate(memory)}
-    return [at[id(box.weights.origin(step))] for step in shown]
+    return [at[id(box.cache.origin(step))] for step in shown]
 
 
 def tokens_of(steps: Sequence[MemoryStep], box: RuleContext) -> int:
-    return sum(estimate_messages(box.weights.messages(step)) for step in steps)
+    return sum(estimate_messages(box.cache.messages(step)) for step in steps)
 
 
 @settings(max_examples=300, deadline=None)
@@ -136,8 +135,8 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
     always = {last, len(memory) - 1} | {place for place, step in enumerate(memory) if isinstance(step, NoteStep)}
     places = set(places_of(shown, memory, box))
     assert always <= places
-    factor = box.prompts.scale().factor
-    weight = (box.prompts.before + tokens_of(shown, box)) * factor
+    factor = box.tokens.scale().factor
+    weight = (box.tokens.before + tokens_of(shown, box)) * factor
     assert weight <= most + 1e-6 or places == always
     starts = [place for place, step in enumerate(memory) if isinstance(step, TaskStep)]
     for start, end in pairwise(starts):
@@ -235,7 +234,7 @@ def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: 
 def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> list[MemoryStep]:
     """Give turns of one answer each, with the prompts that a model counts as a quarter more than is estimated."""
     memory: list[MemoryStep] = []
-    before = tools().prompts.before
+    before = tools().tokens.before
     for number in range(turns):
         memory.append(TaskStep(f"question {number} " + "why " * 30))
         shown = tokens_of(memory, tools())
@@ -248,28 +247,28 @@ def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> li
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_the_scale_is_that_of_the_last_prompt(is_noted: bool) -> None:
     memory = conversation(5, unseen=0, is_noted=is_noted)
-    scale = tools(memory).prompts.scale()
+    scale = tools(memory).tokens.scale()
     assert (round(scale.factor, 2), scale.is_reported) == (1.25, True)
     memory += [TaskStep("more"), action("was not counted")]
-    assert tools(memory).prompts.scale() == scale
+    assert tools(memory).tokens.scale() == scale
     for step in memory:
         if isinstance(step, ActionStep):
             step.token_usage = None
-    assert tools(memory).prompts.scale() == Scale(1.0, is_reported=False)
+    assert tools(memory).tokens.scale() == Scale(1.0, is_reported=False)
 
 
 def test_what_a_step_says_of_its_prompt_counts_more_than_what_is_in_the_memory_now() -> None:
     memory = conversation(6, unseen=0, is_noted=True)
-    assert round(tools(memory[6:]).prompts.scale().factor, 2) == 1.25, "the first turns were pruned since"
-    assert tools(conversation(9, unseen=0)[12:]).prompts.scale().factor == 2, "no more is believed without such a note"
+    assert round(tools(memory[6:]).tokens.scale().factor, 2) == 1.25, "the first turns were pruned since"
+    assert tools(conversation(9, unseen=0)[12:]).tokens.scale().factor == 2, "no more is believed without such a note"
 
 
 def test_an_answer_that_was_forced_says_nothing_of_the_scale() -> None:
     memory = conversation(3, is_noted=True)
-    expected = tools(memory).prompts.scale()
+    expected = tools(memory).tokens.scale()
     forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)
     set_shown_estimate(forced, 10_000)
-    assert tools([*memory, forced]).prompts.scale() == expected
+    assert tools([*memory, forced]).tokens.scale() == expected
 
 
 # Built once

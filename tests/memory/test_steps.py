@@ -23,9 +23,9 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
-from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import EditStep
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, strip, unpack
+from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
@@ -108,7 +108,7 @@ def again(step: MemoryStep, carries: tuple[type, ...] = ()) -> Any:
     assert prompt(back) == before
     twice = pack(back, 1, carries)
     assert prompt(unpack(twice.data, twice.attachments, carries)) == before
-    assert json.dumps(describe(back))
+    assert json.dumps(describe_step(back))
     return back
 
 
@@ -397,18 +397,17 @@ def _called(function: Any, *arguments: Any) -> Any:
     return type("Called", (), {"__reduce__": lambda _: (function, arguments)})()
 
 
-def test_members_that_python_3_11_2_wrote_by_their_names_are_read() -> None:
-    """Such a pickle reads `getattr(MessageRole, "USER")`; the reader makes members of listed enums of it, no more."""
-    back = unpack(_pickled({"model_output_message": ChatMessage(_called(getattr, MessageRole, "USER"), "hi")}), {})
-    assert isinstance(back, ActionStep)
-    assert back.model_output_message == ChatMessage(MessageRole.USER, "hi")
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(MessageRole, "from_bytes"), (MessageRole, "__class__"), (ActionStep, "to_messages"), (odd.Colour, "RED")],
+    [
+        (MessageRole, "USER"),
+        (MessageRole, "from_bytes"),
+        (MessageRole, "__class__"),
+        (ActionStep, "to_messages"),
+        (odd.Colour, "RED"),
+    ],
 )
-def test_no_other_attribute_is_read(kind: type, name: str) -> None:
+def test_attributes_are_not_read(kind: type, name: str) -> None:
     with pytest.raises(SealBrokenError):
         unpack(_pickled({"action_output": _called(getattr, kind, name)}), {})
 
@@ -684,5 +683,5 @@ def test_a_stored_step_with_a_value_of_a_wrong_kind_is_readable(field: str) -> N
     assert isinstance(edited, EditStep)
     assert edited.step
     for one in (edited.step, unpack(packed.data, packed.attachments)):
-        shown = describe(one)
+        shown = describe_step(one)
         assert (shown["observations"], shown["tool_calls"], shown["images"]) == ("seen", [], [])

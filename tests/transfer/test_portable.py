@@ -21,9 +21,9 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
+from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGES_FACTOR, MAX_STEPS
 from smolsessions.agents.values.images import RAW_TYPE, image_from_bytes
@@ -105,7 +105,7 @@ def same(steps: list[Any]) -> list[Step]:
     portable = documents.export(data, attachments, {}, (), reader().read)
     back = steps_of(taken_in(document_of(portable)))
     assert [shown(step) for step in back] == [shown(step) for step in before]
-    assert [describe(step) for step in back] == [describe(step) for step in before]
+    assert [describe_step(step) for step in back] == [describe_step(step) for step in before]
     assert again(portable) == portable
     return back
 
@@ -327,9 +327,11 @@ def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json
     tasks = [isinstance(step, TaskStep) for step in agent.memory.steps]
     assert [step.turn for step in back.steps] == [sum(tasks[: index + 1]) for index in range(len(tasks))]
     data_before, attachments = stored(agent.memory.steps)
-    descriptions = [describe(unpack(one, attachments)) for one in data_before]
+    descriptions = [describe_step(unpack(one, attachments)) for one in data_before]
     for index, step in enumerate(steps_of(back)):
-        assert describe(step) | {"output": 0} == descriptions[index] | {"output": 0}  # an object's is smolagents' own
+        assert describe_step(step) | {"output": 0} == descriptions[index] | {
+            "output": 0
+        }  # an object's is smolagents' own
 
 
 def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:

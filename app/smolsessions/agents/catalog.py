@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.factories import check_factory, make_agent
+from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
-from smolsessions.agents.memory.policies import check_own_rules
-from smolsessions.agents.memory.prompt_preview import PromptPreview
-from smolsessions.agents.memory.step_description import describe
 from smolsessions.agents.memory.steps import unpack
+from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, task_step
@@ -188,7 +187,7 @@ class Catalog:
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Return a step as JSON data."""
-        return describe(unpack(step, attachments, self._agent(name).carries))
+        return describe_step(unpack(step, attachments, self._agent(name).carries))
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]

@@ -1,4 +1,4 @@
-"""The agents that need no key and no network: a small set of rules stands where a language model would."""
+"""Demo agents that need no key and no network: a small set of rules replaces the language model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from smolsessions.agents.demo.rules import (
     FORCED_FAILURE,
     OBSERVATION,
     Call,
+    Exchange,
     Part,
-    Turn,
+    parse,
     short,
     summarize_by_rules,
-    understand,
 )
 from smolsessions.agents.demo.tools import TOOLS
-from smolsessions.agents.memory.step_weights import text_in
+from smolsessions.agents.memory.step_cache import text_in
 from smolsessions.agents.memory.summarizer import INSTRUCTION
 
 if TYPE_CHECKING:
@@ -37,55 +37,47 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 8
 COUNTING_PACE_S = 0.1
-MAX_PIECES = 100  # of one text in a stream: a long one is cut into longer pieces
+MAX_PIECES = 100  # of a text in a stream; a longer text has longer pieces
 LOGS, LAST_OUTPUT = "Execution logs:\n", "Last output from code snippet:\n"
 NO_LLM = "Its model is a small set of rules and no LLM; it needs no key and no network."
 
 
 def make_demo() -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=_tools(),
-        model=RuleModel(),
-        prompt_templates=_prompts(ToolCallingAgent),
-        name="demo",
-        description=f"Calculates, tells the time, takes notes and counts words by calling tools. {NO_LLM}",
-        max_steps=MAX_STEPS,
-        verbosity_level=LogLevel.OFF,
-    )
+    return ToolCallingAgent(**_options(ToolCallingAgent, "demo", "calling tools"))
 
 
 def make_demo_code() -> CodeAgent:
-    return CodeAgent(
-        tools=_tools(),
-        model=RuleModel(),
-        prompt_templates=_prompts(CodeAgent),
-        name="demo_code",
-        description=f"Calculates, tells the time, takes notes and counts words by writing Python. {NO_LLM}",
-        max_steps=MAX_STEPS,
-        verbosity_level=LogLevel.OFF,
-        executor_kwargs={"timeout_seconds": None},  # smolagents' own timeout costs a thread and does not return early
-    )
+    # smolagents' own timeout costs a thread and does not return early
+    return CodeAgent(**_options(CodeAgent, "demo_code", "writing Python"), executor_kwargs={"timeout_seconds": None})
 
 
-def _tools() -> list[Tool]:
-    return [make() for make in TOOLS]
+def _options(kind: type[ToolCallingAgent | CodeAgent], name: str, method: str) -> dict[str, Any]:
+    return {
+        "tools": [make() for make in TOOLS],
+        "model": RuleModel(),
+        "prompt_templates": _prompts(kind),
+        "name": name,
+        "description": f"Calculates, tells the time, takes notes and counts words by {method}. {NO_LLM}",
+        "max_steps": MAX_STEPS,
+        "verbosity_level": LogLevel.OFF,
+    }
 
 
 @cache
 def _prompts(kind: type[ToolCallingAgent | CodeAgent]) -> Any:
-    """Return smolagents' own templates, parsed once and shared: nobody may change them in place."""
+    """Return smolagents' own templates, parsed once and shared. They must not be changed in place."""
     return kind(tools=[], model=RuleModel(), verbosity_level=LogLevel.OFF).prompt_templates
 
 
 class DemoFailure(Exception):  # noqa: N818 - a client reads this name
-    """What a model's failure looks like, on demand."""
+    """Failure of the model, on demand."""
 
 
 class RuleModel(Model):
-    """Replies by rules, from the messages that it is given and nothing else: the same messages, the same reply.
+    """Model that replies by rules. The same messages yield the same reply.
 
-    Token counts are an estimate: the words of the current message and of the reply, without the history, which is not
-    read unless a question needs it.
+    Token counts are the words of the current message and of the reply. The history is not counted, because the rules
+    read it only for questions about it.
     """
 
     def __init__(self) -> None:
@@ -102,30 +94,30 @@ class RuleModel(Model):
         if not (stop_sequences or tools_to_call_from) and text_in(messages[0]) == INSTRUCTION:
             content = summarize_by_rules(text_in(messages[-1]))
             return ChatMessage(MessageRole.ASSISTANT, content, token_usage=TokenUsage(0, len(content.split())))
-        turn = Turn.current(messages)
-        if FORCED_FAILURE.fullmatch(turn.task):
+        exchange = Exchange.current(messages)
+        if FORCED_FAILURE.fullmatch(exchange.task):
             raise DemoFailure
         calls: list[ChatMessageToolCall] = []
         if tools_to_call_from:
-            content, calls = _tool_calls(turn, {tool.name for tool in tools_to_call_from})
-        elif not stop_sequences:  # so smolagents asks for a last answer when the steps are used up
-            content = _last_answer(turn)
+            content, calls = _tool_calls(exchange, {tool.name for tool in tools_to_call_from})
+        elif not stop_sequences:  # as smolagents asks for a final answer at the step limit
+            content = _last_answer(exchange)
         elif "<end_plan>" in stop_sequences:
-            content = _plan(turn)
+            content = _plan(exchange)
         else:
-            content = _code(turn)
+            content = _code(exchange)
         words = sum(len(text.split()) for text in (content, *(call.function.arguments for call in calls)))
-        usage = TokenUsage(input_tokens=len(turn.task.split()), output_tokens=words)
+        usage = TokenUsage(input_tokens=len(exchange.task.split()), output_tokens=words)
         return ChatMessage(MessageRole.ASSISTANT, content, tool_calls=calls, token_usage=usage)
 
     def generate_stream(self, messages: list[ChatMessage], **options: Any) -> Generator[ChatMessageStreamDelta]:
         message = self.generate(messages, **options)
         deltas = [*_deltas(message)]
         deltas[-1].token_usage = message.token_usage
-        is_slow = COUNTING.fullmatch(Turn.current(messages).task)
+        is_slow = COUNTING.fullmatch(Exchange.current(messages).task)
         for delta in deltas:
             if is_slow:
-                time.sleep(COUNTING_PACE_S)  # the point of it: an answer that takes its time
+                time.sleep(COUNTING_PACE_S)  # an answer slow enough to watch and to stop
             yield delta
 
 
@@ -147,14 +139,11 @@ def _pieces(text: str) -> Iterator[str]:
     return ("".join(words[start : start + at_once]) for start in range(0, len(words), at_once))
 
 
-# ---------------------------------------------------------------------------------------------- the forms of a reply
-
-
-def _tool_calls(turn: Turn, offered: set[str]) -> tuple[str, list[ChatMessageToolCall]]:
-    parts = _settle(turn, offered)
+def _tool_calls(exchange: Exchange, offered: set[str]) -> tuple[str, list[ChatMessageToolCall]]:
+    parts = _resolve(exchange, offered)
     pending = [part for part in parts if isinstance(part, Call)]
     called = [(call.tool, call.arguments) for call in pending] or [("final_answer", {"answer": _joined(parts)})]
-    prefix = f"call_{len(turn.messages)}"  # an id is unique in its conversation; smolagents sorts results by id
+    prefix = f"call_{len(exchange.messages)}"  # unique in the conversation; smolagents sorts results by id
     return _thought(parts), [
         ChatMessageToolCall(
             ChatMessageToolCallFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False)),
@@ -165,8 +154,8 @@ def _tool_calls(turn: Turn, offered: set[str]) -> tuple[str, list[ChatMessageToo
     ]
 
 
-def _code(turn: Turn) -> str:
-    parts = _settle(turn, turn.offered_as_functions(("calculator", "clock", "note", "text_stats")))
+def _code(exchange: Exchange) -> str:
+    parts = _resolve(exchange, exchange.offered_as_functions(("calculator", "clock", "note", "text_stats")))
     lines, answer = [], []
     for number, part in enumerate(parts, 1):
         if isinstance(part, str):
@@ -190,19 +179,19 @@ def _source(call: Call) -> str:
 
 
 def _literal(text: str) -> str:
-    """Write a string that neither a code tag nor smolagents' mending of `final_answer = …` can break."""
+    """Return a string literal that is safe from code tags and smolagents' rewriting of `final_answer = …`."""
     return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c").replace("final_answer", "final\\u005fanswer")
 
 
-def _plan(turn: Turn) -> str:
-    calls = [part for part in _settle(turn) if isinstance(part, Call)]
+def _plan(exchange: Exchange) -> str:
+    calls = [part for part in _resolve(exchange) if isinstance(part, Call)]
     steps = [f"Call {call.tool} with {json.dumps(call.arguments, ensure_ascii=False)}." for call in calls]
     steps.append("Give the final answer.")
     return "A plan by rules, not by an LLM:\n" + "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
 
 
-def _last_answer(turn: Turn) -> str:
-    parts = _settle(turn)
+def _last_answer(exchange: Exchange) -> str:
+    parts = _resolve(exchange)
     return _joined([f"No step was left to call {part.tool}." if isinstance(part, Call) else part for part in parts])
 
 
@@ -210,25 +199,22 @@ def _joined(parts: list[Part]) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-# ------------------------------------------------------------------------------------------- what the tools have said
-
-
-def _settle(turn: Turn, offered: set[str] | None = None) -> list[Part]:
-    """Put sentences in place of the calls that were answered; calls that remain are still to be made."""
+def _resolve(exchange: Exchange, offered: set[str] | None = None) -> list[Part]:
+    """Replace the finished calls by sentences. The remaining calls are still to be made."""
     parts = [
         f"I was given no tool named {part.tool}."
         if offered is not None and isinstance(part, Call) and part.tool not in offered
         else part
-        for part in understand(turn)
+        for part in parse(exchange)
     ]
     unexplained = 0
-    for response in turn.responses():
+    for response in exchange.responses():
         pending = {index: part for index, part in enumerate(parts) if isinstance(part, Call)}
         if response.startswith(OBSERVATION):
             for (index, call), value in zip(pending.items(), _values(response, len(pending)), strict=False):
                 parts[index] = f"{call.before}{value}{call.after}"
             continue
-        # smolagents drops what a failed call's siblings returned: they stay pending and are made again.
+        # smolagents drops the results of a failed call's siblings, so they stay pending and are called again.
         blamed = [index for index, call in pending.items() if _is_blamed(call, response)]
         unexplained += not blamed
         for index in blamed or (pending if unexplained > 1 else ()):

@@ -1,4 +1,4 @@
-"""What the demo agents' rules read in the messages that they are shown, and what they make of it."""
+"""Rules of the demo agents: from the messages of a prompt to tool calls and answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_PARTS = 4
-QUOTE_CHARS = 300  # how much of an earlier message or of an error is quoted
-CUT_CHARS = 2000  # how far into a message several wishes are looked for
-READ_CHARS = 500  # a longer wish is not read, unless it is a note or a text for statistics
+QUOTE_CHARS = 300  # of an earlier message or an error
+SPLIT_CHARS = 2000  # of a message that are searched for several requests
+READ_CHARS = 500  # a longer request is ignored, except a note or a text for statistics
 TASK, OBSERVATION, ERROR = "New task:\n", "Observation:\n", "Error:\n"
-SUM_CHARS = 80
-_TOLD = re.compile(rf"^({TASK}|{OBSERVATION})(.*?)(?=\n\n|\n(?:{TASK}|{OBSERVATION})|\Z)", re.MULTILINE | re.DOTALL)
+SUMMARY_CHARS = 80
+_SECTION = re.compile(rf"^({TASK}|{OBSERVATION})(.*?)(?=\n\n|\n(?:{TASK}|{OBSERVATION})|\Z)", re.MULTILINE | re.DOTALL)
 _SUMMARY = re.compile(r"Summary of what was before:\n(.*?)\n\n", re.DOTALL)
 ADDITIONAL_ARGS = "\nYou have been provided with these additional arguments"
 
@@ -41,15 +41,18 @@ Several can be joined: What is 12 * 7 and what time is it?"""
 
 
 def summarize_by_rules(text: str) -> str:
-    """Sum a conversation up as rules can: what was asked, and the results, each cut short."""
-    before, found = _SUMMARY.match(text), _TOLD.findall(text)
-    told = [f"{'Asked' if kind == TASK else 'Result'}: {' '.join(what.split())[:SUM_CHARS]}" for kind, what in found]
-    return "\n".join([before[1].strip() if before else "Summed up by rules, no LLM.", *told])
+    """List the tasks and results of a conversation, each shortened."""
+    before = _SUMMARY.match(text)
+    lines = [
+        f"{'Asked' if kind == TASK else 'Result'}: {' '.join(body.split())[:SUMMARY_CHARS]}"
+        for kind, body in _SECTION.findall(text)
+    ]
+    return "\n".join([before[1].strip() if before else "Summed up by rules, no LLM.", *lines])
 
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call, and the words around its result."""
+    """Tool call, with the words around its result."""
 
     tool: str
     arguments: dict[str, str] = field(default_factory=dict)
@@ -61,20 +64,20 @@ Part = str | Call
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The current message and what came of it; found from the end, so that a long history costs nothing."""
+class Exchange:
+    """Current message and its responses, found from the end, so that a long history costs nothing."""
 
     messages: list[ChatMessage]
     start: int
     task: str
 
     @classmethod
-    def current(cls, messages: list[ChatMessage]) -> Turn:
+    def current(cls, messages: list[ChatMessage]) -> Exchange:
         for index in range(len(messages) - 1, -1, -1):
             if (task := _task(messages[index])) is not None:
                 return cls(messages, index, task)
         prompt = _text(messages[-1]) if messages else ""
-        # A first plan is asked for in one long prompt that ends in the task.
+        # The request for a first plan is one long prompt that ends in the task.
         task = prompt.rpartition("Here is your task:\n```\n")[2].partition("\n```\nFirst in part 1")[0]
         return cls(messages, max(len(messages) - 1, 0), task)
 
@@ -113,7 +116,7 @@ def _task(message: ChatMessage) -> str | None:
     if message.role != MessageRole.USER or not (text := _text(message)).startswith(TASK):
         return None
     task = text.removeprefix(TASK).partition(ADDITIONAL_ARGS)[0].strip()
-    return task if task.isascii() else task.encode(errors="replace").decode()  # no reply can hold a lone surrogate
+    return task if task.isascii() else task.encode(errors="replace").decode()  # a reply cannot hold a lone surrogate
 
 
 def short(text: str) -> str:
@@ -121,15 +124,12 @@ def short(text: str) -> str:
     return line if len(line) <= QUOTE_CHARS else line[:QUOTE_CHARS] + " …"
 
 
-# ------------------------------------------------------------------------------------------------- from text to parts
-
-
 @dataclass(frozen=True)
-class _Wish:
-    """One of the things that a message asks for."""
+class _Request:
+    """One request of a message."""
 
     raw: str
-    turn: Turn
+    exchange: Exchange
 
     @cached_property
     def line(self) -> str:
@@ -148,24 +148,23 @@ _JOINT = re.compile(
 )
 
 
-def understand(turn: Turn) -> list[Part]:
-    if parts := _counting(_Wish(turn.task, turn)) or _stats(
-        _Wish(turn.task, turn)
-    ):  # the text of statistics may hold anything, also our own phrases
+def parse(exchange: Exchange) -> list[Part]:
+    whole = _Request(exchange.task, exchange)
+    if parts := _counting(whole) or _stats(whole):  # a text for statistics may contain phrases of other rules
         return parts
-    parts, end = [], len(turn.task)
-    for joint in reversed([*_JOINT.finditer(turn.task, 0, CUT_CHARS)]):
-        if found := _read(_Wish(turn.task[joint.end() : end].strip(), turn)):
+    parts, end = [], len(exchange.task)
+    for joint in reversed([*_JOINT.finditer(exchange.task, 0, SPLIT_CHARS)]):
+        if found := _read(_Request(exchange.task[joint.end() : end].strip(), exchange)):
             parts, end = found + parts, joint.start()
-    parts = _read(_Wish(turn.task[:end].strip(), turn)) + parts
+    parts = _read(_Request(exchange.task[:end].strip(), exchange)) + parts
     parts = [part for part in parts if part != HELP] or parts[:1]
     if not parts:
-        parts = [_images(turn)] if turn.images() else ["I did not understand that. " + HELP]
+        parts = [_images(exchange)] if exchange.images() else ["I did not understand that. " + HELP]
     return parts[:MAX_PARTS]
 
 
-def _read(wish: _Wish) -> list[Part]:
-    return next((parts for rule in _RULES if (parts := rule(wish))), [])
+def _read(request: _Request) -> list[Part]:
+    return next((parts for rule in _RULES if (parts := rule(request))), [])
 
 
 _UNITS = r"(?:words|characters|letters|sentences|lines)"
@@ -180,8 +179,8 @@ _STATS = re.compile(
 _QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "「": "」"}
 
 
-def _stats(wish: _Wish) -> list[Part]:
-    if not (match := _STATS.match(wish.raw)):
+def _stats(request: _Request) -> list[Part]:
+    if not (match := _STATS.match(request.raw)):
         return []
     text = match["text"].strip()
     inside, closing, rest = text[1:].rpartition(_QUOTES.get(text[0], "\n"))
@@ -196,49 +195,37 @@ _NOTE = re.compile(
 )
 
 
-def _note(wish: _Wish) -> list[Part]:
-    match = _NOTE.match(wish.raw)
+def _note(request: _Request) -> list[Part]:
+    match = _NOTE.match(request.raw)
     text = " ".join(match["text"].split()) if match else ""
     return [Call("note", {"text": text}, "OK. ")] if text.strip(" ?!.") else []
 
 
-def _notes(wish: _Wish) -> list[Part]:
-    asked = wish.words & {"my", "list", "show", "read", "what", "which", "the", "all"} or len(wish.words) == 1
-    if not (asked and wish.words & {"note", "notes"}):
+def _notes(request: _Request) -> list[Part]:
+    asked = request.words & {"my", "list", "show", "read", "what", "which", "the", "all"} or len(request.words) == 1
+    if not (asked and request.words & {"note", "notes"}):
         return []
-    if notes := wish.turn.notes():
-        return [
-            "Your notes from earlier messages:\n"
-            + "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
-        ]
-    return ["I was shown no note." if wish.turn.earlier() else "I was shown no earlier message, and so no note."]
+    if notes := request.exchange.notes():
+        lines = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+        return ["\n".join(["Your notes from earlier messages:", *lines])]
+    return ["I was shown no note." if request.exchange.earlier() else "I was shown no earlier message, and so no note."]
 
 
 _ASKED = {
-    "ask",
-    "asked",
-    "question",
-    "questions",
-    "message",
-    "messages",
-    "say",
-    "said",
-    "tell",
-    "told",
-    "write",
-    "wrote",
+    *("ask", "asked", "question", "questions", "message", "messages"),
+    *("say", "said", "tell", "told", "write", "wrote"),
 }
 _LAST = {"last", "before", "previous", "previously", "earlier", "just"}
 
 
-def _history(wish: _Wish) -> list[Part]:
-    words = wish.words
+def _history(request: _Request) -> list[Part]:
+    words = request.words
     if not (words & {"i", "my"} and words & _ASKED):
         return []
     counts = "many" in words and words & {"question", "questions", "messages", "times", "things"}
     if not (counts or "first" in words or words & _LAST or words >= {"what", "did"}):
         return []
-    earlier = wish.turn.earlier()
+    earlier = request.exchange.earlier()
     if not earlier:
         return ["I was shown no earlier message."]
     if counts:
@@ -263,14 +250,14 @@ _EXPRESSION = re.compile(
 )
 
 
-def _arithmetic(wish: _Wish) -> list[Part]:
-    line = re.sub(r"(?<=\d),(?=\d{3}\b)", "", wish.line.translate(_SIGNS))
+def _arithmetic(request: _Request) -> list[Part]:
+    line = re.sub(r"(?<=\d),(?=\d{3}\b)", "", request.line.translate(_SIGNS))
     line = _SPOKEN_OPERATOR.sub(lambda match: f" {_SPOKEN[match[1].lower()]} ", line)
     asked = line[lead.end() :] if (lead := _LEAD.match(line)) else line
     if _ARITHMETIC.fullmatch(asked) and re.search(r"\d.*[-+*/%]|[-+*/%].*\d", asked):
-        found = [asked]  # also what is no good expression: to say so is the tool's part
+        found = [asked]  # even if it is invalid: the tool says so
     else:
-        # Inside other words only what can hardly be a date, a range or a name.
+        # Among other words, only an expression that is hardly a date, a range or a name.
         found = [text for text in _EXPRESSION.findall(line) if re.search(r"[+*]| [-/%] ", text)]
     return [Call("calculator", {"expression": text.strip()}, f"{text.strip()} = ", ".") for text in found]
 
@@ -283,27 +270,27 @@ _CLOCK = re.compile(
 )
 
 
-def _clock(wish: _Wish) -> list[Part]:
-    if not (match := _CLOCK.fullmatch(wish.line)):
+def _clock(request: _Request) -> list[Part]:
+    if not (match := _CLOCK.fullmatch(request.line)):
         return []
     zone = match["zone"]
     return [Call("clock", {"time_zone": zone} if zone else {}, f"The time in {zone}: " if zone else "The time: ", ".")]
 
 
-def _image(wish: _Wish) -> list[Part]:
-    about = wish.words & {"image", "images", "picture", "pictures", "photo", "photos"}
-    asks = wish.words & {"what", "what's", "which", "who", "how", "is", "are", "describe", "see", "show", "explain"}
-    return [_images(wish.turn)] if about and asks else []
+def _image(request: _Request) -> list[Part]:
+    about = request.words & {"image", "images", "picture", "pictures", "photo", "photos"}
+    asks = request.words & {"what", "what's", "which", "who", "how", "is", "are", "describe", "see", "show", "explain"}
+    return [_images(request.exchange)] if about and asks else []
 
 
-def _images(turn: Turn) -> str:
-    images = turn.images()
+def _images(exchange: Exchange) -> str:
+    images = exchange.images()
     if not images:
         return "No image came with this message."
     sizes = [getattr(image, "size", None) for image in images]
-    told = [f"{size[0]} × {size[1]} pixels" if size else "unknown size" for size in sizes]  # noqa: RUF001
-    came = "1 image" if len(images) == 1 else f"{len(images)} images"
-    return f"{came} came with this message ({'; '.join(told)}). I am a set of rules and cannot see what is in it."
+    described = [f"{size[0]} × {size[1]} pixels" if size else "unknown size" for size in sizes]  # noqa: RUF001
+    count = "1 image" if len(images) == 1 else f"{len(images)} images"
+    return f"{count} came with this message ({'; '.join(described)}). I am a set of rules and cannot see what is in it."
 
 
 _ABOUT = re.compile(
@@ -311,12 +298,12 @@ _ABOUT = re.compile(
 )
 
 
-def _about(wish: _Wish) -> list[Part]:
-    return [HELP] if _ABOUT.search(wish.line) else []
+def _about(request: _Request) -> list[Part]:
+    return [HELP] if _ABOUT.search(request.line) else []
 
 
-def _counting(wish: _Wish) -> list[Part]:
-    if not (match := COUNTING.fullmatch(wish.raw)):
+def _counting(request: _Request) -> list[Part]:
+    if not (match := COUNTING.fullmatch(request.raw)):
         return []
     count = int(match[1])
     if count > MOST_COUNTED:
@@ -324,13 +311,4 @@ def _counting(wish: _Wish) -> list[Part]:
     return [" ".join(str(number) for number in range(1, count + 1)) or "There is nothing to count."]
 
 
-_RULES: tuple[Callable[[_Wish], list[Part]], ...] = (
-    _stats,
-    _note,
-    _notes,
-    _history,
-    _arithmetic,
-    _clock,
-    _image,
-    _about,
-)
+_RULES: list[Callable[[_Request], list[Part]]] = [_stats, _note, _notes, _history, _arithmetic, _clock, _image, _about]

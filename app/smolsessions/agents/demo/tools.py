@@ -1,4 +1,4 @@
-"""The demo agents' tools: each bounded, without state, answering in one line."""
+"""Tools of the demo agents. Each is bounded and stateless, and answers in one line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _evaluate(node: ast.expr) -> Number:
 
 
 def _refuse_huge_power(base: Number, exponent: Number) -> None:
-    # Asked beforehand: 9 ** 9 ** 9 would hold the interpreter lock for minutes before its result could be looked at.
+    # Checked first: 9 ** 9 ** 9 would hold the interpreter lock for minutes.
     whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
     if whole and exponent * math.log2(abs(base)) > RESULT_LIMIT.bit_length():
         raise OverflowError

@@ -1,4 +1,4 @@
-"""The memory policy that an agent's author gave it, and the functions that its conversations may name."""
+"""Memory policy and policy functions that an agent's author sets as attributes of the agent."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
-from smolsessions.agents.memory.policies import check_own_rules
 from smolsessions.core.errors import InvalidRequestError, StartError
-from smolsessions.core.policies import policy_of, what_is_wrong
+from smolsessions.core.policies import OwnRule, policy_of, what_is_wrong
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.core.policies import Policy
 
 
 def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:
-    """Import the functions `(steps) -> steps` that are listed as `own_policies`."""
-    named = getattr(agent, "own_policies", ())
-    if not isinstance(named, list | tuple):
-        raise StartError(f"the agent {name!r} has own_policies = {named!r}; make it a list of module:function")
+    """Import the functions `(steps) -> steps` that the agent lists as `own_policies`."""
+    listed = getattr(agent, "own_policies", ())
+    if not isinstance(listed, list | tuple):
+        raise StartError(f"the agent {name!r} has own_policies = {listed!r}; make it a list of module:function")
     functions = {}
-    for each in map(str, named):
+    for path in map(str, listed):
         try:
-            functions[each] = _imported(each)
+            functions[path] = _import_function(path)
         except (Exception, SystemExit) as error:
             raise StartError(
-                f"the agent {name!r} names the policy {each!r}, which cannot be imported "
+                f"the agent {name!r} names the policy {path!r}, which cannot be imported "
                 f"({type(error).__name__}: {error}); write it as module:function"
             ) from error
     return functions
 
 
-def agent_policy(name: str, agent: MultiStepAgent, own: dict[str, PolicyFunction]) -> Policy:
-    """Read what is written as `memory_policy` (without it nothing is bounded), and check `summary_model`."""
+def agent_policy(name: str, agent: MultiStepAgent, own_policies: Collection[str]) -> Policy:
+    """Return the agent's `memory_policy`, by default an empty one, and check its `summary_model`."""
     try:
         policy = policy_of(getattr(agent, "memory_policy", []))
-        check_own_rules(policy, own, "memory_policy")
-    except ValidationError as error:
-        raise StartError(f"the memory_policy of agent {name!r} is none: {what_is_wrong(error)}") from error
-    except InvalidRequestError as error:
-        raise StartError(f"the memory_policy of agent {name!r} is none: {error}") from error
+        check_own_rules(policy, own_policies, "memory_policy")
+    except (ValidationError, InvalidRequestError) as error:
+        reason = what_is_wrong(error) if isinstance(error, ValidationError) else error
+        raise StartError(f"the memory_policy of agent {name!r} is invalid: {reason}") from error
     if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
         raise StartError(
-            f"the agent {name!r} has a memory_policy, and its class a write_memory_to_messages of its own, which would "
-            "not heed it; leave one of them out"
+            f"the agent {name!r} has a memory_policy, but its class overrides write_memory_to_messages, which would "
+            "ignore the policy; remove one of them"
         )
     model = getattr(agent, "summary_model", None)
     if model is not None and not callable(getattr(model, "generate", None)):
@@ -54,10 +54,19 @@ def agent_policy(name: str, agent: MultiStepAgent, own: dict[str, PolicyFunction
     return policy
 
 
-def _imported(name: str) -> PolicyFunction:
-    module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
+def check_own_rules(policy: Policy, own_policies: Collection[str], pointer: str) -> None:
+    """Refuse functions that the agent does not list: otherwise a client could run any function."""
+    for place, rule in enumerate(policy):
+        if isinstance(rule, OwnRule) and rule.name not in own_policies:
+            listed = ", ".join(own_policies) or "none"
+            raise InvalidRequestError.at(
+                f"{pointer}/{place}/name", f"is no policy of this agent's own (its own_policies: {listed})"
+            )
+
+
+def _import_function(path: str) -> PolicyFunction:
+    module, _, attribute = path.partition(":")
+    function: PolicyFunction = getattr(importlib.import_module(module), attribute)
     if not callable(function):
         raise TypeError(f"{attribute} is no function")
-    called: PolicyFunction = function
-    return called
+    return function

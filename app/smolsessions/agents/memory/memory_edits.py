@@ -1,7 +1,7 @@
-"""Changes that an author's callbacks make to the memory, kept as an overlay of the record.
+"""Changes that an author's callbacks make to the memory, stored as an overlay of the record.
 
-The record holds every finished step and only grows. An edit is an entry of its own behind the steps; the memory is the
-result of all entries in their order. Entries refer to each other by their distance, so a copied record stays valid.
+The record holds every finished step and only grows. An edit is an entry behind the steps. Applying all entries in
+order yields the memory. Entries refer to each other by distance, so a copied record stays valid.
 """
 
 from __future__ import annotations
@@ -38,43 +38,44 @@ class Overlay:
     order: list[int] = field(default_factory=list)
     steps: dict[int, Step] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
-    """For each entry that holds an edited step, the place of the step that it stands for."""
+    """Place of each entry that holds an edited step, with the place of the original step."""
     has_gaps: bool = False
 
     def add(self, entry: Step | None) -> None:
-        """Apply the next entry; None is one that was archived, rolled back or destroyed."""
+        """Apply the next entry; None stands for an archived, rolled back or destroyed one."""
         place, self.count = self.count, self.count + 1
-        if isinstance(entry, EditStep):
-            self._apply(place, entry)
-        elif entry is not None:
-            self.order.append(place)
-            self.steps[place] = entry
-        else:
+        if entry is None:
             self.has_gaps = True
+        elif isinstance(entry, EditStep):
+            self._apply(place, entry)
+        else:
+            self._append(place, entry)
 
     def memory(self) -> list[Step]:
         return [self.steps[place] for place in self.order]
 
+    def _append(self, place: int, step: Step) -> None:
+        self.order.append(place)
+        self.steps[place] = step
+
     def _apply(self, place: int, edit: EditStep) -> None:
         if edit.step is not None and edit.of is None:
-            self.order.append(place)
-            self.steps[place] = edit.step
-        elif edit.step is not None and place - (edit.of or 0) in self.steps:
-            self.steps[place - (edit.of or 0)] = edit.step
-            self.versions[place] = place - (edit.of or 0)
+            self._append(place, edit.step)
+        elif edit.step is not None and edit.of is not None and place - edit.of in self.steps:
+            self.steps[place - edit.of] = edit.step
+            self.versions[place] = place - edit.of
         if edit.gone is not None:
             gone = set(_places(edit.gone, place))
             self.order = [each for each in self.order if each not in gone]
-            for each in gone:
-                self.steps.pop(each, None)
         if edit.order is not None:
             self.order = [each for each in _places(edit.order, place) if each in self.steps]
+        if edit.gone is not None or edit.order is not None:
             left = set(self.order)
             self.steps = {each: step for each, step in self.steps.items() if each in left}
 
 
 class EditTracker:
-    """Finds changes of an agent's memory that are not in the record yet."""
+    """Finder of the changes in an agent's memory that the record does not hold yet."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
@@ -83,25 +84,25 @@ class EditTracker:
         self.begin_turn()
 
     def begin_turn(self) -> None:
-        """Until the first callback is called, all new steps are the agent's."""
-        self._own: dict[int, MemoryStep] | None = None
+        """Attribute all new steps to the agent until the first callback runs."""
+        self._agent_steps: dict[int, MemoryStep] | None = None
 
     def expect_step(self, step: MemoryStep) -> None:
-        """Take a step that the agent is about to add to its memory; callbacks are called with it before."""
-        self._own = (self._own or {}) | {id(step): step}
+        """Attribute this step to the agent, which adds it to its memory after the callbacks."""
+        self._agent_steps = (self._agent_steps or {}) | {id(step): step}
 
     def old(self, steps: Sequence[MemoryStep]) -> int:
-        """Return the number of steps before the agent's new ones."""
+        """Return the number of steps in front of the agent's new ones."""
         end = len(steps)
-        while end and id(steps[end - 1]) not in self._places and self._is_own(steps[end - 1]):
+        while end and id(steps[end - 1]) not in self._places and self._is_agents(steps[end - 1]):
             end -= 1
         return end
 
-    def _is_own(self, step: MemoryStep) -> bool:
-        return self._own is None or id(step) in self._own or isinstance(step, NoteStep | SummaryStep)
+    def _is_agents(self, step: MemoryStep) -> bool:
+        return self._agent_steps is None or id(step) in self._agent_steps or isinstance(step, NoteStep | SummaryStep)
 
     def add(self, entry: Any) -> None:
-        """Take an entry of the record, as `Overlay.add`."""
+        """Apply the next entry of the record."""
         place, step = self._overlay.count, entry
         if isinstance(entry, EditStep):
             place, step = place - (entry.of or 0), entry.step
@@ -114,7 +115,7 @@ class EditTracker:
             self._parts[place] = _parts(step)
 
     def redo(self, edit: EditStep, steps: list[Any]) -> None:
-        """Take an edit that an earlier attempt recorded; its step takes the place of the replayed one."""
+        """Apply an edit that an earlier attempt recorded. Its step replaces the replayed one."""
         before = self._overlay.steps.get(self._overlay.count - edit.of) if edit.of else None
         self.add(edit)
         for at, step in enumerate(steps):
@@ -122,7 +123,7 @@ class EditTracker:
                 steps[at] = edit.step
 
     def find(self, steps: Sequence[Any]) -> Iterator[EditStep]:
-        """Yield the edits that lead from the record to these steps; each must be added before the next is asked for."""
+        """Yield the edits from the record to these steps. The caller adds each before it asks for the next."""
         for step in steps:
             place = self._places.get(id(step))
             if place is not None and _is_changed(self._parts[place]):
@@ -144,37 +145,43 @@ class EditTracker:
         return EditStep(step=step, of=self._overlay.count - place)
 
     def _differences(self, steps: Sequence[Any]) -> tuple[list[int], list[tuple[int, Any]], list[Any]]:
-        """Return the places that are gone, those whose step another one replaced, and the steps that are new.
+        """Return the removed places, the places with a replaced step and the new steps.
 
-        As many new steps as there are gone ones between the same two neighbours replace them.
+        Between the same two neighbours, as many new steps as removed ones count as replacements.
         """
         order, places = self._overlay.order, [self._places.get(id(step)) for step in steps]
         there = set(places)
-        stays = [at for at, place in enumerate(order) if place in there]
-        known = [at for at, place in enumerate(places) if place is not None]
         gone = [place for place in order if place not in there]
         new = {id(step): step for step, place in zip(steps, places, strict=True) if place is None}
-        replaced: list[tuple[int, Any]] = []
-        if gone and new and [order[at] for at in stays] == [places[at] for at in known]:
-            gaps = zip(pairwise([-1, *stays, len(order)]), pairwise([-1, *known, len(steps)]), strict=True)
-            for (first, last), (new_first, new_last) in gaps:
-                if last - first == new_last - new_first:
-                    replaced += zip(order[first + 1 : last], steps[new_first + 1 : new_last], strict=True)
+        replaced = self._replacements(steps, places) if gone and new else []
         used = {id(step) for _, step in replaced}
         if len(used) < len(replaced):  # one new step in several places
             return gone, [], list(new.values())
         out = {place for place, _ in replaced}
         return [place for place in gone if place not in out], replaced, [new[key] for key in new if key not in used]
 
+    def _replacements(self, steps: Sequence[Any], places: list[int | None]) -> list[tuple[int, Any]]:
+        order, there = self._overlay.order, set(places)
+        stays = [at for at, place in enumerate(order) if place in there]
+        known = [at for at, place in enumerate(places) if place is not None]
+        if [order[at] for at in stays] != [places[at] for at in known]:
+            return []
+        replaced: list[tuple[int, Any]] = []
+        gaps = zip(pairwise([-1, *stays, len(order)]), pairwise([-1, *known, len(steps)]), strict=True)
+        for (first, last), (new_first, new_last) in gaps:
+            if last - first == new_last - new_first:
+                replaced += zip(order[first + 1 : last], steps[new_first + 1 : new_last], strict=True)
+        return replaced
+
     def _forget(self) -> None:
-        """Let go of the steps that have left the memory."""
+        """Release the steps that have left the memory."""
         left = self._overlay.steps
         self._places = {id(step): place for place, step in left.items()}
         self._parts = {place: each for place, each in self._parts.items() if place in left}
 
 
 def without_gaps(entries: Sequence[Step | None]) -> list[Step | None]:
-    """Close the gaps of a record: edits refer to the entries that are left."""
+    """Close the gaps of a record. Edits then refer to the remaining entries."""
     at: dict[int, int] = {}
     for place, entry in enumerate(entries):
         if entry is not None:
@@ -195,17 +202,17 @@ def without_gaps(entries: Sequence[Step | None]) -> list[Step | None]:
 
 
 def _parts(step: MemoryStep) -> Parts:
-    """Return what can be changed in a step, each part with its present values."""
+    """Return the mutable parts of a step, each with its present values."""
     parts: Parts = []
     left: list[Any] = [vars(step), *(getattr(step, name, None) for name in _NESTED)]
     seen: set[int] = set()
-    for place, value in enumerate(left):  # grows on the way
+    for at, value in enumerate(left):  # `left` grows meanwhile
         part = vars(value) if isinstance(value, ToolCall | ChatMessage) else value
         if isinstance(part, dict | list) and id(part) not in seen:
             seen.add(id(part))
             values = tuple(_values(part))
             parts.append((part, values))
-            left += values if place else ()
+            left += values if at else ()
     return parts
 
 
@@ -224,7 +231,7 @@ def _is_changed(parts: Parts) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare by identity, plain values by value: foreign ones may answer == with code of their own."""
+    """Compare plain values by value, others by identity: a foreign class may answer == with code of its own."""
     return one is other or (type(one) is type(other) and type(one) in _PLAIN and bool(one == other))
 
 

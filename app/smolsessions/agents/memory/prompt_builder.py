@@ -1,18 +1,17 @@
-"""What the model is shown of an agent's memory: apply_policy by the policy of the conversation, built once."""
+"""Prompt builder: the messages for an agent's next model call, bounded by the conversation's policy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, apply_policy
+from smolsessions.agents.memory.policies import RuleContext, apply_policy
 from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMessages, StepTotals
+from smolsessions.agents.memory.step_cache import StepCache, text_in
 from smolsessions.agents.memory.step_types import replaced_notes
-from smolsessions.agents.memory.step_weights import StepCache, text_in
-from smolsessions.agents.memory.token_scale import PromptTokens, set_shown_estimate
+from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
 from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
 
@@ -23,154 +22,165 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
+    from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.core.policies import Policy
 
     Steps = Sequence[MemoryStep]
     Summarizing = Callable[[Steps, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Without:
-    """What a policy leaves out."""
+class _Prompt(NamedTuple):
+    """Steps of a prompt, and the memory before `end` that it was made of."""
+
+    shown: Steps = ()
+    memory: Steps = ()
+    end: int = 0
+
+
+class _Omission(NamedTuple):
+    """Difference between a memory and the steps of its prompt."""
 
     places: tuple[int, ...]
-    """Of the steps that are not shown."""
     shortened: int
-    """How many are shown, but not as they are."""
     characters: int
     estimate: int
 
 
 class PromptBuilder:
-    """Stands for an agent's `write_memory_to_messages`."""
+    """Builder of an agent's messages; called in place of `agent.write_memory_to_messages`.
+
+    Its inputs are the memory, with its notes and summaries, and `policy`. Without a policy the messages are
+    smolagents' own. The messages of finished steps are cached.
+    """
 
     def __init__(self, agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> None:
-        self._agent = agent
-        self._weights = StepCache()
-        self._prompts = PromptTokens(agent, self._weights)
-        self._tools = RuleContext(self._weights, own_policies, RuleCache(agent), self._prompts)
-        self._calls = CallIds(agent)
-        self._messages = StepMessages(agent, self._weights)
-        self._shown = StepTotals(agent, self._weights)
         self.policy: Policy = ()
         self.summarize: Summarizing | None = None
-        """Takes what is shown before a summary, and the tokens after which one is made; may add one to the memory."""
-        self._last: tuple[Steps, Steps, int] = ((), (), 0)
-        """What was shown the last time, and of what: the steps of a memory up to a place."""
+        """Receives the steps in front of a summary and the token limit; may append a summary to the memory."""
+        self._agent = agent
+        self._cache = StepCache()
+        self._messages = StepMessages(agent, self._cache)
+        self._shown_totals = StepTotals(agent, self._cache)
+        self._memory_totals = StepTotals(agent, self._cache)
+        self._tokens = PromptTokens(agent, self._memory_totals)
+        self._context = RuleContext(self._cache, own_policies, RuleCache(agent), self._tokens)
+        self._calls = CallIds(agent)
+        self._last = _Prompt()
 
     def begin_turn(self, policy: Policy) -> None:
-        """Bound by this from now on; nothing was left out yet."""
         self.policy = policy
-        self._last = ((), (), 0)
+        self._last = _Prompt()
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
+        memory = self._agent.memory.steps
         if self.summarize and not summary_mode:
             for place, rule in enumerate(self.policy):
                 if isinstance(rule, Summarize):
-                    self.summarize(self._bounded(self.policy[: place + 1]), rule.after_tokens)
-        shown = self._bounded(self.policy)
-        self._last = (shown, self._agent.memory.steps, len(self._agent.memory.steps))
+                    self.summarize(self._select(self.policy[: place + 1]), rule.after_tokens)
+        shown = self._select(self.policy)
+        self._last = _Prompt(shown, memory, len(memory))
         if summary_mode:
-            built = (self._weights.messages(step, summary_mode=True) for step in shown)
+            built = (self._cache.messages(step, summary_mode=True) for step in shown)
             return [*self._system(summary_mode=True), *chain.from_iterable(built)]
         messages = [*self._system(), *self._messages.of(shown)]
-        self._weights.evict(shown, self._agent.memory.steps)
+        self._cache.evict(shown, memory)
         return messages
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
-        """Give what is shown before the next task, which counts as the turn that is played."""
+        """Return the messages in front of the next task, which counts as the current turn."""
         memory, task = self._agent.memory.steps, TaskStep("")
         memory.append(task)
         try:
-            shown = tuple(self._bounded(self.policy))  # where it is the memory itself, that loses the task again
+            shown = tuple(self._select(self.policy))  # a copy: the result may be the memory itself
         finally:
             memory.pop()
-        self._last = (shown, (*memory, task), len(memory) + 1)
+        self._last = _Prompt(shown, (*memory, task), len(memory) + 1)
         messages = self._system(summary_mode=summary_mode)
         for step in shown:
-            if self._weights.origin(step) is not task:
-                messages += self._weights.messages(step, summary_mode=summary_mode)
+            if self._cache.origin(step) is not task:
+                messages += self._cache.messages(step, summary_mode=summary_mode)
         return messages
 
     @property
     def call_ids(self) -> Collection[str]:
-        """The ids of all calls in the memory, where a policy bounds it."""
+        """Ids of all calls in the memory, if there is a policy."""
         return self._calls.ids() if self.policy else ()
 
     def record_estimate(self, step: MemoryStep) -> None:
-        """Have a step that is over say what its prompt showed: what the model counted is of that."""
+        """Record the size of a finished step's prompt in the step, for comparison with the model's count."""
         if self.policy:
-            set_shown_estimate(step, self._messages.estimate())
+            shown, memory, end = self._last
+            estimated = self._shown_totals.of(shown, end if shown is memory else len(shown)).estimate()
+            set_shown_estimate(step, estimated)
 
     def tokens(self, steps: Steps) -> int:
-        """Give what steps weigh."""
-        return self._prompts.scale().tokens(sum(map(self._weights.estimate, steps)))
+        return self._tokens.scale().tokens(sum(map(self._cache.estimate, steps)))
 
     def step_text(self, step: MemoryStep) -> str:
-        """Give a step as the model is shown it, without images."""
-        return "\n".join(map(text_in, self._weights.messages(step)))
+        """Return a step as the model sees it, without images."""
+        return "\n".join(map(text_in, self._cache.messages(step)))
 
     def left_out(self) -> LeftOut | None:
-        """Say what the last call left out; nothing where there is no policy."""
+        """Return the omissions of the last prompt; None without a policy."""
         if not self.policy:
             return None
-        shown, steps, count = self._last
-        if shown is steps:
+        shown, memory, end = self._last
+        if shown is memory:
             return LeftOut(0, 0, 0, 0)
         if any(isinstance(rule, OwnRule) for rule in self.policy):
-            without = self._difference(steps[:count], shown)
-            left, characters, estimate = len(without.places), without.characters, without.estimate
-        else:  # each step is shown once or not at all: what is missing is what the whole weighs more
-            whole, part = self._prompts.weighed(steps, count), self._shown.of(shown)
-            replaced = self._replaced_in(steps, count)
-            left = count - len(replaced) - len(shown)
-            characters = whole.characters() - whole.characters(replaced) - part.characters()
-            estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
-        return LeftOut(left, self._shown.copies, characters, self._prompts.scale().tokens(estimate))
+            places, shortened, characters, estimate = self._difference(memory[:end], shown)
+            return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
+        # Each step is shown at most once, so the difference of the totals is enough.
+        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
+        replaced = self._replaced_places(memory, end)
+        characters = whole.characters() - whole.characters(replaced) - part.characters()
+        estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
+        left = end - len(replaced) - len(shown)
+        return LeftOut(left, part.copies, characters, self._tokens.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> PrunePreview:
-        """Weigh the prompt as it is without a policy, and as it is after a prune with one."""
+        """Return the size of the prompt without a policy, and after a prune with this one."""
         memory = self._agent.memory.steps
-        without = self._difference(memory, self._bounded(policy))
-        weighed, scale = self._prompts.weighed(memory), self._prompts.scale()
-        replaced, out = self._replaced(memory, len(memory)), set(without.places)
+        omission = self._difference(memory, self._select(policy))
+        totals, scale = self._memory_totals.of(memory), self._tokens.scale()
+        replaced, pruned = self._replaced(memory, len(memory)), set(omission.places)
         before = [place for place, step in enumerate(memory) if id(step) not in replaced]
         system = sum(len(text_in(message)) for message in self._system())
 
         def weight(places: Sequence[int]) -> PromptSize:
-            tokens = scale.tokens(self._prompts.before + weighed.estimate(places))
-            characters = system + weighed.characters(places)
-            return PromptSize(len(places), characters, tokens, is_estimate=not scale.is_reported)
+            tokens = scale.tokens(self._tokens.before + totals.estimate(places))
+            return PromptSize(
+                len(places), system + totals.characters(places), tokens, is_estimate=not scale.is_reported
+            )
 
-        after = [place for place in before if place not in out]
-        return PrunePreview(weight(before), weight(after), without.places, without.shortened)
+        after = [place for place in before if place not in pruned]
+        return PrunePreview(weight(before), weight(after), omission.places, omission.shortened)
 
-    def _difference(self, memory: Steps, shown: Steps) -> _Without:
-        """Compare what is shown with the memory; notes that another one replaced are left out of it anyway."""
-        whole, part = self._prompts.weighed(memory), self._shown.of(shown)
-        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_in(memory, len(memory))
-        added = _places(known - there, part.origins)  # by a policy of one's own
+    def _difference(self, memory: Steps, shown: Steps) -> _Omission:
+        """Compare a memory, without its replaced notes, with the steps of a prompt."""
+        whole, part = self._memory_totals.of(memory), self._shown_totals.of(shown)
+        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_places(memory, len(memory))
+        added = _places(known - there, part.origins)  # by the author's function
         missing = there - known - {whole.origins[place] for place in replaced}
-        return _Without(
+        return _Omission(
             _places(missing, whole.origins),
             part.copies,
             whole.characters() - whole.characters(replaced) - part.characters() + part.characters(added),
             whole.estimate() - whole.estimate(replaced) - part.estimate() + part.estimate(added),
         )
 
-    def _replaced_in(self, steps: Steps, end: int) -> Sequence[int]:
-        """Give the places of the notes that another one replaced, of those before `end`."""
-        return _places(set(self._replaced(steps, end)), map(id, islice(steps, end)))
+    def _replaced_places(self, steps: Steps, end: int) -> Sequence[int]:
+        return _places(self._replaced(steps, end), map(id, islice(steps, end)))
 
-    def _replaced(self, steps: Steps, end: int) -> Collection[int]:
-        return replaced_notes(self._tools.older.notes("all", steps, end))
+    def _replaced(self, steps: Steps, end: int) -> set[int]:
+        return replaced_notes(self._context.results.notes("all", steps, end))
 
-    def _bounded(self, policy: Policy) -> Steps:
-        """Give what a policy shows: not the list of the memory itself, which grows."""
+    def _select(self, policy: Policy) -> Steps:
+        """Return the steps that a policy shows of the memory, without replaced notes."""
         steps: Steps = self._agent.memory.steps
         if replaced := self._replaced(steps, len(steps)):
             steps = [step for step in steps if id(step) not in replaced]
-        return apply_policy(steps, policy, self._tools)
+        return apply_policy(steps, policy, self._context)
 
     def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)

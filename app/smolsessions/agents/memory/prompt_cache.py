@@ -1,7 +1,7 @@
-"""What is known of a memory that grows: found once of each step, since a long one is asked for at every model call.
+"""Incremental views of a growing memory: each step is examined once.
 
-Steps that are over do not change, but where a callback of the agent's author changes them: with such an agent they are
-compared with what they held the last time, where that matters.
+A finished step changes only if a callback of the agent's author changes it. With such callbacks, the contents of
+steps are compared with those of the last call.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, ToolCallingAgent
 
+from smolsessions.agents.memory.step_cache import content_of
 from smolsessions.agents.memory.step_types import NoteStep
-from smolsessions.agents.memory.step_weights import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -23,94 +23,90 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-    from smolsessions.agents.memory.step_weights import StepCache
+    from smolsessions.agents.memory.step_cache import StepCache
 
-RECENT = 8  # steps that are looked at again, whatever was known of them
+RECENT = 8  # newest known steps that are examined again at each call
 
 
 class UnchangedPrefix:
-    """The steps that were looked at the last time."""
+    """Number of leading steps that stayed the same since the last call."""
 
-    def __init__(self, agent: MultiStepAgent, *, at_contents: bool = False) -> None:
-        """`at_contents`: what is known of them is of what they hold, and not only of which they are."""
+    def __init__(self, agent: MultiStepAgent, *, compare_contents: bool = False) -> None:
         self._memory = agent.memory
         self._only_grows = not may_change_steps(agent)
-        self._compares = at_contents and not self._only_grows
-        self._marks: list[tuple[object, ...]] = []
+        self._compares = compare_contents and not self._only_grows
+        self._contents: list[tuple[object, ...]] = []
         self._steps: Sequence[MemoryStep] = ()
         self._end = 0
         self._last: MemoryStep | None = None
 
-    def again(self, steps: Sequence[MemoryStep], end: int) -> int:
-        """Give how many of the steps before `end` are those of the last time, from the first on, but for recent ones.
+    def advance(self, steps: Sequence[MemoryStep], end: int) -> int:
+        """Return how many of the first `end` steps are those of the last call, except the recent ones.
 
-        From now on these are those of the last time; a list that is given here is not changed, but for the agent's
-        memory.
+        The caller must not change the list later, unless it is the agent's memory.
         """
         before, count, last = self._steps, self._end, self._last
-        is_growing = steps is self._memory.steps and self._only_grows
-        self._steps, self._end = steps if is_growing or steps is not self._memory.steps else list(steps), end
+        is_memory = steps is self._memory.steps
+        self._steps, self._end = list(steps) if is_memory and not self._only_grows else steps, end
         self._last = steps[end - 1] if end else None
-        if before is steps and is_growing:
+        if before is steps and is_memory and self._only_grows:
             known = count if count <= end and (not count or steps[count - 1] is last) else 0
         else:
-            known = len(list(takewhile(bool, map(is_, islice(before, count), islice(steps, end)))))
+            known = _common_length(is_, islice(before, count), islice(steps, end))
         if self._compares:
-            marks, self._marks = self._marks, [content_of(step) for step in islice(steps, end)]
-            known = len(list(takewhile(bool, map(eq, islice(marks, known), self._marks))))
+            contents, self._contents = self._contents, [content_of(step) for step in islice(steps, end)]
+            known = _common_length(eq, islice(contents, known), self._contents)
         return min(known, max(0, count - RECENT))
 
 
 class RuleCache:
-    """What rules make of older steps, each one alone."""
+    """Results of policy rules that treat each step alone."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
-        self._new = {at_contents: UnchangedPrefix(agent, at_contents=at_contents) for at_contents in (False, True)}
-        self._made: dict[Hashable, tuple[UnchangedPrefix, list[MemoryStep], list[int]]] = {}
+        self._prefixes = {compares: UnchangedPrefix(agent, compare_contents=compares) for compares in (False, True)}
+        self._results: dict[Hashable, tuple[UnchangedPrefix, list[MemoryStep], list[int]]] = {}
 
-    def made(
+    def apply(
         self,
         name: Hashable,
         steps: Sequence[MemoryStep],
         end: int,
-        make: Callable[[MemoryStep], MemoryStep | None],
+        rule: Callable[[MemoryStep], MemoryStep | None],
         *,
-        at_contents: bool = False,
+        compare_contents: bool = False,
     ) -> list[Any]:
-        """Give what a rule of this name makes of the steps before `end`, without those of which it makes nothing.
+        """Return the results of a rule for the steps before `end`, without those that are None.
 
-        The list is not to be changed, and changes with the next call.
-        `at_contents`: what it makes of a step is made of what that holds.
+        The next call changes the list. `compare_contents` is for a rule whose result depends on a step's contents.
         """
-        if name not in self._made:
-            self._made[name] = (copy(self._new[at_contents]), [], [0])
-        looked, made, ends = self._made[name]
-        known = looked.again(steps, end)
-        del made[ends[known] :], ends[known + 1 :]
-        for place in range(known, end):
-            one = make(steps[place])
-            if one is not None:
-                made.append(one)
-            ends.append(len(made))
-        return made
+        if name not in self._results:
+            self._results[name] = (copy(self._prefixes[compare_contents]), [], [0])
+        prefix, results, ends = self._results[name]
+        known = prefix.advance(steps, end)
+        del results[ends[known] :], ends[known + 1 :]
+        for step in islice(steps, known, end):
+            result = rule(step)
+            if result is not None:
+                results.append(result)
+            ends.append(len(results))
+        return results
 
     def notes(self, name: Hashable, steps: Sequence[MemoryStep], end: int) -> list[NoteStep]:
-        """Give the notes before `end`, for the rule of this name."""
-        return self.made((NoteStep, name), steps, end, lambda step: step if isinstance(step, NoteStep) else None)
+        """Return the notes before `end`, for the rule of this name."""
+        return self.apply((NoteStep, name), steps, end, lambda step: step if isinstance(step, NoteStep) else None)
 
 
 class CallIds:
-    """The ids of all calls in an agent's memory."""
+    """Ids of all calls in an agent's memory."""
 
     def __init__(self, agent: MultiStepAgent) -> None:
         self._agent = agent
-        self._looked = UnchangedPrefix(agent)
+        self._prefix = UnchangedPrefix(agent)
         self._ids: set[str] = set()
 
     def ids(self) -> Collection[str]:
-        """Give them; not to be changed."""
         steps = self._agent.memory.steps
-        known = self._looked.again(steps, len(steps))
+        known = self._prefix.advance(steps, len(steps))
         if not known:
             self._ids = set()
         for step in islice(steps, known, None):
@@ -119,78 +115,70 @@ class CallIds:
 
 
 class StepMessages:
-    """The messages of the steps that are shown, one after the other."""
+    """Concatenated messages of a list of steps."""
 
-    def __init__(self, agent: MultiStepAgent, weights: StepCache) -> None:
-        self._weights = weights
-        self._looked = UnchangedPrefix(agent, at_contents=True)
-        self._steps: Sequence[MemoryStep] = ()
+    def __init__(self, agent: MultiStepAgent, cache: StepCache) -> None:
+        self._cache = cache
+        self._prefix = UnchangedPrefix(agent, compare_contents=True)
         self._messages: list[ChatMessage] = []
         self._ends = [0]
-        self._sums = [0]
 
     def of(self, steps: Sequence[MemoryStep]) -> list[ChatMessage]:
-        """Give them, in a list that is not to be changed."""
-        known = self._looked.again(steps, len(steps))
-        self._steps = steps
-        del self._messages[self._ends[known] :], self._ends[known + 1 :], self._sums[known + 1 :]
-        for place in range(known, len(steps)):
-            self._messages += self._weights.messages(steps[place])
+        """Return the messages. The next call changes the list."""
+        known = self._prefix.advance(steps, len(steps))
+        del self._messages[self._ends[known] :], self._ends[known + 1 :]
+        for step in islice(steps, known, None):
+            self._messages += self._cache.messages(step)
             self._ends.append(len(self._messages))
         return self._messages
 
-    def estimate(self) -> int:
-        """Estimate the tokens of the steps whose messages were given last."""
-        for place in range(len(self._sums) - 1, len(self._ends) - 1):
-            self._sums.append(self._sums[-1] + self._weights.estimate(self._steps[place]))
-        return self._sums[-1]
-
 
 class StepTotals:
-    """What steps weigh, and what they are copies of."""
+    """Running totals over a list of steps: tokens, characters and copies, with the origin of each step."""
 
-    def __init__(self, agent: MultiStepAgent, weights: StepCache) -> None:
-        self._weights = weights
-        self._looked = UnchangedPrefix(agent, at_contents=True)
-        # Up to each place, so that the whole is at hand:
+    def __init__(self, agent: MultiStepAgent, cache: StepCache) -> None:
+        self._cache = cache
+        self._prefix = UnchangedPrefix(agent, compare_contents=True)
         self._estimates, self._characters, self._copies = [0], [0], [0]
         self.origins: list[int] = []
-        """The `id` of the step that each one was made of; of those that are no copy, their own. Not to be changed."""
+        """The `id` of each step's original; of a step that is no copy, its own."""
 
     def of(self, steps: Sequence[MemoryStep], end: int | None = None) -> StepTotals:
-        """Weigh these, up to `end`."""
+        """Move to these steps, up to `end`."""
         end = len(steps) if end is None else end
-        known = self._looked.again(steps, end)
+        known = self._prefix.advance(steps, end)
         del self._estimates[known + 1 :], self._characters[known + 1 :], self._copies[known + 1 :], self.origins[known:]
         for step in islice(steps, known, end):
-            origin = self._weights.origin(step)
-            self._estimates.append(self._estimates[-1] + self._weights.estimate(step))
-            self._characters.append(self._characters[-1] + self._weights.characters(step))
+            origin = self._cache.origin(step)
+            self._estimates.append(self._estimates[-1] + self._cache.estimate(step))
+            self._characters.append(self._characters[-1] + self._cache.characters(step))
             self._copies.append(self._copies[-1] + (origin is not step))
             self.origins.append(id(origin))
         return self
 
     @property
     def copies(self) -> int:
-        """How many of the steps are copies."""
         return self._copies[-1]
 
     def estimate(self, places: Iterable[int] | None = None) -> int:
-        """Estimate the tokens of the steps at these places, or of all."""
+        """Return the estimated tokens of the steps at these places, or of all."""
         return _sum(self._estimates, places)
 
     def characters(self, places: Iterable[int] | None = None) -> int:
-        """Count their characters."""
         return _sum(self._characters, places)
 
 
-def _sum(up_to: Sequence[int], places: Iterable[int] | None) -> int:
-    return up_to[-1] if places is None else sum(up_to[place + 1] - up_to[place] for place in places)
-
-
 def may_change_steps(agent: MultiStepAgent) -> bool:
-    """Tell whether the agent's author gave it what is handed its memory, and may change steps that are over."""
+    """True if the author's code can access the memory, and so may change finished steps."""
     if type(agent) not in {CodeAgent, ToolCallingAgent} or agent.final_answer_checks:
         return True
     callbacks = vars(agent.step_callbacks).get("_callbacks", {})
     return any(call != agent.monitor.update_metrics for calls in callbacks.values() for call in calls)
+
+
+def _common_length(same: Callable[[Any, Any], bool], some: Iterable[Any], others: Iterable[Any]) -> int:
+    return len(list(takewhile(bool, map(same, some, others))))
+
+
+def _sum(totals: Sequence[int], places: Iterable[int] | None) -> int:
+    return totals[-1] if places is None else sum(totals[place + 1] - totals[place] for place in places)

@@ -1,8 +1,8 @@
-"""The scratchpad: notes that an agent writes for itself with a tool, and that no policy takes out of its prompt.
+"""Scratchpad: notes that an agent writes for itself with a tool. No policy removes them from its prompt.
 
-A factory asks for it by `agent.scratchpad = True`. A note is a step of its own, before the one whose call wrote it.
-The steps are the truth; what the tool keeps as its state is how far the notes are numbered, and those that are no steps
-yet: so a call that a replay gives back from the journal still leaves its note.
+A factory enables it with `agent.scratchpad = True`. A note is a step in front of the step whose call wrote it. The
+steps are authoritative. The tool's state holds only the last number and the notes that are not steps yet, so a call
+that a replay returns from the journal still leaves its note.
 """
 
 from __future__ import annotations
@@ -33,37 +33,36 @@ NO_NOTES = "There are no notes."
 
 
 class NoteError(ValueError):
-    """A note that is not taken; its words are for the model."""
+    """A refused note; the model reads the message."""
 
 
 class Scratchpad:
-    """The notes that one conversation's agent is shown. Its tools may write from several threads."""
+    """Notes of one conversation's agent. Its tools may write from several threads."""
 
     def __init__(self) -> None:
         self._live: dict[int, NoteStep] = {}
         self._pending: list[NoteStep] = []
-        """Those that are no steps yet; some of them may be replaced already."""
+        """Notes that are not steps yet, including replaced ones."""
         self._known: set[int] = set()
         self._expected: list[NoteStep] = []
-        """What calls of an earlier attempt wrote, as the journal has it."""
+        """Notes that calls of an earlier attempt wrote, from the journal."""
         self._last = 0
         self._lock = threading.Lock()
 
     def open(self, agent: MultiStepAgent) -> None:
-        """Take the notes that are among an agent's steps; from now on new ones become steps with the step they are of.
+        """Load the notes from an agent's steps. From now on, new notes become steps when their step finishes.
 
-        Others that its tool may know were hidden since (by a reset): they only count.
+        Notes that a reset has hidden only count towards the next number.
         """
         notes = [step for step in agent.memory.steps if isinstance(step, NoteStep)]
         replaced = replaced_notes(notes)
         self._live = {note.number: note for note in notes if id(note) not in replaced}
-        self._known = {note.number for note in notes}
-        self._pending = []
+        self._known, self._pending = {note.number for note in notes}, []
         self._last = max([self._last, *self._known])
         agent.step_callbacks.register(ActionStep, lambda _step: self._become_steps(agent))
 
     def expect(self, effects: Mapping[str, bytes]) -> None:
-        """Leave their numbers to the notes of an earlier attempt: its calls are given back at any time from now on."""
+        """Reserve the numbers of an earlier attempt's notes: a replay may return its calls at any time."""
         for key, data in effects.items():
             if f":{WRITE}:" in key and (state := Effect.from_bytes(data).kept.get(f":tool:{WRITE}")):
                 last, notes = _notes_of(loads(state))
@@ -71,7 +70,7 @@ class Scratchpad:
                 self._expected += notes
 
     def write(self, text: str, replaces: int | None) -> int:
-        """Take a note and give its number. One that is there already is not taken twice: a call may be made again."""
+        """Add a note and return its number. A repeated call does not add its note twice."""
         text = utf8_text(text).strip()
         with self._lock:
             expected = [note for note in self._expected if note.number not in self._known]
@@ -85,18 +84,17 @@ class Scratchpad:
             return self._last
 
     def read(self) -> str:
-        """Give all notes as a text."""
         with self._lock:
             notes = [f"Note {note.number}:\n{note.text}" for _, note in sorted(self._live.items())]
         return "\n\n".join(notes) or NO_NOTES
 
     def state(self) -> list[Any]:
-        """Give what is kept beside the steps."""
+        """Return the state that the steps do not hold."""
         with self._lock:
             return [self._last, [[note.number, note.text, note.replaces] for note in self._pending]]
 
     def add_state(self, state: list[Any]) -> None:
-        """Take what a call had left that is not made again. Parallel ones come in any order: nothing is taken back."""
+        """Merge the state after a replayed call. Parallel calls come in any order, so nothing is removed."""
         last, notes = _notes_of(state)
         with self._lock:
             self._last = max(self._last, last)
@@ -119,7 +117,7 @@ class Scratchpad:
         self._known.add(note.number)
         self._pending.append(note)
         self._live[note.number] = note
-        for each in self._pending:  # also where the one that is replaced comes later
+        for each in self._pending:  # all of them: the replaced note may come later
             self._live.pop(each.replaces or 0, None)
 
     def _become_steps(self, agent: MultiStepAgent) -> None:
@@ -134,14 +132,12 @@ def _notes_of(state: list[Any]) -> tuple[int, list[NoteStep]]:
 
 
 class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
-    """Writes a note."""
-
     name = WRITE
     description = (
         "Writes a note for yourself: what must not be forgotten in the rest of this conversation. You are shown your "
         f"notes at every step. There is room for {MAX_NOTES} notes; to change one, write the new text in its place."
     )
-    inputs = {  # noqa: RUF012 - smolagents' way to say it
+    inputs = {  # noqa: RUF012 - declared as smolagents expects
         "text": {"type": "string", "description": f"What to note, {MAX_CHARS} characters at most."},
         "replaces": {
             "type": "integer",
@@ -156,7 +152,6 @@ class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
         self.pad = pad
 
     def forward(self, text: str, replaces: int | None = None) -> str:
-        """Write it, and say its number."""
         if not isinstance(text, str) or not isinstance(replaces, int | None):
             raise NoteError("text is a text, and replaces the number of a note")
         return f"Written as note {self.pad.write(text, replaces)}."
@@ -169,8 +164,6 @@ class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
 
 
 class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
-    """Reads all notes."""
-
     name = READ
     description = "Reads the notes that you wrote in this conversation, with their numbers."
     inputs: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - as above
@@ -181,21 +174,20 @@ class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
         self.pad = pad
 
     def forward(self) -> str:
-        """Give them as a text."""
         return self.pad.read()
 
 
 def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
-    """Add the tools to an agent that asks for them, and to none that it manages."""
+    """Add the tools to an agent that enables them, but not to its managed agents."""
     wanted = getattr(agent, "scratchpad", False)
     if not isinstance(wanted, bool):
         raise StartError(f"the agent {name!r} has scratchpad = {wanted!r}; make it True or False")
-    if not wanted or scratchpad_of(agent):  # a factory that gives the same agent twice is told so elsewhere
+    if not wanted or scratchpad_of(agent):  # the same agent twice is refused elsewhere
         return
     if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
         raise StartError(
-            f"the agent {name!r} has scratchpad = True and runs its code remotely, where a copy of its tools would "
-            "write nothing down; use a local executor, or set scratchpad to False"
+            f"the agent {name!r} has scratchpad = True and runs its code remotely, where a copy of its tools could "
+            "not store notes; use a local executor, or set scratchpad to False"
         )
     taken = {WRITE, READ} & {*agent.tools, *agent.managed_agents}
     if taken:
@@ -208,6 +200,5 @@ def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
 
 
 def scratchpad_of(agent: MultiStepAgent) -> Scratchpad | None:
-    """Find an agent's scratchpad, if it has one."""
     tool = unproxied(agent.tools.get(WRITE))
     return tool.pad if isinstance(tool, NoteWrite) else None

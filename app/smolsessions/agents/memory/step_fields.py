@@ -1,4 +1,4 @@
-"""Kinds of a step's fields. An author's callback may leave any value there, and every reader relies on these kinds."""
+"""Types of a step's fields. A callback may store any value there, while every reader relies on these types."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ Error = TypeVar("Error", bound=AgentError)
 
 
 def repair_fields(step: MemoryStep) -> list[str]:
-    """Replace the values of a wrong kind, in place, and return the names of their fields."""
-    restored = []
-    for kind, rules in _RULES:
-        if isinstance(step, kind):
-            for name, rule in rules.items():
-                before = getattr(step, name, None)
-                after = rule(before)
-                if after is not before:
-                    setattr(step, name, after)
-                    restored.append(name)
-    return restored
+    """Replace values of a wrong type in place, and return the names of their fields."""
+    rules = next((rules for kind, rules in _RULES.items() if isinstance(step, kind)), {})
+    repaired = []
+    for name, rule in rules.items():
+        before = getattr(step, name, None)
+        after = rule(before)
+        if after is not before:
+            setattr(step, name, after)
+            repaired.append(name)
+    return repaired
 
 
 def error_of(kind: type[Error], message: str) -> Error:
-    """Return an error without `AgentError.__init__`, which needs a logger to print to."""
+    """Return an error without `AgentError.__init__`, which needs a logger."""
     error = kind.__new__(kind, message)
     error.message = message
     return error
@@ -54,13 +53,13 @@ def _text(value: Any) -> str:
         return str(json_form(value))
 
 
-def _text_or_none(value: Any) -> str | None:
+def _optional_text(value: Any) -> str | None:
     return None if value is None else _text(value)
 
 
-def _output(value: Any) -> str | list[Any] | None:
+def _model_output(value: Any) -> str | list[Any] | None:
     is_parts = isinstance(value, list) and all(isinstance(part, dict) for part in value)
-    return value if is_parts else _text_or_none(value)
+    return value if is_parts else _optional_text(value)
 
 
 def _error(value: Any) -> AgentError | None:
@@ -68,59 +67,54 @@ def _error(value: Any) -> AgentError | None:
 
 
 def _images(value: Any) -> Any:
-    return _only(value, PIL.Image.Image)
+    return _members(value, PIL.Image.Image)
 
 
 def _calls(value: Any) -> Any:
-    calls = _only(value, ToolCall)
-    return calls if calls is None or all(map(_is_call, calls)) else [*map(_call, calls)]
+    calls = _members(value, ToolCall)
+    if calls is None or all(
+        type(call) is ToolCall and isinstance(call.name, str) and isinstance(call.id, str | None) for call in calls
+    ):
+        return calls
+    fields = [[getattr(call, name, None) for name in ("name", "arguments", "id")] for call in calls]
+    return [ToolCall(_text(name), arguments, _text(call_id)) for name, arguments, call_id in fields]
 
 
-def _only(value: Any, kind: type) -> Any:
-    """Keep the members of this kind; anything else than a list or a tuple holds none."""
+def _members(value: Any, kind: type) -> Any:
+    """Keep the members of this type; a value that is no list or tuple has none."""
     if not isinstance(value, list | tuple):
         return None
     return value if all(isinstance(one, kind) for one in value) else [one for one in value if isinstance(one, kind)]
 
 
-def _is_call(call: ToolCall) -> bool:
-    return type(call) is ToolCall and isinstance(call.name, str) and isinstance(call.id, str | None)
-
-
-def _call(call: ToolCall) -> ToolCall:
-    name, arguments, call_id = (getattr(call, name, None) for name in ("name", "arguments", "id"))
-    return ToolCall(_text(name), arguments, _text(call_id))
-
-
-def _message(value: Any) -> ChatMessage | None:
+def _optional_message(value: Any) -> ChatMessage | None:
     if not isinstance(value, ChatMessage):
         return None
-    usage, are_calls = _usage(value.token_usage), _are_message_calls(value.tool_calls)
-    if usage is value.token_usage and are_calls:
-        return value
-    return replace(value, token_usage=usage, tool_calls=value.tool_calls if are_calls else None)
+    usage, calls = _usage(value.token_usage), _message_calls(value.tool_calls)
+    is_valid = usage is value.token_usage and calls is value.tool_calls
+    return value if is_valid else replace(value, token_usage=usage, tool_calls=calls)
 
 
-def _are_message_calls(calls: Any) -> bool:
-    return calls is None or (
-        isinstance(calls, list)
-        and all(isinstance(call, ChatMessageToolCall) for call in calls)
-        and all(isinstance(call.function, ChatMessageToolCallFunction) for call in calls)
+def _message_calls(calls: Any) -> Any:
+    is_valid = isinstance(calls, list) and all(
+        isinstance(call, ChatMessageToolCall) and isinstance(call.function, ChatMessageToolCallFunction)
+        for call in calls
     )
+    return calls if is_valid else None
 
 
-def _some_message(value: Any) -> ChatMessage:
-    return _message(value) or ChatMessage(role=MessageRole.ASSISTANT, content=None)
+def _message(value: Any) -> ChatMessage:
+    return _optional_message(value) or ChatMessage(role=MessageRole.ASSISTANT, content=None)
 
 
 def _timing(value: Any) -> Timing:
-    is_timing = isinstance(value, Timing) and _is_finite(value.start_time)
-    return value if is_timing and (value.end_time is None or _is_finite(value.end_time)) else Timing(0.0)
+    is_valid = isinstance(value, Timing) and _is_finite(value.start_time)
+    return value if is_valid and (value.end_time is None or _is_finite(value.end_time)) else Timing(0.0)
 
 
 def _usage(value: Any) -> TokenUsage | None:
-    is_usage = isinstance(value, TokenUsage) and _is_finite(value.input_tokens) and _is_finite(value.output_tokens)
-    return value if is_usage else None
+    is_valid = isinstance(value, TokenUsage) and _is_finite(value.input_tokens) and _is_finite(value.output_tokens)
+    return value if is_valid else None
 
 
 def _is_finite(value: Any) -> bool:
@@ -132,26 +126,23 @@ def _number(value: Any) -> int:
 
 
 def _flag(value: Any) -> bool:
-    return value if isinstance(value, bool) else value == 1 if isinstance(value, int) else False
+    return value if isinstance(value, bool) else isinstance(value, int) and value == 1
 
 
 _COST: dict[str, Rule] = {"timing": _timing, "token_usage": _usage}
-_RULES: tuple[tuple[type[MemoryStep], dict[str, Rule]], ...] = (
-    (
-        ActionStep,
-        {
-            "step_number": _number,
-            "model_output": _output,
-            "model_output_message": _message,
-            "tool_calls": _calls,
-            "code_action": _text_or_none,
-            "observations": _text_or_none,
-            "observations_images": _images,
-            "error": _error,
-            "is_final_answer": _flag,
-            **_COST,
-        },
-    ),
-    (PlanningStep, {"plan": _text, "model_output_message": _some_message, **_COST}),
-    (TaskStep, {"task": _text, "task_images": _images}),
-)
+_RULES: dict[type[MemoryStep], dict[str, Rule]] = {
+    ActionStep: {
+        "step_number": _number,
+        "model_output": _model_output,
+        "model_output_message": _optional_message,
+        "tool_calls": _calls,
+        "code_action": _optional_text,
+        "observations": _optional_text,
+        "observations_images": _images,
+        "error": _error,
+        "is_final_answer": _flag,
+        **_COST,
+    },
+    PlanningStep: {"plan": _text, "model_output_message": _message, **_COST},
+    TaskStep: {"task": _text, "task_images": _images},
+}

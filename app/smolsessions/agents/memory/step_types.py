@@ -1,28 +1,31 @@
-"""Entries of the service's own, beside smolagents' steps: notes of the scratchpad, summaries, and edits."""
+"""Step classes of the service beside smolagents' own, and the messages of any finished step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from smolagents.memory import MemoryStep
+from smolagents.memory import ActionStep, MemoryStep
 from smolagents.models import ChatMessage, MessageRole
+from smolagents.utils import AgentMaxStepsError
+
+from smolsessions.agents.run.effects import as_text
+from smolsessions.agents.values.json_forms import joined_text, utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from smolsessions.agents.memory.steps import Step
 
-
 Runs = list[tuple[int, int]]
-"""First and last distance of entries that follow each other."""
+"""First and last distance of consecutive entries."""
 
 
 @dataclass
 class NoteStep(MemoryStep):  # type: ignore[misc, unused-ignore]
-    """A note that the agent wrote for itself. `number` counts 1, 2, 3 … in the conversation.
+    """Note that the agent wrote for itself. `number` counts 1, 2, 3 … in the conversation.
 
-    `replaces` is the number of an earlier note that this one takes the place of; that one is no longer shown.
+    `replaces` is the number of an earlier note that is no longer shown.
     """
 
     number: int
@@ -30,13 +33,12 @@ class NoteStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     replaces: int | None = None
 
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
-        """Show it to the model, in any mode."""
-        return [_from_user(f"Note {self.number}:\n{self.text}")]
+        return [_message(MessageRole.USER, f"Note {self.number}:\n{self.text}")]
 
 
 @dataclass
 class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
-    """What a model made of earlier steps: all before it but the `recent` last ones, which are shown as they are."""
+    """Summary by a model of all earlier steps, except the `recent` last ones, which stay in the prompt."""
 
     text: str
     recent: int = 0
@@ -44,16 +46,15 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     output_tokens: int | None = None
 
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
-        """Show it to the model, in any mode."""
-        return [_from_user(f"Summary of the conversation so far:\n{self.text}")]
+        return [_message(MessageRole.USER, f"Summary of the conversation so far:\n{self.text}")]
 
 
 @dataclass
 class EditStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     """One change of the memory.
 
-    `step` takes the place of the entry `of` steps before this one; without `of` it is a new last step. `gone` names
-    entries that leave the memory, `order` all that stay in it.
+    `step` replaces the entry `of` places earlier. Without `of` it is a new last step.
+    `gone` names the entries that leave the memory, `order` all that stay in it.
     """
 
     step: Step | None = None
@@ -62,12 +63,26 @@ class EditStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     order: Runs | None = None
 
 
-def replaced_notes(notes: Iterable[NoteStep]) -> dict[int, NoteStep]:
-    """Find the notes that a later one takes the place of, by their identity."""
-    notes = list(notes)
+def replaced_notes(notes: Collection[NoteStep]) -> set[int]:
+    """Return the `id` of each note that a later note replaces."""
     replaced = {note.replaces for note in notes if note.replaces is not None}
-    return {id(note): note for note in notes if note.number in replaced}
+    return {id(note) for note in notes if note.number in replaced}
 
 
-def _from_user(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": text}])
+def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMessage]:
+    """Return a step's messages for the next model call.
+
+    They differ from smolagents' in two cases. A final answer forced by the step limit is shown as the user saw it,
+    not as "Reached max steps. Now let's retry". Model output in parts, on which smolagents fails, is joined_text.
+    """
+    if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
+        output = step.action_output
+        text = "" if output is None else utf8_text(joined_text(output) or as_text(output)).strip()
+        return [_message(MessageRole.ASSISTANT, text)] if text else []
+    if isinstance(step, ActionStep) and isinstance(step.model_output, list):
+        step = replace(step, model_output=joined_text(step.model_output))
+    return step.to_messages(summary_mode=summary_mode)
+
+
+def _message(role: MessageRole, text: str) -> ChatMessage:
+    return ChatMessage(role=role, content=[{"type": "text", "text": text}])

@@ -1,7 +1,7 @@
-"""Steps ⇄ bytes: the only pickle of steps. What may be unpickled is an exact list of classes.
+"""Steps ⇄ bytes: the only pickle of steps. An exact list of classes bounds unpickling.
 
-What smolagents puts into a step survives; what a user's tool put there survives if it is plain data, as JSON where it
-has a JSON form, and otherwise as a text with a label, unless the agent declares its class in `carries`.
+smolagents' own values survive. Plain data of a user's tool survives too; other values become JSON if they have a JSON
+form, and a label_of text otherwise, unless the agent declares their class in `carries`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,15 @@ Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
-_OWN = frozenset(
-    {
-        *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, EditStep, ToolCall, Timing, TokenUsage),
-        *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
-    }
+_STEP_CLASSES: tuple[type, ...] = (
+    *(TaskStep, PlanningStep, ActionStep, NoteStep, SummaryStep, EditStep, ToolCall, Timing, TokenUsage),
+    *(ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole),
 )
-_CARRIED: frozenset[type] = frozenset(
-    {
-        *_OWN,
-        *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
-        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
-        *(set, frozenset, complex, bytearray, range),
-    }
+_DATA_CLASSES: tuple[type, ...] = (
+    *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(set, frozenset, complex, bytearray, range),
 )
-
-
 _TYPES: tuple[tuple[type, EntryType], ...] = (
     (TaskStep, "task"),
     (PlanningStep, "planning"),
@@ -75,18 +68,18 @@ class StepTooLargeError(ServiceError):
 
 
 def is_finished(step: MemoryStep) -> bool:
-    """Tell a whole step from the half one that smolagents appends when a run is left in the middle of it."""
+    """False for the half step that smolagents appends when a run stops in the middle of it."""
     return not isinstance(step, ActionStep) or step.error is not None or step.observations is not None
 
 
 def strip(step: MemoryStep) -> None:
-    """Remove from a finished step, in place, the values that nothing reads again, and those of a wrong kind.
+    """Repair a finished step and remove values that are not read again, in place.
 
-    The first are the repeated history, the provider's own object, and the frames of an error.
+    These are the repeated history, the provider's own object and the frames of an error.
     """
     if names := repair_fields(step):
         log.warning(
-            "a callback left a value of a wrong kind in %s of a step; it was replaced: keep to smolagents' kinds",
+            "a callback left a value of a wrong type in %s of a step; it was replaced: keep to smolagents' types",
             ", ".join(names),
             extra={"action": "agent.step_restored"},
         )
@@ -104,19 +97,19 @@ def strip(step: MemoryStep) -> None:
 
 
 def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
-    """Make a step's bytes, and read them once where that may fail, so that what is committed can be read again.
+    """Encode a step. Bytes that might not decode are decoded once, so a committed step is readable.
 
-    `is_data` says that it cannot: the step is made of JSON data, and its images were read.
+    `is_data` skips that: the step consists of JSON data and decoded images.
     """
     classes = frozenset(carries)
     try:
-        data, attachments, is_sure = _dump(step, classes)
-        if not (is_sure or is_data):
+        data, attachments, is_safe = _dump(step, classes)
+        if not (is_safe or is_data):
             unpack(data, attachments, classes)
     except StepTooLargeError:
         raise
-    except BaseException:  # noqa: BLE001 - foreign classes may fail in any way, and leave, too; the step must not
-        data, attachments, _ = _dump(_simplified(step, classes), classes)
+    except BaseException:  # noqa: BLE001 - foreign classes may fail in any way, even exit; the step must survive
+        data, attachments, _ = _dump(_simplify(step, classes), classes)
         unpack(data, attachments, classes)
     return PackedStep(step_type(step), turn, data, attachments)
 
@@ -127,7 +120,7 @@ def unpack(
     carries: Iterable[type] = (),
     open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
 ) -> Step:
-    """Make the step again. The bytes come out of the seal; still only listed classes are made."""
+    """Decode a step. Only listed classes are created, although the bytes come out of the seal."""
     try:
         step = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
     except SealBrokenError:
@@ -141,42 +134,41 @@ def unpack(
 
 
 def agent_error(name: str, message: str) -> AgentError:
-    """Make an error of smolagents again; `name` is one of `ERROR_NAMES`."""
-    return _error(name, message)
+    """Return an error of smolagents; `name` is one of `ERROR_NAMES`."""
+    return error_of(_ERRORS[name], message)
 
 
 def step_type(step: MemoryStep) -> EntryType:
     return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
 
 
-def _dump(step: MemoryStep, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
+def _dump(step: Any, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     pickler.dump(step)
     largest = max(map(len, pickler.attachments.values()), default=0)
     if file.tell() > MAX_STEP_BYTES or largest > MAX_IMAGE_BYTES:
         raise StepTooLargeError
-    return file.getvalue(), pickler.attachments, pickler.is_sure
+    return file.getvalue(), pickler.attachments, pickler.is_safe
 
 
-def _simplified(step: Any, carries: frozenset[type]) -> Any:
-    """Copy a step with a text in place of each part that cannot be carried."""
+def _simplify(step: Any, carries: frozenset[type]) -> Any:
+    """Copy a step with a label in place of each value that cannot be stored."""
     if isinstance(step, EditStep):
-        return replace(step, step=_simplified(step.step, carries))
+        return replace(step, step=_simplify(step.step, carries))
     if not isinstance(step, ActionStep):
         return step
-    fields = vars(step) | {"action_output": _sound(step.action_output, carries)}
+    fields = vars(step) | {"action_output": _value_or_label(step.action_output, carries)}
     if step.tool_calls:
-        calls = [ToolCall(call.name, _sound(call.arguments, carries), call.id) for call in step.tool_calls]
+        calls = [ToolCall(call.name, _value_or_label(call.arguments, carries), call.id) for call in step.tool_calls]
         fields["tool_calls"] = calls
     message = step.model_output_message
-    if message is not None and _sound(message, carries) is not message:
+    if message is not None and _value_or_label(message, carries) is not message:
         fields["model_output_message"] = ChatMessage(role=message.role, content=label_of(message.content))
     return ActionStep(**fields)
 
 
-def _sound(value: Any, carries: frozenset[type]) -> Any:
-    """Give the value where it survives the way to bytes and back, else its label."""
+def _value_or_label(value: Any, carries: frozenset[type]) -> Any:
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     try:
@@ -190,21 +182,21 @@ def _sound(value: Any, carries: frozenset[type]) -> Any:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, carries: frozenset[type]) -> None:
         super().__init__(file, protocol=5)
-        self._known = _KNOWN.union(map(id, carries)) if carries else _KNOWN
+        self._allowed = _ALLOWED_IDS.union(map(id, carries)) if carries else _ALLOWED_IDS
         self.attachments: dict[str, bytes] = {}
-        self.is_sure = True
-        """Nothing was met but plain data in smolagents' own classes."""
+        self.is_safe = True
+        """True until a value is neither plain data nor of smolagents' own classes."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if id(kind) in _OWN_IDS or id(obj) in _OWN_IDS:
-            return _by_value(obj, kind) if kind is MessageRole else NotImplemented
-        self.is_sure = False
-        if id(kind) in self._known or id(obj) in self._known:
-            return _by_value(obj, kind)
+        if id(kind) in _STEP_IDS or id(obj) in _STEP_IDS:
+            return _reduce(obj, kind) if kind is MessageRole else NotImplemented
+        self.is_safe = False
+        if id(kind) in self._allowed or id(obj) in self._allowed:
+            return _reduce(obj, kind)
         if issubclass(kind, AgentError):
             known = next(c.__name__ for c in kind.__mro__ if c.__name__ in _ERRORS)
-            return _error, (known, str(obj))
+            return agent_error, (known, str(obj))
         if issubclass(kind, PIL.Image.Image):
             return _image, (self._attach(obj), issubclass(kind, AgentImage))
         if kind is AgentText:
@@ -231,19 +223,15 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._attachments = attachments
         self._open_image = open_image
-        self._listed = _LISTED
+        self._allowed = _ALLOWED
         if carries:
-            self._listed = _LISTED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
+            self._allowed = _ALLOWED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _image.__name__:
-            return self._image
-        if (module, name) == ("builtins", "getattr"):
-            return self._member
-        found = self._listed.get((module, name))
+        found = self._allowed.get((module, name))
         if found is None:
             raise SealBrokenError(f"a stored step holds {module}.{name}, which this agent does not carry")
-        return found
+        return self._image if found is _image else found
 
     def _image(self, name: str, is_agent_image: bool) -> Any:
         if name not in self._attachments:
@@ -252,15 +240,9 @@ class _Unpickler(pickle.Unpickler):
         name_image(image, name)
         return AgentImage(image) if is_agent_image else image
 
-    def _member(self, kind: Any, name: str) -> Any:
-        """Return an enum's member by its name: Python 3.11.0 to 3.11.3 pickle members as `getattr(kind, name)`."""
-        if not any(kind is listed for listed in self._listed.values()) or not isinstance(kind, enum.EnumType):
-            raise SealBrokenError("a stored step reads an attribute of a class that is no enum")
-        return kind._member_map_[name]
 
-
-def _by_value(obj: Any, kind: type) -> Any:
-    """Reduce an enum's member to (class, value), as Python 3.11.4 does and each Python reads."""
+def _reduce(obj: Any, kind: type) -> Any:
+    """Reduce an enum's member to (class, value), as Python 3.11.4 does; earlier versions reduce it to `getattr`."""
     if isinstance(kind, enum.EnumType) and kind.__reduce_ex__ in _ENUM_REDUCERS:
         return kind, (obj._value_,)
     return NotImplemented
@@ -270,11 +252,8 @@ def _value(value: object) -> object:
     return value
 
 
-def _error(name: str, message: str) -> AgentError:
-    return error_of(_ERRORS[name], message)
-
-
 def _image(name: str, is_agent_image: bool) -> Any:
+    """Name an image in the pickle; the unpickler replaces this function."""
     raise AssertionError(name, is_agent_image)
 
 
@@ -288,9 +267,9 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 
 _ERRORS = _subclasses(AgentError)
 ERROR_NAMES = frozenset(_ERRORS)
-_MAKERS: tuple[Any, ...] = (_value, _error, _image)
 _ENUM_REDUCERS: tuple[Any, ...] = (enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__)
+_ALL: tuple[Any, ...] = (*_STEP_CLASSES, *_DATA_CLASSES, _value, agent_error, _image)
+_ALLOWED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in _ALL}
 # By identity: a foreign class may answer == and hash() with code of its own.
-_OWN_IDS = frozenset(map(id, _OWN))
-_KNOWN = frozenset(map(id, (*_CARRIED, *_MAKERS)))
-_LISTED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in (*_CARRIED, *_MAKERS)}
+_STEP_IDS = frozenset(map(id, _STEP_CLASSES))
+_ALLOWED_IDS = frozenset(map(id, _ALL))

@@ -1,4 +1,4 @@
-"""Sums up older steps by a model of the agent's, where the memory policy asks for it."""
+"""Summarizer of older steps; it asks a model of the agent's if the memory policy contains `summarize`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RECENT_SHARE = 0.5  # of the bound, up to which the turn that is played is left as it is
-WORTH_SHARE = 0.1  # of the bound, that is to be summed up at least: a call of the model costs, too
-AT_ONCE = 2  # times the bound: what one call of the model may be given to sum up
-LEAST_AT_ONCE = 4000  # tokens
+RECENT_SHARE = 0.5  # of the limit, up to which the current turn stays as it is
+WORTH_SHARE = 0.1  # of the limit: a smaller summary is not worth a model call
+MAX_CALL_SHARE = 2  # times the limit: the most that one model call summarizes
+MIN_CALL_TOKENS = 4000
 INSTRUCTION = (
     "You sum up a conversation between a user and an AI agent that calls tools, so that the agent can go on without "
     "the original. Keep what the user asked and was answered, names, numbers, decisions, results of tools that may be "
@@ -36,50 +36,50 @@ INSTRUCTION = (
 
 
 class Summarizer:
-    """Adds summaries to an agent's memory; a summary is a step of its own, made by an effect of the turn."""
+    """Appends summaries to an agent's memory. A summary is a step, made by an effect of the turn."""
 
-    def __init__(self, agent: MultiStepAgent, shown: PromptBuilder, model: Model | None) -> None:
-        """`model` is the agent's `summary_model`; without one its own is asked."""
+    def __init__(self, agent: MultiStepAgent, builder: PromptBuilder, model: Model | None) -> None:
+        """`model` is the agent's `summary_model`; None stands for its own model."""
         self._agent = agent
-        self._shown = shown
+        self._builder = builder
         self._model = model
-        self._failed_in = 0
+        self._failed_turn = 0
 
     def __call__(self, steps: Sequence[MemoryStep], after_tokens: int) -> None:
-        """Sum up where more than `after_tokens` are shown. Where the model fails all is shown, to the turn's end.
+        """Summarize if the steps exceed `after_tokens`. After a failure the rest of the turn shows all steps.
 
-        Not where notes, and what the turn that is played must show, are nearly all of it: no summary would help.
+        Notes and the current turn stay. If they are nearly all of the prompt, a summary would not help.
         """
-        if self._shown.tokens(steps) <= after_tokens:
+        if self._builder.tokens(steps) <= after_tokens:
             return
         memory: Any = self._agent.memory.steps
         turn = sum(isinstance(step, TaskStep) for step in memory)
-        if turn == self._failed_in:
+        if turn == self._failed_turn:
             return
         recent = memory[turn_start(memory) :]
-        if self._shown.tokens(recent) > after_tokens * RECENT_SHARE:
+        if self._builder.tokens(recent) > after_tokens * RECENT_SHARE:
             recent = memory[-1:]
         kept = {id(step) for step in recent}
         old = [step for step in steps if id(step) not in kept and not isinstance(step, NoteStep)]
-        task = memory[turn_start(memory)]  # is shown all the same as long as its turn is played
+        task = memory[turn_start(memory)]  # stays in the prompt during its turn
         fresh = [step for step in old if not isinstance(step, SummaryStep) and step is not task]
-        if self._shown.tokens(fresh) <= after_tokens * WORTH_SHARE:
+        if self._builder.tokens(fresh) <= after_tokens * WORTH_SHARE:
             return
         try:
-            memory.append(self._sum_up(old, after_tokens, len(recent)))
-        except Exception as error:  # noqa: BLE001 - whatever a provider's library raises; the turn can go on
-            self._failed_in = turn
+            memory.append(self._summary(old, after_tokens, len(recent)))
+        except Exception as error:  # noqa: BLE001 - any exception of a provider's library; the turn can go on
+            self._failed_turn = turn
             log.warning(
                 "no summary could be made (%s); the whole is shown", type(error).__name__, extra={"action": "summary"}
             )
 
-    def _sum_up(self, steps: Sequence[MemoryStep], after_tokens: int, recent: int) -> SummaryStep:
-        model: ModelProxy = self._agent.model  # type: ignore[assignment]  # put there by `instrument`
-        summary, used, known = "", [0, 0], True
-        for part in self._parts(steps, max(AT_ONCE * after_tokens, LEAST_AT_ONCE)):
+    def _summary(self, steps: Sequence[MemoryStep], after_tokens: int, recent: int) -> SummaryStep:
+        model: ModelProxy = self._agent.model  # type: ignore[assignment]  # set by instrumentation
+        summary, used, is_counted = "", [0, 0], True
+        for part in self._parts(steps, max(MAX_CALL_SHARE * after_tokens, MIN_CALL_TOKENS)):
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
-            asked = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
-            answer = model.side_call(asked, self._model)
+            prompt = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
+            answer = model.side_call(prompt, self._model)
             content: Any = answer.content
             if isinstance(content, list):
                 content = "".join(str(piece.get("text", "")) for piece in content)
@@ -89,20 +89,20 @@ class Summarizer:
             if answer.token_usage:
                 used = [used[0] + answer.token_usage.input_tokens, used[1] + answer.token_usage.output_tokens]
             else:
-                known = False
-        return SummaryStep(summary, recent, *(used if known else (None, None)))
+                is_counted = False
+        return SummaryStep(summary, recent, *(used if is_counted else (None, None)))
 
-    def _parts(self, steps: Sequence[MemoryStep], most: int) -> Iterator[str]:
-        """Give the steps as texts that a model can read in one go."""
+    def _parts(self, steps: Sequence[MemoryStep], max_tokens: int) -> Iterator[str]:
+        """Yield the steps as texts of at most `max_tokens`, except a larger single step."""
         part: list[str] = []
-        weight = 0
+        size = 0
         for step in steps:
-            tokens = self._shown.tokens([step])
-            if part and weight + tokens > most:
+            tokens = self._builder.tokens([step])
+            if part and size + tokens > max_tokens:
                 yield "\n\n".join(part)
-                part, weight = [], 0
-            part.append(self._shown.step_text(step))
-            weight += tokens
+                part, size = [], 0
+            part.append(self._builder.step_text(step))
+            size += tokens
         if part:
             yield "\n\n".join(part)
 

@@ -1,40 +1,56 @@
-"""How many tokens a text is for a model, estimated: without a vocabulary, which every model has one of its own of.
+"""Estimated tokens of texts and prompts, without a model's vocabulary.
 
-Counting stands on what tokenizers of today have in common: they cut a text into words, runs of signs and single digits
-or short groups of them, then take frequent pieces of these as one. The weights were fitted to two of them; how far off
-the estimate is, by the kind of text, is printed by `tests/memory/test_tokens.py`.
+The estimate uses what today's tokenizers have in common. They split a text into words, runs of punctuation and short
+groups of digits, then merge frequent pieces. The weights were fitted to two tokenizers; `tests/memory/test_tokens.py`
+prints the error by kind of text. Prompts are corrected by the model's own count of an earlier prompt.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
 from string import ascii_letters, ascii_uppercase, digits, punctuation
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from smolagents import ToolCallingAgent
+from smolagents.memory import ActionStep
+from smolagents.utils import AgentMaxStepsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smolagents import MultiStepAgent
+    from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
+    from smolsessions.agents.memory.prompt_cache import StepTotals
+
 MESSAGE_TOKENS = 4
-"""What a message costs beside its text: its role, and the signs around it."""
+"""Cost of a message beside its text: its role and separators."""
 IMAGE_TOKENS = 1000
-"""What an image costs; models count it by its size, from about a hundred to a few thousand."""
+"""Cost of an image. Models count it by its size, from about a hundred to a few thousand."""
+MAX_AGE = 20  # steps back to the newest count of the model
+MIN_FACTOR = 0.5  # a smaller count is not one of the whole prompt: some models leave out cached tokens
+MAX_FACTOR = 8
+MAX_UNRECORDED_FACTOR = 2  # if the step does not record its prompt
+_SHOWN = "shown_estimate"
+"""Attribute of an action step: the estimated tokens of the steps in its prompt."""
 
 _WORD, _LETTER, _CAPITAL = 0.44, 0.1, 0.95
-_FOREIGN = 0.05  # more for each letter of a language that is written with accents
+_FOREIGN = 0.05  # added for each letter of a language with accents
 _ACCENT = 0.53
 _DIGIT, _SIGNS, _SIGN, _LINES = 0.87, 0.85, 0.13, 1.4
-_MOST_ACCENTED = 0.01  # accents among the letters: from here on a text counts as foreign as a whole
+_MOST_ACCENTED = 0.01  # share of accents from which the whole text counts as foreign
 _THAI, _VIETNAMESE = (b"\xe0\xb8", b"\xe0\xb9"), (b"\xe1\xba", b"\xe1\xbb")
 _THAI_LESS = 0.19
 
-# By the first byte of a character in UTF-8: what each character of a script costs.
+# Cost of a character, by the first byte of its UTF-8 form.
 _SCRIPTS = (
     (0xCE, 0xCF, 0.37),  # Greek
     (0xD0, 0xD5, 0.24),  # Cyrillic, Armenian
     (0xD6, 0xD7, 0.43),  # Hebrew
     (0xD8, 0xDF, 0.27),  # Arabic
-    (0xE0, 0xE0, 0.45),  # those of India, Thai
+    (0xE0, 0xE0, 0.45),  # Indian scripts, Thai
     (0xE1, 0xE1, 0.64),  # Georgian, Khmer, …; also the Latin letters of Vietnamese
     (0xE2, 0xE2, 1.2),  # quotation marks, arrows, mathematics
     (0xE3, 0xE3, 0.52),  # kana
@@ -46,7 +62,7 @@ _SCRIPTS = (
 
 
 def estimate(text: str) -> int:
-    """Estimate the tokens of a text in any language, in some ten microseconds for a thousand characters of English."""
+    """Return the estimated tokens of a text, in about ten microseconds for a thousand characters of English."""
     if not text:
         return 0
     data = text.encode(errors="replace")
@@ -73,8 +89,76 @@ def estimate(text: str) -> int:
 
 
 def estimate_messages(messages: Sequence[ChatMessage]) -> int:
-    """Estimate the tokens of messages as a model is sent them: their texts, and a constant for each and each image."""
+    """Return the estimated tokens of messages: their texts, and a constant for each message and image."""
     return sum(MESSAGE_TOKENS + _content(message.content) for message in messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Factor from estimated tokens to the model's own count."""
+
+    factor: float = 1.0
+    is_reported: bool = False
+
+    def tokens(self, estimated: int) -> int:
+        return round(estimated * self.factor)
+
+
+class PromptTokens:
+    """Tokens of an agent's prompts. They depend on its memory alone, so a replay in another process gets the same."""
+
+    def __init__(self, agent: MultiStepAgent, memory_totals: StepTotals) -> None:
+        self._agent = agent
+        self._totals = memory_totals
+        self._before: tuple[object, int] = (None, 0)
+
+    @property
+    def before(self) -> int:
+        """Estimated tokens in front of the steps: the system prompt and the descriptions of tools."""
+        agent: Any = self._agent
+        tools = agent.tools_and_managed_agents if isinstance(agent, ToolCallingAgent) else []
+        system = agent.memory.system_prompt
+        key = (system.system_prompt, tuple(map(id, tools)))
+        if self._before[0] != key:
+            described = sum(estimate(f"{tool.name}: {tool.description} {tool.inputs}") for tool in tools)
+            self._before = key, estimate_messages(system.to_messages()) + described
+        return self._before[1]
+
+    def scale(self) -> Scale:
+        """Return the model's count of its last prompt relative to the estimate.
+
+        A step without a recorded estimate is of a turn without a policy, or of another service: it saw all steps.
+        """
+        steps = self._agent.memory.steps
+        for place in islice(reversed(range(len(steps))), MAX_AGE):
+            if counted := _counted(steps[place]):
+                shown = shown_estimate(steps[place])
+                most = MAX_FACTOR if shown is not None else MAX_UNRECORDED_FACTOR
+                if shown is None:
+                    shown = self._totals.of(steps).estimate(range(place))
+                factor = counted / max(1, self.before + shown)
+                return Scale(min(factor, most), is_reported=True) if factor >= MIN_FACTOR else Scale()
+        return Scale()
+
+
+def set_shown_estimate(step: MemoryStep, estimated: int) -> None:
+    """Record the estimated tokens of the steps in an action's prompt."""
+    vars(step)[_SHOWN] = estimated
+
+
+def shown_estimate(step: MemoryStep) -> int | None:
+    shown: int | None = vars(step).get(_SHOWN)
+    return shown
+
+
+def _counted(step: MemoryStep) -> int:
+    """Return the reported tokens of an action's prompt, or 0.
+
+    The prompt of an answer that the step limit forced is of another kind, so it does not count.
+    """
+    if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
+        return 0
+    return int(step.token_usage.input_tokens)
 
 
 def _content(content: object) -> int:

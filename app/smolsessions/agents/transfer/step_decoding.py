@@ -12,7 +12,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error
-from smolsessions.agents.memory.token_scale import set_shown_estimate
+from smolsessions.agents.memory.tokens import set_shown_estimate
 from smolsessions.agents.transfer.document_models import (
     Count,
     ImageName,

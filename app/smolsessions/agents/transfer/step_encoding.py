@@ -10,7 +10,7 @@ from smolagents.memory import ActionStep
 from smolagents.models import MessageRole
 
 from smolsessions.agents.memory.steps import step_type
-from smolsessions.agents.memory.token_scale import shown_estimate
+from smolsessions.agents.memory.tokens import shown_estimate
 from smolsessions.agents.transfer.document_models import MAX_COUNT
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_flaw, json_form, utf8_text
