@@ -41,7 +41,7 @@ def shown(task: str, *responses: str) -> list[ChatMessage]:
 
 
 @both
-def test_it_says_openly_that_it_is_no_language_model(make: Callable[[], Agent]) -> None:
+def test_it_states_that_it_is_no_language_model(make: Callable[[], Agent]) -> None:
     agent = make()
     assert "no language model" in ask(agent, "Who are you?")
     assert ask(agent, "Sing me a song").startswith("I did not understand that. I am a small set of rules")
@@ -75,7 +75,7 @@ def test_it_calculates(make: Callable[[], Agent], question: str, answer: str) ->
 
 
 @pytest.mark.parametrize("expression", ["9**9**9", "(10**299)**9", "1/0", "0**-1", "(-8)**0.5", "1e999", "1e200*1e200"])
-def test_what_cannot_be_calculated_is_a_value_error(expression: str) -> None:
+def test_an_impossible_calculation_is_a_value_error(expression: str) -> None:
     with pytest.raises(ValueError, match=r"too large|zero|real number"):
         call("calculator", expression)
 
@@ -83,13 +83,13 @@ def test_what_cannot_be_calculated_is_a_value_error(expression: str) -> None:
 @pytest.mark.parametrize(
     "expression", ["", "1 +", "True + 1", "'a' * 3", "__import__('os')", "(" * 99, "1" * 201, "-" * 199]
 )
-def test_what_is_no_arithmetic_is_a_value_error(expression: str) -> None:
+def test_an_invalid_expression_is_a_value_error(expression: str) -> None:
     with pytest.raises(ValueError, match=r"expression|Only numbers"):
         call("calculator", expression)
 
 
 @both
-def test_two_wishes_of_one_message_are_called_in_one_step(make: Callable[[], Agent]) -> None:
+def test_two_requests_of_one_message_are_called_in_one_step(make: Callable[[], Agent]) -> None:
     agent = make()
     answer = ask(agent, "What is 12 * 7 and what time is it?")
     assert "12 * 7 = 84." in answer
@@ -104,7 +104,7 @@ def test_two_wishes_of_one_message_are_called_in_one_step(make: Callable[[], Age
 
 
 @both
-def test_it_tells_what_a_tool_said_when_it_failed(make: Callable[[], Agent]) -> None:
+def test_it_quotes_the_error_of_a_tool(make: Callable[[], Agent]) -> None:
     agent = make()
     assert ask(agent, "What is 1 / 0?") == "The calculator tool said: Division by zero in 1 / 0."
     assert "Unknown time zone 'Nowhere'" in ask(agent, "What time is it in Nowhere?")
@@ -112,7 +112,7 @@ def test_it_tells_what_a_tool_said_when_it_failed(make: Callable[[], Agent]) -> 
 
 
 @both
-def test_a_failed_call_does_not_cost_the_results_of_its_siblings(make: Callable[[], Agent]) -> None:
+def test_a_failed_call_does_not_lose_the_results_of_its_siblings(make: Callable[[], Agent]) -> None:
     agent = make()
     answer = ask(agent, "What is 1 / 0 and note that tea is out and what is 2 / 0 and what is 2 + 2?")
     assert answer.split("\n") == [
@@ -125,7 +125,7 @@ def test_a_failed_call_does_not_cost_the_results_of_its_siblings(make: Callable[
 
 
 @both
-def test_the_time_is_told_in_a_zone_or_a_city(make: Callable[[], Agent]) -> None:
+def test_the_time_is_given_in_a_zone_or_a_city(make: Callable[[], Agent]) -> None:
     agent = make()
     assert "JST" in ask(agent, "What time is it in Asia/Tokyo?")
     assert "JST" in ask(agent, "What's the time in Tokyo now?")
@@ -148,7 +148,7 @@ def test_texts_are_counted_in_any_script(text: str, counts: str) -> None:
     assert call("text_stats", text) == counts
 
 
-def test_the_tools_refuse_what_is_empty_or_too_long() -> None:
+def test_the_tools_refuse_empty_or_too_long_input() -> None:
     with pytest.raises(ValueError, match="empty note"):
         call("note", " \n")
     with pytest.raises(ValueError, match="at most 1000000 characters"):
@@ -175,7 +175,7 @@ def test_it_answers_from_earlier_turns(make: Callable[[], Agent]) -> None:
 
 
 @both
-def test_without_earlier_messages_it_says_that_it_was_shown_none(make: Callable[[], Agent]) -> None:
+def test_without_earlier_messages_it_says_so(make: Callable[[], Agent]) -> None:
     agent = make()
     assert "was shown no earlier message" in ask(agent, "What did I ask first?")
     assert "1 earlier message of yours" in ask(agent, "How many questions did I ask?")
@@ -187,7 +187,7 @@ def test_without_earlier_messages_it_says_that_it_was_shown_none(make: Callable[
 
 
 @both
-def test_an_agent_built_anew_from_the_steps_has_lost_nothing(make: Callable[[], Agent]) -> None:
+def test_an_agent_rebuilt_from_its_steps_answers_the_same(make: Callable[[], Agent]) -> None:
     agent = make()
     ask(agent, "Note that the key is under </code> the mat")
     ask(agent, "Remember: final_answer = 'two' and\n{three}")
@@ -200,7 +200,7 @@ def test_an_agent_built_anew_from_the_steps_has_lost_nothing(make: Callable[[], 
 
 
 @both
-def test_it_tells_number_and_sizes_of_images_and_that_it_cannot_see(make: Callable[[], Agent]) -> None:
+def test_it_gives_number_and_sizes_of_images_and_cannot_see(make: Callable[[], Agent]) -> None:
     agent = make()
     answer = ask(agent, "What is in the image?", images=[Image.new("RGB", (64, 48)), Image.new("L", (9, 9))])
     assert "2 images" in answer
@@ -221,14 +221,14 @@ def test_a_planned_run_shows_a_plan_and_ends_in_the_answer(make: Callable[[], Ag
 
 
 @both
-def test_when_the_steps_are_used_up_it_answers_with_what_it_knows(make: Callable[[], Agent]) -> None:
+def test_at_the_step_limit_it_answers_with_the_results_so_far(make: Callable[[], Agent]) -> None:
     agent = make()
     assert ask(agent, "What is 1 / 0?", max_steps=1) == "The calculator tool said: Division by zero in 1 / 0."
     assert ask(make(), "What is 1 / 0 and what is 2 / 0?", max_steps=1).endswith("No step was left to call calculator.")
     assert "12 * 7 = 84." in ask(agent, "What is 12 * 7?", max_steps=1)
 
 
-def test_an_unexplained_error_is_tried_again_once_and_then_told() -> None:
+def test_an_unexplained_error_is_retried_once_and_then_reported() -> None:
     error = "Error:\nError while parsing tool call from model output: no JSON\nNow let's retry: take care"
     tools = list(make_demo().tools.values())
     again = RuleModel().generate(shown("What is 12 * 7?", error), tools_to_call_from=tools)
@@ -238,7 +238,7 @@ def test_an_unexplained_error_is_tried_again_once_and_then_told() -> None:
 
 
 @pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
-def test_a_tool_that_it_was_not_given_is_not_called(kind: type[Agent]) -> None:
+def test_a_tool_outside_the_offered_ones_is_not_called(kind: type[Agent]) -> None:
     assert ask(kind(tools=[], model=RuleModel()), "What is 12 * 7?") == "I was given no tool named calculator."
 
 
@@ -277,7 +277,7 @@ def test_a_history_is_not_read_unless_a_question_needs_it() -> None:
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.lists(st.one_of(st.sampled_from(["what is ", "1 / 0", " and ", "note ", "time", "\ud800"]), st.text())))
-def test_no_message_makes_it_fail(pieces: list[str]) -> None:
+def test_it_accepts_any_message(pieces: list[str]) -> None:
     messages = shown("".join(pieces))
     for stops in (None, ["<end_plan>"], ["Observation:"]):
         assert RuleModel().generate(messages, stop_sequences=stops).content

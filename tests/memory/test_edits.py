@@ -26,7 +26,7 @@ MESSAGES = [f"message {number}" for number in range(6)]
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """Give one that keeps sessions warm, and one that builds each anew."""
+    """Yield a service that keeps sessions warm, and one that rebuilds each."""
     names = {"warm": {}, "cold": {"WARM_SESSIONS": "0"}}
     running = {
         name: Service(tmp_path_factory.mktemp(name), {"AGENTS": editors.AGENTS} | settings)
@@ -40,7 +40,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
 
 
 def actions(service: Service, turn: Event) -> list[int]:
-    """Give the turns of all actions on record."""
+    """Return the turns of all actions on record."""
     steps: list[Event] = []
     cursor = None
     while True:
@@ -60,7 +60,7 @@ def play(service: Service, message: str, turn: Event | None, agent: str) -> Even
 
 @pytest.mark.parametrize("temperature", ["warm", "cold"])
 @pytest.mark.parametrize("name", editors.FACTORIES)
-def test_prompts_are_those_of_an_agent_in_one_process(
+def test_edited_prompts_equal_those_of_an_agent_in_one_process(
     services: dict[str, Service], name: str, temperature: str
 ) -> None:
     service, bare, turn = services[temperature], editors.FACTORIES[name](), None
@@ -77,7 +77,7 @@ def test_prompts_are_those_of_an_agent_in_one_process(
 
 
 @pytest.mark.parametrize("name", ["keep_last", "put_in_place", "insert_first", "drop_images", "mix", "reset"])
-def test_they_follow_a_rollback_a_fork_and_an_export(services: dict[str, Service], name: str) -> None:
+def test_edits_follow_a_rollback_a_fork_and_an_export(services: dict[str, Service], name: str) -> None:
     service, bare, turn = services["cold"], editors.FACTORIES[name](), None
     for message in MESSAGES[:2]:
         bare.run(message, reset=False)
@@ -98,7 +98,7 @@ def test_they_follow_a_rollback_a_fork_and_an_export(services: dict[str, Service
 
 
 @pytest.mark.parametrize("destroy", [False, True])
-def test_a_prune_takes_edited_steps_out(services: dict[str, Service], *, destroy: bool) -> None:
+def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy: bool) -> None:
     service, name, turn = services["cold"], "put_in_place", None
     for message in MESSAGES[:4]:
         turn = play(service, message, turn, name)
@@ -115,7 +115,7 @@ def test_a_prune_takes_edited_steps_out(services: dict[str, Service], *, destroy
 
 @pytest.mark.parametrize("temperature", ["warm", "cold"])
 @pytest.mark.parametrize("name", editors.RUINS)
-def test_a_callback_that_ruins_the_memory_fails_its_turn_and_loses_no_step(
+def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     services: dict[str, Service], name: str, temperature: str
 ) -> None:
     service = services[temperature]
@@ -153,7 +153,7 @@ def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
         assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])
 
 
-def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Service]) -> None:
+def test_an_edit_of_a_missing_entry_is_refused(services: dict[str, Service]) -> None:
     service = services["warm"]
     document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")
     edit = next(step for step in document["steps"] if step["type"] == "edit")
@@ -171,9 +171,7 @@ def test_an_edit_that_names_what_is_not_there_is_refused(services: dict[str, Ser
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("temperature", ["warm", "cold"])
-def test_they_are_those_also_where_a_process_is_killed_and_another_one_plays_on(
-    tmp_path: Path, temperature: str
-) -> None:
+def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temperature: str) -> None:
     names = [name for name in editors.FACTORIES if not name.endswith("_code")]
     bare, folder = {name: editors.FACTORIES[name]() for name in names}, tmp_path / "calls"
     folder.mkdir()

@@ -59,7 +59,7 @@ def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images
     wait_until(lambda: rss_mb(roomy) < before + LEFT_MB, 5)
 
 
-def test_bodies_that_are_dropped_half_way_are_freed(service: Service) -> None:
+def test_aborted_request_bodies_are_freed(service: Service) -> None:
     before = rss_mb(service)
     address = service.client.base_url.host, service.client.base_url.port or 80
     head = b"POST /turn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000000\r\nContent-Type: application/json\r\n"
@@ -72,7 +72,7 @@ def test_bodies_that_are_dropped_half_way_are_freed(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("form", "options"), [("WEBP", {}), ("JPEG", {"progressive": True})])
-def test_images_that_take_more_memory_to_decode_may_have_half_the_pixels(
+def test_images_of_costly_formats_may_have_half_the_pixels(
     service: Service, form: str, options: dict[str, object]
 ) -> None:
     refused = service.post("/turn", message="Look.", images=[encoded(form, 3600, **options)])
@@ -134,7 +134,7 @@ def test_an_image_is_sent_to_models_as_bare_smolagents_sends_it(name: str) -> No
     assert sent(image) == expected
 
 
-def test_an_image_that_was_painted_on_keeps_its_pixels() -> None:
+def test_a_changed_image_keeps_its_pixels() -> None:
     image = image_from_bytes(FILES["PNG RGB"])
     image.putpixel((0, 0), (1, 2, 3))
     drop_pixels([TaskStep("Look.", [image])])
@@ -143,7 +143,7 @@ def test_an_image_that_was_painted_on_keeps_its_pixels() -> None:
     assert deepcopy(image).getpixel((0, 0)) == (1, 2, 3)
 
 
-def test_sessions_that_hold_more_than_they_may_are_let_go(tmp_path: Path) -> None:
+def test_sessions_above_their_memory_limit_are_discarded(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     PIL.Image.effect_noise((800, 800), 60).save(buffer, "PNG")
     image = base64.b64encode(buffer.getvalue()).decode()

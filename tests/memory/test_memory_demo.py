@@ -31,7 +31,7 @@ def short() -> Iterator[Path]:
 
 
 def demo(folder: Path, *options: str) -> tuple[int, str, str]:
-    """Run it to its end, from a folder of its own; the service's data comes there, too."""
+    """Run the example to its end, in a folder of its own that also holds the service's data."""
     command = [sys.executable, str(ROOT / "examples" / "memory_demo.py"), *options]
     environment = {**os.environ, "TMPDIR": str(folder), "SMOLSESSIONS_PORT": "1", "SMOLSESSIONS_AGENTS": "none"}
     ended = subprocess.run(
@@ -41,14 +41,14 @@ def demo(folder: Path, *options: str) -> tuple[int, str, str]:
 
 
 def rows(output: str) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Give messages, characters, tokens and steps left out, by policy and turn."""
+    """Return messages, characters, tokens and steps left out, by policy and turn."""
     found = {}
     for name, turn, *figures in ROW.findall(output):
         found[name, int(turn)] = tuple(int(figure.replace(",", "")) for figure in figures)
     return found
 
 
-def test_the_example_shows_what_each_policy_left_out_and_that_the_record_is_whole(short: Path) -> None:
+def test_the_example_shows_the_omissions_and_the_whole_record(short: Path) -> None:
     status, output, errors = demo(short, "--turns", "25")
     assert (status, errors) == (0, ""), output
     found = rows(output)
@@ -70,7 +70,7 @@ def test_the_example_shows_what_each_policy_left_out_and_that_the_record_is_whol
     assert list(short.iterdir()) == []
 
 
-def test_one_policy_can_be_asked_for_and_nonsense_is_refused(short: Path) -> None:
+def test_the_example_accepts_one_policy_and_refuses_nonsense(short: Path) -> None:
     status, output, errors = demo(short, "--turns", "2", "--policy", "chain")
     assert (status, errors, list(rows(output))) == (0, "", [("chain", 1), ("chain", 2)]), output
     for options, word in (
@@ -82,7 +82,7 @@ def test_one_policy_can_be_asked_for_and_nonsense_is_refused(short: Path) -> Non
         assert (status, output, word in errors) == (2, "", True), errors
 
 
-def test_a_service_that_does_not_start_is_told_with_its_words(short: Path) -> None:
+def test_the_example_quotes_a_service_that_does_not_start(short: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "memory_demo.py"), "--turns", "1"]
     broken = {**os.environ, "PYTHONPATH": str(short)}
     (short / "redis.py").write_text("raise RuntimeError('the store library is broken')\n")

@@ -1,4 +1,4 @@
-"""What bounds the memory that a model is shown: which steps it sees, while all of them stay on record."""
+"""Memory policies through HTTP: they bound the prompt, while all steps stay on record."""
 
 from __future__ import annotations
 
@@ -67,13 +67,11 @@ def images_of(service: Service, turn: Json) -> int:
     return sum(part["type"] == "image" for message in messages for part in message["content"])
 
 
-# What the model is shown
+# The prompt
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: json.dumps(policy)[:40])
-def test_a_model_is_shown_what_messages_say_whatever_the_policy_and_all_is_on_record(
-    service: Service, policy: Any
-) -> None:
+def test_the_messages_route_equals_the_prompt_under_every_policy(service: Service, policy: Any) -> None:
     turn = play_turns(service, policy=policy)
     before = service.steps(turn)
     for _ in range(2):  # of a session that is cold after the patch, or warm
@@ -86,7 +84,7 @@ def test_a_model_is_shown_what_messages_say_whatever_the_policy_and_all_is_on_re
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
-def test_a_code_agents_and_a_planners_model_are_shown_what_messages_say(service: Service, policy: Any) -> None:
+def test_the_messages_route_equals_the_prompts_of_code_agents_and_planners(service: Service, policy: Any) -> None:
     for agent in ("coder", "planner"):
         one = {"code": "print('x' * 500)"} if agent == "coder" else echo_call(LONG)
         turn = service.play(one, DONE, agent=agent)
@@ -117,7 +115,7 @@ def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service:
     assert left["characters"] > 0 < left["tokens"]
 
 
-def test_prune_old_observations_cuts_all_but_the_last_and_leaves_their_images_out(service: Service) -> None:
+def test_prune_old_observations_cuts_all_but_the_last_and_omits_their_images(service: Service) -> None:
     turn = service.play(echo_call(f"1 {LONG}"), DONE, agent="plain", images=[png("red")])
     turn = service.follow_up(turn, echo_call(f"2 {LONG}"), DONE)
     whole = [text for text in message_texts(service, turn) if text.startswith("Observation:")]
@@ -168,7 +166,7 @@ def test_rules_are_chained_in_order(service: Service) -> None:
     assert (pruned["left_out"], pruned["shortened"], pruned["archived"]) == (0, 8, 0)
 
 
-def test_a_turn_says_what_its_policy_left_out(service: Service) -> None:
+def test_a_turn_reports_the_omissions_of_its_policy(service: Service) -> None:
     turn = play_turns(service, 3)
     assert turn["left_out"] is None
     patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 1})
@@ -180,7 +178,7 @@ def test_a_turn_says_what_its_policy_left_out(service: Service) -> None:
     assert turn["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
 
 
-def test_an_agents_own_policy_counts_until_a_conversation_has_one(service: Service) -> None:
+def test_an_agents_policy_applies_until_the_conversation_has_one(service: Service) -> None:
     listed = {agent["name"]: agent["policy"] for agent in service.get("/agents")["items"]}
     assert (listed["last"], listed["plain"]) == ([{"name": "keep_last_n_steps", "n": 2}], [])
     turn = play_turns(service, 3, "last")
@@ -193,7 +191,7 @@ def test_an_agents_own_policy_counts_until_a_conversation_has_one(service: Servi
     assert service.follow_up(turn, DONE)["left_out"]["steps"] > 0
 
 
-def test_what_a_managed_agent_is_shown_is_not_bounded(service: Service) -> None:
+def test_the_prompts_of_managed_agents_are_not_bounded(service: Service) -> None:
     task = json.dumps([echo_call("a"), echo_call("b"), echo_call("c"), SHOWN])
     turn = service.play({"call": [["helper", {"task": task}]]}, DONE, agent="manager")
     assert turn["status"] == "finished", turn["error"]
@@ -223,7 +221,7 @@ def test_what_a_managed_agent_is_shown_is_not_bounded(service: Service) -> None:
     ],
     ids=lambda value: json.dumps(value)[:50],
 )
-def test_a_policy_that_is_none_is_refused_where_it_is_wrong(service: Service, policy: Any, pointer: str) -> None:
+def test_an_invalid_policy_is_refused_at_its_place(service: Service, policy: Any, pointer: str) -> None:
     turn = {"conversation_id": service.post("/conversations", agent="plain").json()["id"]}
     for answer in (
         service.client.patch(path_of(turn), json={"policy": policy}),
@@ -248,7 +246,7 @@ def test_a_policy_that_is_none_is_refused_where_it_is_wrong(service: Service, po
     ],
     ids=str,
 )
-def test_an_agent_with_a_wrong_policy_stops_the_start_with_a_sentence(wrong: Json) -> None:
+def test_an_agent_with_an_invalid_policy_stops_the_start(wrong: Json) -> None:
     with pytest.raises(StartError, match="wrong"):
         Catalog([("wrong", lambda: remembering.make_wrong(**wrong))])
 
@@ -256,7 +254,7 @@ def test_an_agent_with_a_wrong_policy_stops_the_start_with_a_sentence(wrong: Jso
 # Policies of the operator's own
 
 
-def test_what_an_own_policy_changes_in_place_is_shown_changed_and_kept_as_it_was(service: Service) -> None:
+def test_steps_changed_by_an_own_policy_are_shown_changed_and_stored_unchanged(service: Service) -> None:
     turn = service.play({"call": [["picture", {}]]}, DONE, agent="plain", images=[png("red")])
     turn = service.follow_up(turn, echo_call("a"), DONE)
     whole, record = predicted(service, turn, PROMPT), service.steps(turn)
@@ -277,7 +275,7 @@ def test_what_an_own_policy_changes_in_place_is_shown_changed_and_kept_as_it_was
 
 
 def predicted_before(service: Service, turn: Json) -> str:
-    """Digest the prompt of the turn after this one, from what is on record since."""
+    """Return the digest of the next turn's prompt, from the record."""
     prompt = prompt_of(service, turn)
     tasks = [place for place, message in enumerate(prompt) if agents._text(message).startswith("New task:")]  # noqa: SLF001
     return agents.digest(prompt[: tasks[-1] + 1])
@@ -294,7 +292,7 @@ def predicted_before(service: Service, turn: Json) -> str:
         ("foreign", "gave str among the steps"),
     ],
 )
-def test_an_own_policy_that_goes_wrong_fails_the_turn_and_nothing_else(service: Service, name: str, told: str) -> None:
+def test_a_failing_own_policy_fails_only_its_turn(service: Service, name: str, told: str) -> None:
     turn = play_turns(service, 2, policy=f"{OWN}{name}")
     record = service.steps(turn)
     failed = service.follow_up(turn, DONE)
@@ -312,14 +310,14 @@ def test_an_own_policy_that_goes_wrong_fails_the_turn_and_nothing_else(service: 
     assert service.follow_up(turn, DONE)["status"] == "finished"
 
 
-def test_an_own_policy_cannot_leave_notes_out(service: Service) -> None:
+def test_an_own_policy_cannot_omit_notes(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, DONE, agent="plain")
     patch_policy(service, turn, f"{OWN}noteless")
     assert service.follow_up(turn, {"notes": True})["reply"] == "Note 1:\npears"
     assert "Note 1:\npears" in message_texts(service, turn)
 
 
-def test_a_policy_that_its_agent_lists_no_longer_fails_the_turn_with_a_sentence(tmp_path: Path) -> None:
+def test_a_policy_no_longer_listed_fails_the_turn_with_a_sentence(tmp_path: Path) -> None:
     with running_store(tmp_path / "store") as server:
         with Service(tmp_path / "a", server.settings | SETTINGS) as service:
             turn = play_turns(service, 2, policy=f"{OWN}shout")
@@ -335,7 +333,7 @@ def test_a_policy_that_its_agent_lists_no_longer_fails_the_turn_with_a_sentence(
 # Ids
 
 
-def test_ids_that_a_model_repeats_are_made_unique_under_a_policy(service: Service) -> None:
+def test_repeated_call_ids_become_unique_under_a_policy(service: Service) -> None:
     turn = service.play(echo_call("a"), echo_call("b"), DONE, agent="repeating")
     before = ids_of(service, turn)
     assert before == ["call_0"] * 3
@@ -353,7 +351,7 @@ def ids_of(service: Service, turn: Json, **query: Any) -> list[str]:
     return [call["id"] for step in steps if step["type"] == "action" for call in step["tool_calls"]]
 
 
-def test_a_code_agents_calls_keep_ids_of_their_own_after_a_prune(service: Service) -> None:
+def test_a_code_agents_call_ids_stay_unique_after_a_prune(service: Service) -> None:
     turn = service.play({"code": "print(1)"}, {"code": "print(2)"}, DONE, agent="coder")
     for _ in range(3):
         answer = service.post(path_of(turn, "/prune"), policy={"name": "keep_last_n_steps", "n": 2})
@@ -366,7 +364,7 @@ def test_a_code_agents_calls_keep_ids_of_their_own_after_a_prune(service: Servic
 # When it is bounded
 
 
-def test_a_policy_that_is_patched_while_a_turn_runs_counts_from_the_next_one(service: Service, gate: Gate) -> None:
+def test_a_policy_patched_during_a_turn_applies_from_the_next_one(service: Service, gate: Gate) -> None:
     turn = play_turns(service, 3)
     running_turn = submit_turn(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
     gate.reached()
@@ -377,8 +375,8 @@ def test_a_policy_that_is_patched_while_a_turn_runs_counts_from_the_next_one(ser
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
-def test_a_cold_session_is_shown_what_a_warm_one_is(tmp_path: Path, policy: Any) -> None:
-    """Also what was shown with a step whose tokens were reported is kept with it."""
+def test_cold_and_warm_sessions_have_the_same_prompts(tmp_path: Path, policy: Any) -> None:
+    """The estimate of a prompt with reported tokens is stored with its step."""
     agent = "reporting" if policy["name"] == "token_budget" else "plain"
     with running_store(tmp_path / "store") as server:
         settings = server.settings | SETTINGS | {"WARM_SESSIONS": "0"}
@@ -403,8 +401,8 @@ DOOMED: list[Any] = [
 
 @pytest.mark.parametrize("policy", DOOMED, ids=lambda policy: policy["name"])
 @pytest.mark.timeout(120)
-def test_a_turn_that_is_killed_shows_its_model_what_it_would_have_shown(tmp_path: Path, policy: Any) -> None:
-    """Killed at every call; the policy is another one when it is played on: it is heeded from the next turn on."""
+def test_a_killed_turn_has_the_prompts_of_an_uninterrupted_one(tmp_path: Path, policy: Any) -> None:
+    """Kill the turn at every call. A policy that changed since applies from the next turn on."""
 
     def script(ledger: Ledger) -> list[Json]:
         return [{"call": [["note", {"what": what * 30, "ledger": str(ledger.path)}]]} for what in "ab"] + [SHOWN]

@@ -1,4 +1,4 @@
-"""The rules of memory policies, over steps in any order: what holds whatever an agent did."""
+"""Invariants of the rules of memory policies, over steps in any order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def tokens_of(steps: Sequence[MemoryStep], box: RuleContext) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(MEMORIES, st.lists(RULES, max_size=4))
-def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryStep], rules: list[Any]) -> None:
+def test_policies_keep_the_order_and_do_not_change_the_memory(memory: list[MemoryStep], rules: list[Any]) -> None:
     box, before, same = tools(), copy.deepcopy(memory), list(memory)
     shown = apply_policy(memory, policy_of(rules), box)
     places = places_of(shown, same, box)
@@ -106,7 +106,7 @@ def test_steps_keep_their_order_and_the_memory_is_as_it_was(memory: list[MemoryS
 
 @settings(max_examples=200, deadline=None)
 @given(MEMORIES, RULES)
-def test_a_rule_that_is_applied_to_what_it_gave_changes_nothing(memory: list[MemoryStep], rule: Any) -> None:
+def test_rules_are_idempotent(memory: list[MemoryStep], rule: Any) -> None:
     box, policy = tools(memory), policy_of(rule)
     shown = apply_policy(memory, policy, box)
     assert apply_policy(shown, policy, box) == shown
@@ -126,7 +126,7 @@ def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(memory: list[MemoryS
 
 @settings(max_examples=300, deadline=None)
 @given(MEMORIES, st.integers(1, 3000))
-def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: list[MemoryStep], most: int) -> None:
+def test_a_budget_holds_if_possible_and_shows_whole_turns(memory: list[MemoryStep], most: int) -> None:
     box = tools(memory)
     shown = apply_policy(memory, policy_of({"name": "token_budget", "max_tokens": most}), box)
     if not memory:
@@ -142,7 +142,7 @@ def test_a_budget_is_held_where_it_can_be_and_no_turn_is_shown_in_part(memory: l
     for start, end in pairwise(starts):
         turn = set(range(start, end)) - always
         assert turn <= places or not turn & places
-    if places != set(range(len(memory))):  # what was left out would not have fitted
+    if places != set(range(len(memory))):  # an omitted step would not have fitted
         newest = max(set(range(len(memory))) - places)
         turn_of = max([start for start in starts if start <= newest])
         more = {newest} if turn_of == last else set(range(turn_of, last)) - places
@@ -169,7 +169,7 @@ def test_old_observations_are_cut_and_nothing_else(memory: list[MemoryStep], las
 
 @settings(max_examples=100, deadline=None)
 @given(MEMORIES, MEMORIES, st.integers(0, 9))
-def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played_are_shown(
+def test_notes_recent_steps_and_the_current_task_follow_a_summary(
     before: list[MemoryStep], after: list[MemoryStep], recent: int
 ) -> None:
     summary = SummaryStep("short", min(recent, len(before)))
@@ -187,7 +187,7 @@ def test_behind_a_summary_notes_and_the_recent_steps_and_the_task_that_is_played
 
 @settings(max_examples=100, deadline=None)
 @given(MEMORIES, MEMORIES, st.integers(1, 9), st.integers(1, 3000))
-def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_without_it(
+def test_rules_after_a_summary_treat_the_rest_as_without_it(
     before: list[MemoryStep], after: list[MemoryStep], n: int, most: int
 ) -> None:
     summary = SummaryStep("short", 0)
@@ -205,13 +205,13 @@ def test_rules_behind_a_summary_leave_it_there_and_do_to_the_rest_what_they_do_w
             assert list(shown[1:]) == list(apply_policy(rest, policy_of(bare), tools()))
 
 
-# What is reported
+# Reported tokens
 
 
 @pytest.mark.parametrize("counts", [0.7, 1, 2.5], ids="counts {}".format)
 @pytest.mark.parametrize("unseen", [0, 3000], ids="{} of tools".format)
 @pytest.mark.parametrize("before", [[], PRUNED, LAST], ids=lambda rules: rules[0]["name"] if rules else "alone")
-def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
+def test_a_budget_is_measured_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
     """A model that counts otherwise than is estimated, and is sent what the service does not see, before each step."""
     agent, budget, prompts = agents.make_scripted(), 12_000, []
     builder = patch_agent(agent, {})
@@ -232,7 +232,7 @@ def test_a_budget_is_held_in_the_tokens_of_the_model(before: list[Any], unseen: 
 
 
 def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> list[MemoryStep]:
-    """Give turns of one answer each, with the prompts that a model counts as a quarter more than is estimated."""
+    """Return turns of one answer each, whose model counts a quarter more tokens than the estimate."""
     memory: list[MemoryStep] = []
     before = tools().tokens.before
     for number in range(turns):
@@ -245,7 +245,7 @@ def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> li
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
-def test_the_scale_is_that_of_the_last_prompt(is_noted: bool) -> None:
+def test_the_scale_comes_from_the_last_prompt(is_noted: bool) -> None:
     memory = conversation(5, unseen=0, is_noted=is_noted)
     scale = tools(memory).tokens.scale()
     assert (round(scale.factor, 2), scale.is_reported) == (1.25, True)
@@ -257,13 +257,13 @@ def test_the_scale_is_that_of_the_last_prompt(is_noted: bool) -> None:
     assert tools(memory).tokens.scale() == Scale(1.0, is_reported=False)
 
 
-def test_what_a_step_says_of_its_prompt_counts_more_than_what_is_in_the_memory_now() -> None:
+def test_a_recorded_estimate_outweighs_the_present_memory() -> None:
     memory = conversation(6, unseen=0, is_noted=True)
     assert round(tools(memory[6:]).tokens.scale().factor, 2) == 1.25, "the first turns were pruned since"
     assert tools(conversation(9, unseen=0)[12:]).tokens.scale().factor == 2, "no more is believed without such a note"
 
 
-def test_an_answer_that_was_forced_says_nothing_of_the_scale() -> None:
+def test_a_forced_answer_does_not_affect_the_scale() -> None:
     memory = conversation(3, is_noted=True)
     expected = tools(memory).tokens.scale()
     forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)

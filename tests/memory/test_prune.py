@@ -53,7 +53,7 @@ def record(service: Service, turn: Json, **query: Any) -> list[Json]:
 
 
 def stored(raw: Raw, turn: Json) -> dict[str, Any]:
-    """Give all that the store has of a conversation."""
+    """Return everything that the store holds of a conversation."""
     found = {}
     for name in raw.keys(f"*{turn['conversation_id']}*"):
         kind = raw.type(name)
@@ -74,7 +74,7 @@ def blobs(raw: Raw, turn: Json) -> list[bytes]:
 
 
 @pytest.mark.parametrize("destroy", [False, True])
-def test_a_dry_run_says_what_would_change_and_changes_nothing(service: Service, raw: Raw, destroy: bool) -> None:
+def test_a_dry_run_reports_the_changes_and_makes_none(service: Service, raw: Raw, destroy: bool) -> None:
     turn = play_turns(service, 4)
     before, conversation = stored(raw, turn), service.get(path_of(turn))
     said = prune(service, turn, dry_run=True, destroy=destroy)
@@ -96,7 +96,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(service: Service, 
     assert done["after"]["characters"] == sum(map(len, message_texts(service, turn)))
 
 
-def test_a_dry_run_says_whether_the_tokens_are_reported_and_then_they_are_exact(service: Service) -> None:
+def test_a_dry_run_says_if_tokens_are_reported_and_then_they_are_exact(service: Service) -> None:
     turn = service.play(echo_call(LONG), DONE, agent="reporting")
     for number in range(4):
         turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
@@ -108,7 +108,7 @@ def test_a_dry_run_says_whether_the_tokens_are_reported_and_then_they_are_exact(
     assert abs(found["before"]["tokens"] - last - sum(map(len, beyond)) // 3) <= 60
 
 
-def test_a_prune_of_an_unknown_conversation_or_somebody_elses_is_a_404(service: Service) -> None:
+def test_a_prune_of_an_unknown_or_foreign_conversation_is_a_404(service: Service) -> None:
     for path in ("/prune", "/messages"):
         kind = "POST" if path == "/prune" else "GET"
         answer = service.client.request(kind, f"/conversations/nobody{path}")
@@ -118,7 +118,7 @@ def test_a_prune_of_an_unknown_conversation_or_somebody_elses_is_a_404(service: 
 # Archive
 
 
-def test_what_is_archived_is_out_of_the_prompt_and_still_on_record(service: Service) -> None:
+def test_archived_steps_leave_the_prompt_and_stay_on_record(service: Service) -> None:
     turn = play_turns(service, 4)
     whole = record(service, turn)
     texts = message_texts(service, turn)
@@ -162,7 +162,7 @@ def test_a_prune_after_a_prune_drops_the_rest(service: Service) -> None:
     assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
-def test_steps_that_a_policy_shows_cut_are_not_dropped(service: Service) -> None:
+def test_shortened_steps_are_not_archived(service: Service) -> None:
     turn = play_turns(service, 3)
     for policy in ({"name": "prune_old_observations", "keep_last_n": 0, "max_length": 3}, f"{OWN}shout"):
         found = prune(service, turn, policy)
@@ -172,13 +172,13 @@ def test_steps_that_a_policy_shows_cut_are_not_dropped(service: Service) -> None
     assert service.get(path_of(turn))["archived_steps"] == 0
 
 
-def test_an_own_policy_may_say_what_is_dropped(service: Service) -> None:
+def test_an_own_policy_selects_the_archived_steps(service: Service) -> None:
     turn = play_turns(service, 3)
     assert prune(service, turn, f"{OWN}tasks_alone")["archived"] == 6
     assert [step["type"] for step in record(service, turn)] == ["task"] * 3
 
 
-def test_notes_that_were_replaced_are_no_policys_business(service: Service) -> None:
+def test_a_prune_ignores_replaced_notes(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, DONE, agent="plain")
     turn = service.follow_up(turn, {"call": [["note_write", {"text": "plums", "replaces": 1}]]}, DONE)
     assert prune(service, turn, "no_pruning")["archived"] == 0
@@ -189,9 +189,7 @@ def test_notes_that_were_replaced_are_no_policys_business(service: Service) -> N
 # Destroy
 
 
-def test_what_is_destroyed_is_gone_from_the_store_with_images_that_nothing_else_shows(
-    service: Service, raw: Raw
-) -> None:
+def test_destroyed_steps_leave_the_store_with_their_unshared_images(service: Service, raw: Raw) -> None:
     turn = service.play(DONE, agent="plain", images=[png("red"), png("blue")])
     turn = service.follow_up(turn, DONE, images=[png("blue")])
     images = {image["name"]: image["url"] for image in map(named, record(service, turn)[0]["images"])}
@@ -219,7 +217,7 @@ def named(image: Json) -> Json:
     return image | {"name": image["url"].rpartition("/")[2]}
 
 
-def test_destroy_takes_what_was_archived_before_too(service: Service, raw: Raw) -> None:
+def test_destroy_includes_archived_steps(service: Service, raw: Raw) -> None:
     turn = play_turns(service, 4)
     assert prune(service, turn)["archived"] == 6
     done = prune(service, turn, "no_pruning", destroy=True)
@@ -252,7 +250,7 @@ def test_a_pruned_conversation_goes_on_in_another_process(tmp_path: Path) -> Non
 # While turns run
 
 
-def test_a_prune_while_a_turn_runs_or_waits_is_busy_and_a_dry_run_is_not(service: Service, gate: Gate) -> None:
+def test_a_prune_during_a_turn_is_busy_and_a_dry_run_is_not(service: Service, gate: Gate) -> None:
     turn = play_turns(service, 3)
     first = submit_turn(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
     gate.reached()
@@ -268,7 +266,7 @@ def test_a_prune_while_a_turn_runs_or_waits_is_busy_and_a_dry_run_is_not(service
     assert prune(service, turn)["archived"] == 7
 
 
-def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service) -> None:
+def test_concurrent_prunes_and_reads_leave_a_consistent_conversation(service: Service) -> None:
     """Reads, too, while steps are destroyed under them."""
     for _ in range(5):
         turn = service.play(DONE, agent="plain", images=[png("red")])
@@ -299,7 +297,7 @@ def test_prunes_and_reads_at_once_leave_one_whole_conversation(service: Service)
 
 
 @pytest.mark.parametrize("what", ["swapped", "archived swapped", "destroyed swapped", "destroyed put back", "cut off"])
-def test_entries_that_were_changed_in_the_store_break_the_seal(service: Service, raw: Raw, what: str) -> None:
+def test_entries_changed_in_the_store_break_the_seal(service: Service, raw: Raw, what: str) -> None:
     turn = play_turns(service, 4)
     key = f"{PARTITION}:steps:local/{turn['conversation_id']}:0"
     before = blobs(raw, turn)
@@ -318,7 +316,7 @@ def test_entries_that_were_changed_in_the_store_break_the_seal(service: Service,
         assert (answer.status_code, answer.json()["code"]) == (500, "seal_broken"), answer.text
 
 
-def test_destroyed_steps_cannot_be_brought_back_by_an_older_head(service: Service, raw: Raw) -> None:
+def test_an_older_head_cannot_restore_destroyed_steps(service: Service, raw: Raw) -> None:
     """Who can write to the store can roll a conversation back as a whole; not to what is not there any more."""
     turn = play_turns(service, 3)
     key = f"{PARTITION}:conversation:local/{turn['conversation_id']}"

@@ -37,7 +37,7 @@ def writing(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 def notes_of(service: Service, turn: dict[str, Any]) -> list[tuple[int, str, int | None]]:
-    """Give the notes on record."""
+    """Return the notes on record."""
     where = f"/conversations/{turn['conversation_id']}"
     items = [step for step in service.steps(turn) if step["type"] == "note"]
     assert service.get(where)["step_counts"].get("note", 0) == len(items)
@@ -48,7 +48,7 @@ def types_of(service: Service, turn: dict[str, Any]) -> list[str]:
     return [step["type"] for step in service.steps(turn)]
 
 
-def test_a_note_is_a_step_before_the_one_that_wrote_it_and_is_shown_in_its_turn_and_in_the_next(
+def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(
     service: Service,
 ) -> None:
     first = service.play(writing("Ann likes pears"), SEEN, agent="noter")
@@ -64,7 +64,7 @@ def test_a_note_is_a_step_before_the_one_that_wrote_it_and_is_shown_in_its_turn_
 
 
 @pytest.mark.parametrize("agent", ["noter", "code-noter"])
-def test_notes_last_and_count_on_in_another_process(tmp_path: Path, agent: str) -> None:
+def test_notes_and_their_numbers_survive_a_process(tmp_path: Path, agent: str) -> None:
     write = writing if agent == "noter" else coding
     running = Service(tmp_path, SETTINGS)
     with running:
@@ -91,7 +91,7 @@ def test_code_writes_and_reads_notes(service: Service, agent: str) -> None:
     assert "a note needs a text" in service.steps(failed)[-2]["error"]["message"]
 
 
-def test_parallel_calls_write_each_its_note(service: Service) -> None:
+def test_parallel_calls_each_write_a_note(service: Service) -> None:
     texts = [f"note {number}" for number in range(8)]
     turn = service.play(writing(*texts), SEEN, agent="noter")
     notes = notes_of(service, turn)
@@ -114,13 +114,13 @@ def test_parallel_calls_write_each_its_note(service: Service) -> None:
         ({"text": "x", "replaces": 1}, "there is no note 1 to replace; note_read shows"),
     ],
 )
-def test_a_note_that_cannot_be_is_refused_with_a_sentence(service: Service, call: dict[str, Any], told: str) -> None:
+def test_an_invalid_note_is_refused_with_a_sentence(service: Service, call: dict[str, Any], told: str) -> None:
     turn = service.play({"call": [["note_write", call]]}, SEEN, agent="noter")
     assert told in service.steps(turn)[1]["error"]["message"]
     assert (turn["reply"], notes_of(service, turn)) == ("", [])
 
 
-def test_a_full_scratchpad_takes_a_note_in_the_place_of_another(service: Service) -> None:
+def test_a_full_scratchpad_accepts_a_replacement(service: Service) -> None:
     texts = [f"{number} " + "x" * 1900 for number in range(50)]
     full = service.play(writing(*texts), DONE, agent="noter")
     refused = service.follow_up(full, writing("one too many"), DONE)
@@ -133,19 +133,19 @@ def test_a_full_scratchpad_takes_a_note_in_the_place_of_another(service: Service
     assert read.endswith("Note 51:\nin the place of 7")
 
 
-def test_a_note_that_is_there_is_not_written_twice(service: Service) -> None:
+def test_an_existing_note_is_not_written_twice(service: Service) -> None:
     turn = service.play(writing("one"), writing("one "), writing("one", replaces=1), DONE, agent="noter")
     assert notes_of(service, turn) == [(1, "one", None)]
     assert {step["observations"] for step in service.steps(turn)[2:5]} == {"Written as note 1."}
 
 
-def test_a_note_that_was_replaced_is_no_longer_shown_and_stays_on_record(service: Service) -> None:
+def test_a_replaced_note_is_hidden_and_stays_on_record(service: Service) -> None:
     turn = service.play(writing("one"), writing("uno", replaces=1), SEEN, agent="noter")
     assert notes_of(service, turn) == [(1, "one", None), (2, "uno", 1)]
     assert turn["reply"] == service.follow_up(turn, SEEN)["reply"] == "Note 2:\nuno"
 
 
-def test_a_reset_hides_notes_with_all_other_steps_and_they_count_on(service: Service) -> None:
+def test_a_reset_hides_notes_and_their_numbers_continue(service: Service) -> None:
     before = service.play(writing("one"), DONE, agent="noter")
     after = service.follow_up(before, {"call": [["note_read", {}]]}, writing("two"), SEEN, reset=True)
     assert service.steps(after)[-4]["observations"] == "There are no notes."
@@ -155,7 +155,7 @@ def test_a_reset_hides_notes_with_all_other_steps_and_they_count_on(service: Ser
     assert "there is no note 1" in service.steps(refused)[-2]["error"]["message"]
 
 
-def test_a_step_that_is_not_finished_leaves_no_note(service: Service) -> None:
+def test_an_unfinished_step_leaves_no_note(service: Service) -> None:
     both = {"call": [*writing("never")["call"], ["leave", {}]]}
     turn = service.play(both, DONE, agent="noter")
     assert (turn["status"], turn["steps"]) == ("failed", 0)
@@ -166,7 +166,7 @@ def test_a_step_that_is_not_finished_leaves_no_note(service: Service) -> None:
     assert service.follow_up(turn, writing("second"), SEEN)["reply"] == "Note 1:\nfirst | Note 2:\nsecond"
 
 
-def test_the_first_agent_has_the_tools_and_those_that_it_manages_have_not(service: Service) -> None:
+def test_managed_agents_have_no_scratchpad_tools(service: Service) -> None:
     tools = {agent["name"]: agent["tools"] for agent in service.get("/agents")["items"]}
     assert {"note_write", "note_read"} <= set(tools["noter"])
     task = json.dumps([writing("helper's"), DONE])
@@ -180,7 +180,7 @@ def test_only_notes_that_a_later_one_replaces_are_found() -> None:
     assert replaced_notes(notes[:2]) == set()
 
 
-def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:
+def test_notes_in_the_steps_count_even_if_the_tool_did_not_write_them() -> None:
     """As after an import."""
     agent = noters.make_noter()
     add_scratchpad("noter", agent)
@@ -193,8 +193,8 @@ def test_notes_among_the_steps_count_though_the_tool_never_wrote_them() -> None:
     assert pad.write("eight", None) == 8
 
 
-def test_a_call_that_is_made_again_finds_its_note_though_only_its_neighbour_was_written_down() -> None:
-    """Two calls side by side; the second one's effect holds what both had left when the process died."""
+def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> None:
+    """Two parallel calls: the second effect holds the state of both when the process died."""
     before = Scratchpad()
     assert [before.write(text, None) for text in ("one", "two")] == [1, 2]
     kept = {":tool:note_write": dumps(before.state())}
@@ -214,8 +214,8 @@ def test_a_call_that_is_made_again_finds_its_note_though_only_its_neighbour_was_
 
 @pytest.mark.parametrize("agent", ["doomed", "doomed-planner", "doomed-writer"])
 @pytest.mark.timeout(120)
-def test_a_turn_that_is_killed_after_notes_has_each_of_them_once(tmp_path: Path, agent: str) -> None:
-    """At every call of the turn another one stands still; the notes before it are in the journal."""
+def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str) -> None:
+    """Kill the turn at every call. The notes before that call are in the journal."""
     in_code = agent == "doomed-writer"
 
     def script(ledger: str) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def planning() -> PlanningStep:
 
 
 def prompt(step: MemoryStep) -> Prompt:
-    """Give what the model is shown of a step; images by mode, size and pixels."""
+    """Return the model's view of a step, with images by mode, size and pixels."""
     return [
         (str(message.role), [_shown(part) for part in message.content])
         for message in step.to_messages()
@@ -100,7 +100,7 @@ def _shown(part: dict[str, Any]) -> object:
 
 
 def again(step: MemoryStep, carries: tuple[type, ...] = ()) -> Any:
-    """Give the step back from its bytes; whatever it is, its prompt is the same, now and the next time."""
+    """Return the decoded step, and check that its prompt is the same twice."""
     before = prompt(step)
     strip(step)
     packed = pack(step, 1, carries)
@@ -118,7 +118,7 @@ def output(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that rebuilds every session from its bytes."""
+    """Yield a service that rebuilds every session from its bytes."""
     more = "odd=tests.support.odd:make_odd,forgetful=tests.support.agents:make_forgetful"
     odd_agents = {"AGENTS": f"{AGENTS},{more}", "WARM_SESSIONS": "0"}
     with Service(tmp_path_factory.mktemp("steps"), odd_agents) as running:
@@ -138,7 +138,7 @@ def test_a_planning_step_and_a_task_come_back() -> None:
     assert vars(again(plan)) == vars(plan)
 
 
-def test_the_history_and_the_providers_objects_stay_behind() -> None:
+def test_the_history_and_the_providers_objects_are_not_stored() -> None:
     step, plan = action(), planning()
     back, back_plan = again(step), again(plan)
     assert (back.model_input_messages, back_plan.model_input_messages) == (None, [])
@@ -146,7 +146,7 @@ def test_the_history_and_the_providers_objects_stay_behind() -> None:
     assert (step.model_input_messages, plan.model_input_messages) == (None, [])
 
 
-def test_an_errors_frames_are_let_go() -> None:
+def test_the_frames_of_an_error_are_released() -> None:
     agent = agents.make_scripted()
     agent.run(json.dumps([{"call": [["fail", {"reason": "no"}]]}, {"say": "ok"}]))
     step = agent.memory.steps[1]
@@ -165,7 +165,7 @@ def test_an_error_of_smolagents_comes_back_as_itself(kind: type[AgentError]) -> 
     assert (str(back), back.message, back.dict()) == (str(error), error.message, error.dict())
 
 
-def test_an_error_of_a_users_own_comes_back_as_its_nearest_relative() -> None:
+def test_an_error_of_a_users_class_comes_back_as_its_nearest_base() -> None:
     back = again(action(error=QuotaError(3), observations=None)).error
     assert type(back) is AgentExecutionError
     assert str(back) == "quota: 3 left"
@@ -207,20 +207,20 @@ def test_a_transparent_colour_stays_transparent(mode: str) -> None:
     assert b"\x00" in seen[3::4]
 
 
-def test_an_image_of_the_agents_comes_back_as_one() -> None:
+def test_an_agent_image_comes_back_as_one() -> None:
     back = output(AgentImage(PIL.Image.new("RGBA", (3, 2), (1, 2, 3, 4))))
     assert type(back) is AgentImage
     assert back.to_raw().getpixel((2, 1)) == (1, 2, 3, 4)
 
 
-def test_images_lie_beside_the_step_once_each() -> None:
+def test_each_image_is_attached_once() -> None:
     red, same, blue = (PIL.Image.new("RGB", (9, 9), colour) for colour in ("red", "red", "blue"))
     packed = pack(action(observations_images=[red, same, blue], action_output=[red]), 1)
     assert len(packed.attachments) == 2
     assert all(PIL.Image.open(io.BytesIO(data)).size == (9, 9) for data in packed.attachments.values())
 
 
-def test_an_image_that_was_painted_on_and_cleaned_has_its_own_name_again() -> None:
+def test_an_image_changed_and_restored_has_its_first_name_again() -> None:
     buffer = io.BytesIO()
     PIL.Image.new("L", (4, 4), 9).save(buffer, "PNG", compress_level=0)
     image = image_from_bytes(buffer.getvalue())
@@ -239,7 +239,7 @@ def test_a_missing_image_is_a_broken_seal() -> None:
 
 
 @pytest.mark.parametrize("name", odd.PLAIN)
-def test_what_has_a_form_as_data_comes_back_as_data(name: str) -> None:
+def test_values_with_a_json_form_come_back_as_data(name: str) -> None:
     make, expected = odd.PLAIN[name]
     back = output(make())
     assert (back, type(back)) == (expected, type(expected))
@@ -250,7 +250,7 @@ def test_not_a_number_comes_back() -> None:
 
 
 @pytest.mark.parametrize("name", odd.LABELLED)
-def test_what_has_no_form_as_data_comes_back_as_a_text_and_the_rest_of_the_step_as_it_was(name: str) -> None:
+def test_values_without_a_json_form_come_back_as_text(name: str) -> None:
     make, text = odd.LABELLED[name]
     odd.EXECUTED.clear()
     step = action(action_output=make())
@@ -262,18 +262,18 @@ def test_what_has_no_form_as_data_comes_back_as_a_text_and_the_rest_of_the_step_
 
 
 @pytest.mark.parametrize("name", odd.LABELLED)
-def test_a_text_stands_for_a_value_inside_of_data_too(name: str) -> None:
+def test_a_label_replaces_a_value_inside_of_data(name: str) -> None:
     make, _ = odd.LABELLED[name]
     odd.EXECUTED.clear()
     back = output({"first": 1, "odd": [make()]})
-    if name in {"deep", "datetime in a zone"}:  # found out too late to spare what is around it
+    if name in {"deep", "datetime in a zone"}:  # found too late to keep the values around it
         assert back.startswith("[builtins.dict] ")
     else:
         assert back == {"first": 1, "odd": [back["odd"][0]]}
     assert "loaded" not in odd.EXECUTED
 
 
-def test_a_list_that_holds_itself_comes_back() -> None:
+def test_a_recursive_list_comes_back() -> None:
     back = output(odd.recursive())
     assert back[0] == 1
     assert back[1] is back
@@ -284,7 +284,7 @@ def test_no_depth_of_nesting_breaks_a_step(depth: int) -> None:
     assert output(odd.nested(depth)) is not None
 
 
-def test_a_hostile_keys_dictionary_comes_back() -> None:
+def test_a_dictionary_with_a_hostile_key_comes_back() -> None:
     back = output({odd.Reducing(): 1, (odd.Reducing(), 2): {odd.Point(1, 2).x}})
     assert list(back.values()) == [1, {1}]
     assert "loaded" not in odd.EXECUTED
@@ -297,7 +297,7 @@ def test_a_hostile_keys_dictionary_comes_back() -> None:
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_data_comes_back_as_it_was(value: Any) -> None:
+def test_data_comes_back_unchanged(value: Any) -> None:
     assert output(value) == value
     step = action(tool_calls=[ToolCall("echo", value, "1")])
     assert again(step).tool_calls[0].arguments == value
@@ -305,7 +305,7 @@ def test_data_comes_back_as_it_was(value: Any) -> None:
 
 @given(st.text(), st.text(), st.text())
 @settings(max_examples=50, deadline=None)
-def test_texts_come_back_as_they_were(said: str, seen: str, failed: str) -> None:
+def test_texts_come_back_unchanged(said: str, seen: str, failed: str) -> None:
     step = action(model_output=said, observations=seen, error=AgentError(failed, LOGGER))
     back = again(step)
     assert (back.model_output, back.observations, str(back.error)) == (said, seen, failed)
@@ -332,7 +332,7 @@ def test_texts_come_back_as_they_were(said: str, seen: str, failed: str) -> None
         "this is no Python",
     ],
 )
-def test_what_code_of_the_model_leaves_behind_comes_back(code: str) -> None:
+def test_values_of_model_written_code_come_back(code: str) -> None:
     agent = agents.make_code()
     agent.run(json.dumps([{"code": code}, {"say": "done"}]))
     assert len(agent.memory.steps) == 3
@@ -363,7 +363,7 @@ def test_every_step_of_a_run_is_finished_and_comes_back(factory: Any, script: li
         again(step)
 
 
-def test_a_step_that_was_left_in_its_middle_is_not_finished() -> None:
+def test_a_half_step_is_not_finished() -> None:
     agent = agents.make_scripted()
     with pytest.raises(SystemExit):
         agent.run(json.dumps([{"call": [["leave", {}]]}]))
@@ -379,14 +379,14 @@ def test_a_class_that_the_agent_carries_comes_back_as_itself() -> None:
     assert [type(item) for item in back["all"]] == list(carries)
 
 
-def test_a_carried_class_that_would_run_code_is_not_run() -> None:
+def test_a_carried_class_cannot_run_code() -> None:
     odd.EXECUTED.clear()
     back = again(action(action_output=odd.Reducing()), (odd.Reducing,)).action_output
     assert back == "[tests.support.odd.Reducing] reducing"
     assert odd.EXECUTED == []
 
 
-def test_a_class_that_is_carried_no_longer_is_refused() -> None:
+def test_a_class_no_longer_carried_is_refused() -> None:
     packed = pack(action(action_output=odd.Point(1, 2)), 1, (odd.Point,))
     with pytest.raises(SealBrokenError, match=r"tests\.support\.odd\.Point"):
         unpack(packed.data, packed.attachments)
@@ -441,7 +441,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("form", ["stack", "line"])
 @pytest.mark.parametrize(("module", "name"), FORBIDDEN)
-def test_a_pickle_that_names_anything_else_is_refused_before_it_runs(
+def test_a_pickle_with_another_name_is_refused_before_it_runs(
     module: str, name: str, form: str, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
@@ -467,7 +467,7 @@ def call_of(module: str, name: str, argument: str, form: str) -> bytes:
     return b"\x80\x04" + found + text(argument) + b"\x85R."
 
 
-def test_what_is_no_step_is_refused() -> None:
+def test_other_data_than_a_step_is_refused() -> None:
     with pytest.raises(SealBrokenError):
         unpack(pickle.dumps({"task": "x"}), {})
 
@@ -478,11 +478,11 @@ def test_a_step_larger_than_the_service_keeps_is_refused(field: str) -> None:
         pack(action(**{field: "x" * (MAX_STEP_BYTES + 1)}), 1)
 
 
-def test_a_step_as_large_as_can_be_is_kept() -> None:
+def test_a_step_of_the_largest_size_is_stored() -> None:
     assert len(output("x" * (MAX_STEP_BYTES - 2000))) == MAX_STEP_BYTES - 2000
 
 
-def test_the_builtins_are_as_they_were() -> None:
+def test_the_builtins_are_unchanged() -> None:
     assert isinstance(builtins.eval, type(len))
     assert "loaded" not in odd.EXECUTED
 
@@ -499,7 +499,7 @@ def test_the_builtins_are_as_they_were() -> None:
         ("reducing", "[tests.support.odd.Reducing] reducing"),
     ],
 )
-def test_what_a_tool_returns_is_shown_and_the_conversation_goes_on(service: Service, what: str, shown: object) -> None:
+def test_any_tool_result_is_shown_and_the_conversation_goes_on(service: Service, what: str, shown: object) -> None:
     turn = service.play({"code": f"odd(what={what!r})"}, {"code": f"final_answer(odd(what={what!r}))"}, agent="odd")
     assert (turn["status"], turn["output"]) == ("finished", shown)
     assert [step["output"] for step in service.steps(turn)[1:]] == [shown, shown]
@@ -516,7 +516,7 @@ def test_no_value_of_a_tool_breaks_a_conversation(service: Service, what: str) -
     assert service.steps(turn)
 
 
-def test_answers_are_json_as_the_standard_has_it(service: Service) -> None:
+def test_answers_are_standard_json(service: Service) -> None:
     for code in ("float('nan')", "[float('inf')]", "{'a': -float('inf')}"):
         played = service.post("/turn", message=json.dumps([{"code": f"final_answer({code})"}]), agent="code")
         steps = service.client.get(f"/conversations/{played.json()['conversation_id']}/steps")
@@ -530,7 +530,7 @@ def refuse(constant: str) -> None:
 
 @pytest.fixture
 def expendable(tmp_path: Path) -> Iterator[Service]:
-    """Give a service that a test may bring to its end."""
+    """Yield a service that a test may end."""
     service = Service(tmp_path, {"AGENTS": f"{AGENTS},odd=tests.support.odd:make_odd"})
     service.start()
     yield service
@@ -552,7 +552,7 @@ def test_half_a_character_from_a_model_or_a_tool_does_no_harm(expendable: Servic
         assert expendable.follow_up(turn, {"say": "on"})["reply"] == "on"
 
 
-def test_a_value_that_ends_the_interpreter_ends_no_more_than_its_turn(expendable: Service) -> None:
+def test_a_value_that_exits_the_interpreter_ends_only_its_turn(expendable: Service) -> None:
     scripts: list[list[dict[str, Any]]] = [
         [{"code": "counting()"}, {"say": "done"}],
         [{"code": "final_answer(counting())"}],
@@ -565,7 +565,7 @@ def test_a_value_that_ends_the_interpreter_ends_no_more_than_its_turn(expendable
         assert expendable.follow_up(turn, {"say": "on"})["reply"] == "on"
 
 
-def test_the_model_is_shown_the_same_after_every_kind_of_step(service: Service) -> None:
+def test_prompts_are_the_same_after_every_kind_of_step(service: Service) -> None:
     scripts: list[list[dict[str, Any]]] = [
         [{"call": [["make", {"what": "ordered"}], ["make", {"what": "money"}]]}, {"say": "one"}],
         [{"call": [["picture", {}]]}, {"call": [["fail", {"reason": "no"}]]}, {"text": "no call"}, {"say": "two"}],
@@ -575,7 +575,7 @@ def test_the_model_is_shown_the_same_after_every_kind_of_step(service: Service) 
     assert_same_prompt(service, "scripted", agents.make_scripted(), scripts)
 
 
-def test_the_model_is_shown_the_same_after_every_kind_of_code(service: Service) -> None:
+def test_prompts_are_the_same_after_every_kind_of_code(service: Service) -> None:
     boxed = "class Box:\n    def __str__(self):\n        return 'box'\n[Box()]\nBox()"
     scripts: list[list[dict[str, Any]]] = [
         [{"code": boxed}, {"code": "del Box\nprint('shown')\nundefined"}, {"text": "no code"}, {"say": "one"}],
@@ -635,7 +635,7 @@ CROWDS = {
 
 
 @pytest.mark.parametrize("what", CROWDS)
-def test_a_value_without_an_end_keeps_no_turn_busy(service: Service, what: str) -> None:
+def test_an_endless_value_does_not_block_a_turn(service: Service, what: str) -> None:
     body = {"agent": "code", "message": json.dumps([{"code": f"{CROWDS[what]}\nfinal_answer(x)"}])}
     response = service.client.post("/turn", json=body, headers={"Prefer": "wait=40"}, timeout=50)
     turn = response.json()
@@ -646,7 +646,7 @@ def test_a_value_without_an_end_keeps_no_turn_busy(service: Service, what: str) 
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
-def test_what_is_shown_of_a_value_is_bounded(kind: type) -> None:
+def test_the_shown_form_of_a_value_is_bounded(kind: type) -> None:
     value: Any = [0]
     for _ in range(60):  # two to the power of sixty leaves
         value = {"a": value, "b": value} if kind is dict else kind([value, value])
@@ -655,7 +655,7 @@ def test_what_is_shown_of_a_value_is_bounded(kind: type) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_the_model_sees_what_a_callback_made_of_an_earlier_task(service: Service) -> None:
+def test_the_model_sees_an_earlier_task_as_a_callback_changed_it(service: Service) -> None:
     scripts: list[list[dict[str, Any]]] = [
         [{"say": "one"}],
         [{"call": [["echo", {"text": "look"}]]}, {"prompt": True}],
@@ -674,7 +674,7 @@ def test_the_model_sees_what_a_callback_made_of_an_earlier_task(service: Service
 @pytest.mark.parametrize(
     "field", ["error", "tool_calls", "timing", "observations_images", "step_number", "token_usage"]
 )
-def test_a_stored_step_with_a_value_of_a_wrong_kind_is_readable(field: str) -> None:
+def test_a_stored_step_with_a_value_of_a_wrong_type_is_readable(field: str) -> None:
     step = ActionStep(step_number=1, timing=Timing(1.0, 2.0), observations="seen")
     setattr(step, field, [ValueError("x")])
     edit = pack(EditStep(step=step), 1)

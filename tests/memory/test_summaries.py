@@ -1,4 +1,4 @@
-"""Summaries of what was before: made once by a model, written down before they are shown, counted."""
+"""Summaries of older steps: a model makes each once, the journal holds it before a prompt does, usage counts it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def summaries(service: Service, turn: Json) -> list[Json]:
     return list(service.get(path_of(turn, "/steps"), type="summary", limit=100)["items"])
 
 
-def test_a_summary_is_made_once_and_shown_in_the_place_of_what_it_covers(service: Service, folder: Path) -> None:
+def test_a_summary_is_made_once_and_replaces_the_steps_it_covers(service: Service, folder: Path) -> None:
     turn = talk(service, 3)
     whole = service.steps(turn)
     patch_policy(service, turn, AFTER_600)
@@ -69,7 +69,7 @@ def test_a_summary_is_made_once_and_shown_in_the_place_of_what_it_covers(service
     assert summaries(service, turn)[0]["text"] == f"Summary 1 of {len(given)} characters."
 
 
-def test_nobody_who_watches_is_shown_how_a_summary_is_made(service: Service) -> None:
+def test_events_do_not_show_the_making_of_a_summary(service: Service) -> None:
     turn = talk(service, 3)
     patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, DONE)
@@ -80,7 +80,7 @@ def test_nobody_who_watches_is_shown_how_a_summary_is_made(service: Service) -> 
     assert log.count("event: step.started") == 1
 
 
-def test_a_summary_of_a_summary_holds_what_was_before(service: Service, folder: Path) -> None:
+def test_a_second_summary_includes_the_first(service: Service, folder: Path) -> None:
     turn = talk(service, 3)
     patch_policy(service, turn, AFTER_600)
     for number in range(4, 9):
@@ -99,7 +99,7 @@ def test_a_summary_of_a_summary_holds_what_was_before(service: Service, folder: 
     assert (counts["task"], counts["action"]) == (8, 16)
 
 
-def test_a_task_whose_turn_is_summed_up_amid_it_is_shown_until_its_end(service: Service, folder: Path) -> None:
+def test_a_task_stays_in_the_prompt_if_its_turn_is_summarized(service: Service, folder: Path) -> None:
     turn = service.play(echo_call("1"), DONE, agent="plain")
     patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, echo_call(f"2 {LONG}"), echo_call(f"3 {LONG}"), echo_call(f"4 {LONG}"), DONE)
@@ -110,7 +110,7 @@ def test_a_task_whose_turn_is_summed_up_amid_it_is_shown_until_its_end(service: 
     assert f"2 {LONG}".rstrip() in everything
 
 
-def test_a_long_conversation_is_summed_up_in_parts(service: Service, folder: Path) -> None:
+def test_a_long_conversation_is_summarized_in_parts(service: Service, folder: Path) -> None:
     turn = talk(service, 8, more=LONG * 4)
     patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, DONE)
@@ -124,7 +124,7 @@ def test_a_long_conversation_is_summed_up_in_parts(service: Service, folder: Pat
 
 
 @pytest.mark.parametrize("agent", ["failing", "empty"])
-def test_where_no_summary_is_made_all_is_shown_and_the_turn_goes_on(service: Service, folder: Path, agent: str) -> None:
+def test_after_a_failed_summary_all_steps_are_shown(service: Service, folder: Path, agent: str) -> None:
     turn = talk(service, 3, agent)
     patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, echo_call("4"), SHOWN)
@@ -138,7 +138,7 @@ def test_where_no_summary_is_made_all_is_shown_and_the_turn_goes_on(service: Ser
     assert len(requested(folder)) == 2
 
 
-def test_what_cannot_be_summed_up_is_not_asked_for_again_and_again(service: Service, folder: Path) -> None:
+def test_a_failed_summary_is_not_retried_in_its_turn(service: Service, folder: Path) -> None:
     notes = {"call": [["note_write", {"text": f"{number} " + "note " * 390}] for number in range(10)]}
     turn = service.play(notes, DONE, agent="plain")
     turn = service.follow_up(turn, DONE)
@@ -150,7 +150,7 @@ def test_what_cannot_be_summed_up_is_not_asked_for_again_and_again(service: Serv
     assert len(requested(folder)) <= before + 3, "the notes alone are more than that"
 
 
-def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
+def test_a_stop_interrupts_a_summary(service: Service, gate: Gate) -> None:
     path = gate.path.with_suffix(".gate")
     turn = talk(service, 3, more=f"{path} ")
     patch_policy(service, turn, AFTER_600)
@@ -166,7 +166,7 @@ def test_a_stop_lands_in_a_summary(service: Service, gate: Gate) -> None:
     assert len(summaries(service, turn)) == 1
 
 
-def test_a_planner_and_a_chain_of_rules_heed_a_summary(service: Service, folder: Path) -> None:
+def test_a_planner_and_a_chain_of_rules_use_a_summary(service: Service, folder: Path) -> None:
     turn = talk(service, 2, "planner")
     patch_policy(service, turn, [AFTER_600, {"name": "keep_last_n_steps", "n": 4}])
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_planner_and_a_chain_of_rules_heed_a_summary(service: Service, folder:
     assert types.count("action") == 10
 
 
-def test_summaries_that_are_pruned_with_what_they_cover_leave_the_newest(service: Service) -> None:
+def test_a_prune_of_summaries_keeps_the_newest(service: Service) -> None:
     turn = talk(service, 3)
     patch_policy(service, turn, AFTER_600)
     for number in range(4, 8):

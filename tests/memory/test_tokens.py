@@ -67,17 +67,17 @@ def test_the_estimate_is_near_two_real_tokenizers_for_every_kind_of_text(capsys:
     assert not beyond
 
 
-def test_an_estimate_grows_with_its_text_and_takes_any() -> None:
+def test_an_estimate_grows_with_its_text_and_accepts_any_text() -> None:
     assert estimate("") == 0
     assert estimate(" ") == estimate("a") == 1
-    assert estimate("\ud800\x00\x7f\ufffe") >= 1  # no Unicode, and what nobody writes
+    assert estimate("\ud800\x00\x7f\ufffe") >= 1  # no Unicode, and characters of no text
     text = text_of("mixed")
     whole, half = estimate(text), estimate(text[: len(text) // 2])
     assert 0 < half < whole
     assert estimate(text * 50) == pytest.approx(50 * whole, rel=0.02)
 
 
-def test_messages_count_their_texts_their_images_and_themselves() -> None:
+def test_an_estimate_covers_texts_images_and_the_message_itself() -> None:
     parts: list[dict[str, Any]] = [
         {"type": "text", "text": "What is on this picture?"},
         {"type": "image", "image": PIL.Image.new("RGB", (2, 2))},

@@ -24,7 +24,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def pages(service: Service, turn: Json, **query: Any) -> list[list[int]]:
-    """Walk through all pages; give the indexes on each."""
+    """Walk through all pages and return the indexes on each."""
     found, cursor = [], None
     while True:
         page = service.get(path_of(turn, "/steps"), **query, **({"cursor": cursor} if cursor else {}))
@@ -59,7 +59,7 @@ def pages_of(service: Service, turn: Json) -> Iterator[list[Json]]:
             return
 
 
-def test_steps_of_a_type_are_given_in_pages_and_counted(service: Service) -> None:
+def test_steps_of_a_type_are_paged_and_counted(service: Service) -> None:
     turn = service.play(DONE, agent="planner")
     check(service, turn)
     for number in range(3):
@@ -77,7 +77,7 @@ def test_steps_of_a_type_are_given_in_pages_and_counted(service: Service) -> Non
     check(service, turn)
 
 
-def test_archived_steps_of_a_type_are_given_with_the_others_if_asked_for(service: Service) -> None:
+def test_archived_steps_of_a_type_are_included_on_request(service: Service) -> None:
     turn = service.play(echo_call("1"), DONE, agent="plain")
     turn = service.follow_up(turn, echo_call("2"), DONE)
     prune(service, turn)
@@ -86,7 +86,7 @@ def test_archived_steps_of_a_type_are_given_with_the_others_if_asked_for(service
     assert pages(service, turn, type="task", limit=1, archived=True)[:2] == [[0], [3]]
 
 
-def test_there_may_be_none_of_a_type_and_a_cursor_beyond_the_end_gives_nothing(service: Service) -> None:
+def test_a_missing_type_and_a_cursor_past_the_end_yield_an_empty_page(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     assert pages(service, turn, type="summary") == [[]]
     beyond = service.get(path_of(turn, "/steps"), type="action", cursor="99")
@@ -104,7 +104,7 @@ def test_there_may_be_none_of_a_type_and_a_cursor_beyond_the_end_gives_nothing(s
     ],
     ids=str,
 )
-def test_what_is_no_type_is_refused(service: Service, query: Json, parameter: str) -> None:
+def test_an_unknown_type_is_refused(service: Service, query: Json, parameter: str) -> None:
     turn = service.play(DONE, agent="plain")
     answer = service.client.get(path_of(turn, "/steps"), params=query)
     assert answer.status_code == 422, answer.text
@@ -112,7 +112,7 @@ def test_what_is_no_type_is_refused(service: Service, query: Json, parameter: st
 
 
 @pytest.mark.timeout(120)
-def test_a_type_that_is_rare_in_thousands_of_steps_is_found_page_by_page(service: Service) -> None:
+def test_a_rare_type_is_found_across_pages(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     patch_policy(service, turn, LAST_TWO)
     for _ in range(23):

@@ -68,7 +68,7 @@ def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction
 
 
 class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
-    """Callback registry that inspects each signature once; smolagents does so at every step.
+    """Callback registry that inspects each signature once, not at every step as smolagents does.
 
     The callbacks run inside the context manager that `around` returns for the step.
     """

@@ -42,7 +42,7 @@ class Overlay:
     has_gaps: bool = False
 
     def add(self, entry: Step | None) -> None:
-        """Apply the next entry; None stands for an archived, rolled back or destroyed one."""
+        """Apply the next entry, which is None if it was archived, rolled back or destroyed."""
         place, self.count = self.count, self.count + 1
         if entry is None:
             self.has_gaps = True

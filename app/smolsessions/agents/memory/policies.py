@@ -57,9 +57,9 @@ class RuleContext:
 
 
 def apply_policy(steps: Steps, policy: Policy, context: RuleContext) -> Steps:
-    """Return the steps for the prompt, in their order; a shortened step is a copy.
+    """Return the steps for the prompt, in their order.
 
-    Notes always stay. Raises `PolicyFailedError`.
+    A shortened step is a copy. Notes always stay. Raises `PolicyFailedError`.
     """
     for place, rule in enumerate(policy):
         steps = _RULES[type(rule)](steps, rule, context, place)

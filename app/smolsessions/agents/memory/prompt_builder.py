@@ -12,7 +12,7 @@ from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMess
 from smolsessions.agents.memory.step_cache import StepCache, text_in
 from smolsessions.agents.memory.step_types import replaced_notes
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
-from smolsessions.core.policies import OwnRule, Summarize
+from smolsessions.core.policies import Summarize
 from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Omission(NamedTuple):
 
 
 class PromptBuilder:
-    """Builder of an agent's messages; called in place of `agent.write_memory_to_messages`.
+    """Builder of an agent's messages, installed as `agent.write_memory_to_messages`.
 
     Its inputs are the memory, with its notes and summaries, and `policy`. Without a policy the messages are
     smolagents' own. The messages of finished steps are cached.
@@ -56,7 +56,7 @@ class PromptBuilder:
     def __init__(self, agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> None:
         self.policy: Policy = ()
         self.summarize: Summarizing | None = None
-        """Receives the steps in front of a summary and the token limit; may append a summary to the memory."""
+        """Function of the steps in front of a summary and the token limit. It may append a summary to the memory."""
         self._agent = agent
         self._cache = StepCache()
         self._messages = StepMessages(agent, self._cache)
@@ -103,7 +103,7 @@ class PromptBuilder:
 
     @property
     def call_ids(self) -> Collection[str]:
-        """Ids of all calls in the memory, if there is a policy."""
+        """Ids of all calls in the memory, empty without a policy."""
         return self._calls.ids() if self.policy else ()
 
     def record_estimate(self, step: MemoryStep) -> None:
@@ -121,27 +121,19 @@ class PromptBuilder:
         return "\n".join(map(text_in, self._cache.messages(step)))
 
     def left_out(self) -> LeftOut | None:
-        """Return the omissions of the last prompt; None without a policy."""
+        """Return the omissions of the last prompt, or None without a policy."""
         if not self.policy:
             return None
         shown, memory, end = self._last
         if shown is memory:
             return LeftOut(0, 0, 0, 0)
-        if any(isinstance(rule, OwnRule) for rule in self.policy):
-            places, shortened, characters, estimate = self._difference(memory[:end], shown)
-            return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
-        # Each step is shown at most once, so the difference of the totals is enough.
-        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
-        replaced = self._replaced_places(memory, end)
-        characters = whole.characters() - whole.characters(replaced) - part.characters()
-        estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
-        left = end - len(replaced) - len(shown)
-        return LeftOut(left, part.copies, characters, self._tokens.scale().tokens(estimate))
+        places, shortened, characters, estimate = self._difference(memory, end, shown)
+        return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> PrunePreview:
         """Return the size of the prompt without a policy, and after a prune with this one."""
         memory = self._agent.memory.steps
-        omission = self._difference(memory, self._select(policy))
+        omission = self._difference(memory, len(memory), self._select(policy))
         totals, scale = self._memory_totals.of(memory), self._tokens.scale()
         replaced, pruned = self._replaced(memory, len(memory)), set(omission.places)
         before = [place for place, step in enumerate(memory) if id(step) not in replaced]
@@ -156,10 +148,11 @@ class PromptBuilder:
         after = [place for place in before if place not in pruned]
         return PrunePreview(weight(before), weight(after), omission.places, omission.shortened)
 
-    def _difference(self, memory: Steps, shown: Steps) -> _Omission:
-        """Compare a memory, without its replaced notes, with the steps of a prompt."""
-        whole, part = self._memory_totals.of(memory), self._shown_totals.of(shown)
-        there, known, replaced = set(whole.origins), set(part.origins), self._replaced_places(memory, len(memory))
+    def _difference(self, memory: Steps, end: int, shown: Steps) -> _Omission:
+        """Compare the memory before `end`, without its replaced notes, with the steps of a prompt."""
+        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
+        replaced = _places(self._replaced(memory, end), map(id, islice(memory, end)))
+        there, known = set(whole.origins), set(part.origins)
         added = _places(known - there, part.origins)  # by the author's function
         missing = there - known - {whole.origins[place] for place in replaced}
         return _Omission(
@@ -168,9 +161,6 @@ class PromptBuilder:
             whole.characters() - whole.characters(replaced) - part.characters() + part.characters(added),
             whole.estimate() - whole.estimate(replaced) - part.estimate() + part.estimate(added),
         )
-
-    def _replaced_places(self, steps: Steps, end: int) -> Sequence[int]:
-        return _places(self._replaced(steps, end), map(id, islice(steps, end)))
 
     def _replaced(self, steps: Steps, end: int) -> set[int]:
         return replaced_notes(self._context.results.notes("all", steps, end))

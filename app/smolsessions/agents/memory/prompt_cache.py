@@ -141,7 +141,7 @@ class StepTotals:
         self._prefix = UnchangedPrefix(agent, compare_contents=True)
         self._estimates, self._characters, self._copies = [0], [0], [0]
         self.origins: list[int] = []
-        """The `id` of each step's original; of a step that is no copy, its own."""
+        """The `id` of each step's original, or of the step itself if it is no copy."""
 
     def of(self, steps: Sequence[MemoryStep], end: int | None = None) -> StepTotals:
         """Move to these steps, up to `end`."""

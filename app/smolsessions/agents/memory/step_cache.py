@@ -1,4 +1,4 @@
-"""Cache of what is derived from a single step: messages, sizes and copies."""
+"""Cache of values derived from single steps: messages, sizes and copies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StepCache:
         return made
 
     def commit_copy(self, step: MemoryStep, name: Hashable) -> MemoryStep:
-        """Return the copy of this name after a function may have changed it; the step itself if it is unchanged.
+        """Return the copy of this name, or the step itself if a function left the copy unchanged.
 
         `copy_of` does not return a changed copy again. A copy that is changed like the one before resolves to that one.
         """

@@ -81,7 +81,7 @@ def _calls(value: Any) -> Any:
 
 
 def _members(value: Any, kind: type) -> Any:
-    """Keep the members of this type; a value that is no list or tuple has none."""
+    """Keep the members of this type. A value that is no list or tuple has none."""
     if not isinstance(value, list | tuple):
         return None
     return value if all(isinstance(one, kind) for one in value) else [one for one in value if isinstance(one, kind)]

@@ -1,7 +1,7 @@
 """Steps ⇄ bytes: the only pickle of steps. An exact list of classes bounds unpickling.
 
-smolagents' own values survive. Plain data of a user's tool survives too; other values become JSON if they have a JSON
-form, and a label_of text otherwise, unless the agent declares their class in `carries`.
+smolagents' own values survive, and so does plain data of a user's tool. Other values become JSON if they have a JSON
+form, and a labelled text otherwise, unless the agent declares their class in `carries`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def unpack(
 
 
 def agent_error(name: str, message: str) -> AgentError:
-    """Return an error of smolagents; `name` is one of `ERROR_NAMES`."""
+    """Return an error of smolagents with a name from `ERROR_NAMES`."""
     return error_of(_ERRORS[name], message)
 
 
@@ -242,7 +242,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _reduce(obj: Any, kind: type) -> Any:
-    """Reduce an enum's member to (class, value), as Python 3.11.4 does; earlier versions reduce it to `getattr`."""
+    """Reduce an enum's member to (class, value). Python before 3.11.4 reduces it to `getattr`."""
     if isinstance(kind, enum.EnumType) and kind.__reduce_ex__ in _ENUM_REDUCERS:
         return kind, (obj._value_,)
     return NotImplemented
@@ -253,7 +253,7 @@ def _value(value: object) -> object:
 
 
 def _image(name: str, is_agent_image: bool) -> Any:
-    """Name an image in the pickle; the unpickler replaces this function."""
+    """Stand-in in the pickle for the method of the unpickler."""
     raise AssertionError(name, is_agent_image)
 
 

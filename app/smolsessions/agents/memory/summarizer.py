@@ -1,4 +1,4 @@
-"""Summarizer of older steps; it asks a model of the agent's if the memory policy contains `summarize`."""
+"""Summarizer of older steps, for memory policies that contain `summarize`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Summarizer:
     """Appends summaries to an agent's memory. A summary is a step, made by an effect of the turn."""
 
     def __init__(self, agent: MultiStepAgent, builder: PromptBuilder, model: Model | None) -> None:
-        """`model` is the agent's `summary_model`; None stands for its own model."""
+        """`model` is the agent's `summary_model`, or None for its own model."""
         self._agent = agent
         self._builder = builder
         self._model = model

@@ -1,8 +1,9 @@
 """Estimated tokens of texts and prompts, without a model's vocabulary.
 
 The estimate uses what today's tokenizers have in common. They split a text into words, runs of punctuation and short
-groups of digits, then merge frequent pieces. The weights were fitted to two tokenizers; `tests/memory/test_tokens.py`
-prints the error by kind of text. Prompts are corrected by the model's own count of an earlier prompt.
+groups of digits, then merge frequent pieces. The weights were fitted to two tokenizers.
+`tests/memory/test_tokens.py` prints the error by kind of text. The model's own count of an
+earlier prompt corrects the estimate of a prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept of a memory that grows: the same as if it were looked at for the first time."""
+"""Caches over a growing memory yield the same as fresh ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def as_shown(steps: Sequence[MemoryStep], weights: StepCache) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name: str) -> None:
+def test_a_growing_memory_yields_the_same_prompt_as_a_fresh_cache(name: str) -> None:
     policy: Policy = policy_of(POLICIES[name])
     chance = random.Random(name)
     for _ in range(20):
@@ -101,7 +101,7 @@ def test_what_is_shown_of_a_memory_that_grew_is_what_is_shown_of_it_at_once(name
             weights.evict(steps)
 
 
-def test_another_policy_finds_nothing_of_the_one_before() -> None:
+def test_a_change_of_policy_does_not_reuse_results() -> None:
     chance = random.Random(1)
     agent = agent_of()
     agent.memory.steps = steps = [some_step(number, chance) for number in range(60)]
@@ -112,7 +112,7 @@ def test_another_policy_finds_nothing_of_the_one_before() -> None:
         assert as_shown(apply_policy(steps, policy, kept), kept.cache) == as_shown(expected, afresh.cache), name
 
 
-def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:
+def test_a_replaced_list_of_steps_is_examined_from_its_start() -> None:
     chance = random.Random(2)
     agent = agent_of()
     agent.memory.steps = [some_step(number, chance) for number in range(40)]
@@ -125,9 +125,9 @@ def test_a_memory_that_is_another_list_is_looked_at_from_its_start() -> None:
 
 
 @pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
-def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[ToolCallingAgent]) -> None:
+def test_an_old_step_changed_by_a_callback_is_shown_changed(kind: type[ToolCallingAgent]) -> None:
     def censor(_step: ActionStep) -> None:
-        """Stand for what may change any step."""
+        """Callback that might change any step."""
 
     agent = agent_of(kind, step_callbacks=[censor])
     shown = patch_agent(agent, {})
@@ -152,7 +152,7 @@ def test_a_step_that_a_callback_changes_is_shown_changed_however_old(kind: type[
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_what_is_left_out_is_what_a_prune_would_archive(name: str) -> None:
+def test_a_prune_archives_the_steps_that_the_policy_leaves_out(name: str) -> None:
     agent, policy, chance = agent_of(), policy_of(POLICIES[name]), random.Random(name)
     shown = patch_agent(agent, {})
     assert shown
@@ -168,7 +168,7 @@ def test_what_is_left_out_is_what_a_prune_would_archive(name: str) -> None:
         assert found.characters == gone if not found.shortened else found.characters > gone
 
 
-def test_a_step_that_is_cut_twice_is_not_counted_as_left_out() -> None:
+def test_a_step_shortened_twice_does_not_count_as_left_out() -> None:
     agent = agent_of()
     shown = patch_agent(agent, {})
     assert shown
