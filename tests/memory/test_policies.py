@@ -337,7 +337,7 @@ def test_repeated_call_ids_become_unique_under_a_policy(service: Service) -> Non
     turn = service.play(echo_call("a"), echo_call("b"), DONE, agent="repeating")
     before = ids_of(service, turn)
     assert before == ["call_0"] * 3
-    for policy in ("no_pruning", f"{OWN}shout"):  # what was so before is no own policy's doing
+    for policy in ("no_pruning", f"{OWN}shout"):  # duplicates from before are not the own policy's fault
         patch_policy(service, turn, policy)
         turn = service.follow_up(turn, {"call": [["echo", {"text": "c"}], ["echo", {"text": "d"}]]}, DONE)
         assert turn["status"] == "finished", turn["error"]

@@ -317,7 +317,7 @@ def test_entries_changed_in_the_store_break_the_seal(service: Service, raw: Raw,
 
 
 def test_an_older_head_cannot_restore_destroyed_steps(service: Service, raw: Raw) -> None:
-    """Who can write to the store can roll a conversation back as a whole; not to what is not there any more."""
+    """A writer to the store can roll a conversation back as a whole, except to destroyed steps."""
     turn = play_turns(service, 3)
     key = f"{PARTITION}:conversation:local/{turn['conversation_id']}"
     head = raw.hget(key, "head")
