@@ -1,4 +1,4 @@
-"""Model-written code in a process of its own does what it does in smolagents' own, within bounds, and dies alone."""
+"""Model-written code in its own process behaves as in smolagents' own interpreter, is limited, and dies alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ KILLERS = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service whose processes may be killed, and that has secrets."""
+    """Service with secrets, whose processes may be killed."""
     settings = {"SEAL_KEYS": new_key()}
     with Service(tmp_path_factory.mktemp("alone"), settings, {"A_MODELS_KEY": "sk-of-the-model"}) as service:
         yield service
@@ -151,7 +151,7 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[str, list[str]]]:
-    """Give what a single agent with smolagents' own interpreter answers, and what it is shown."""
+    """Answers of one agent with smolagents' own interpreter, and the texts that it reads."""
     agent = coders.make_whole()
     found = []
     for script, given in TALK:
@@ -163,7 +163,7 @@ def expected() -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_turns_that_are_each_played_by_another_process_are_those_of_one_agent(
+def test_turns_in_alternating_processes_equal_those_of_one_agent(
     tmp_path: Path, expected: list[tuple[str, list[str]]]
 ) -> None:
     with running_store(tmp_path / "store") as server:
@@ -172,7 +172,7 @@ def test_turns_that_are_each_played_by_another_process_are_those_of_one_agent(
             check_talk([one, other], expected)
 
 
-def test_turns_that_a_warm_session_plays_are_those_of_one_agent(
+def test_turns_of_a_warm_session_equal_those_of_one_agent(
     service: Service, expected: list[tuple[str, list[str]]]
 ) -> None:
     check_talk([service], expected)
@@ -224,7 +224,7 @@ def test_a_deadline_ends_blocks_whatever_they_do(service: Service) -> None:
     assert [printed(text) for text in shown_outputs(service, later)] == ["1"]
 
 
-def test_a_stop_of_a_block_that_waits_in_a_tool_lands_and_its_process_goes_with_the_tool(
+def test_a_block_that_waits_in_a_tool_can_be_stopped_and_its_process_ends_with_the_tool(
     service: Service, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -237,7 +237,7 @@ def test_a_stop_of_a_block_that_waits_in_a_tool_lands_and_its_process_goes_with_
     assert service.follow_up(turn, *code_script("print(kept)"), DONE)["reply"] == "done"
 
 
-def test_neither_livez_nor_other_turns_notice_blocks_that_compute(service: Service) -> None:
+def test_computing_blocks_slow_neither_livez_nor_other_turns(service: Service) -> None:
     turns = [submit_turn(service, *code_script(BLOCKS[what]), agent="coder") for what in ("a power", "a pattern")]
     wait_until(lambda: len(code_processes(service)) == len(turns))
     slowest = min(slow_livez(service) for _ in range(3))  # the machine may have been busy with something else
@@ -249,7 +249,7 @@ def test_neither_livez_nor_other_turns_notice_blocks_that_compute(service: Servi
 
 
 def slow_livez(service: Service) -> float:
-    """Give what 198 of 200 requests are faster than."""
+    """Return the 99th percentile of 200 requests."""
     took = []
     for _ in range(200):
         start = time.monotonic()
@@ -269,7 +269,7 @@ def test_a_block_beyond_its_time_is_an_error_in_smolagents_words_and_the_turn_go
     assert turn["status"] == "finished"
 
 
-def test_the_time_of_tools_is_not_the_blocks(service: Service) -> None:
+def test_the_time_of_a_block_excludes_its_tools(service: Service) -> None:
     _, (first, second) = play_code(service, "print(compute(seconds=1.2))", "print(compute(seconds=0.6))", agent="hasty")
     assert [printed(first), printed(second)] == ["computed", "computed"]
 
@@ -284,7 +284,7 @@ def test_too_much_memory_is_an_error_and_the_next_block_has_room(service: Servic
 
 
 @pytest.mark.parametrize("call", ["echo(text='x' * 2_000_000)", "text = large(length=2_000_000)"])
-def test_what_is_larger_than_a_message_may_be_is_an_error_that_says_so(service: Service, call: str) -> None:
+def test_a_message_that_is_too_large_is_an_error_that_says_so(service: Service, call: str) -> None:
     turn, (_, error, after) = play_code(service, "kept = 1", f"kept = 2\n{call}", "print(kept)", agent="small")
     assert "larger than" in error
     assert DIED not in error
@@ -293,7 +293,9 @@ def test_what_is_larger_than_a_message_may_be_is_an_error_that_says_so(service: 
 
 
 @pytest.mark.parametrize("block", ["'x' * 2_000_000", "for i in range(40):\n    print('x' * 50_000)"])
-def test_of_a_large_output_the_model_is_shown_as_much_as_ever(service: Service, block: str) -> None:
+def test_the_model_reads_as_much_of_a_large_output_as_with_smolagents_own_interpreter(
+    service: Service, block: str
+) -> None:
     (_, ours, after), (_, theirs, _) = (
         play_code(service, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent=agent)[1]
         for agent in ("small", "threaded")
@@ -357,7 +359,7 @@ def test_code_that_may_import_anything_finds_no_secret_no_network_and_no_file_to
     assert not [*tmp_path.iterdir()]
 
 
-def test_code_cannot_write_what_the_service_says(alone: Service) -> None:
+def test_code_cannot_write_to_the_log_of_the_service(alone: Service) -> None:
     play_code(alone, "import os\nos.write(2, b'forged\\n')", "import os\nos.write(1, b'forged\\n')", agent="walled")
     assert "forged" not in alone.log()
 
@@ -378,7 +380,7 @@ def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Serv
         ("raise KeyboardInterrupt('now')", "KeyboardInterrupt: now"),
     ],
 )
-def test_code_that_wants_to_exit_is_told_so_and_keeps_its_variables(alone: Service, block: str, said: str) -> None:
+def test_code_that_exits_gets_an_error_and_keeps_its_variables(alone: Service, block: str, said: str) -> None:
     turn, (_, error, after) = play_code(alone, "kept = 1", f"kept = 2\n{block}", "print(kept)", agent="walled")
     assert f"due to: {said}. To end with an answer, call final_answer." in error
     assert printed(after) == "2"
@@ -399,7 +401,7 @@ def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     ended = wait_for_end(alone, turn)
     assert (ended["status"], ended["reply"]) == ("finished", "done")
     texts = shown_outputs(alone, ended)
-    # It died in the block (then it is as if it had not been), in a later one, or not at all: what was kept is kept.
+    # It died in this block, whose effect is then undone, in a later one, or not at all. Saved variables last.
     assert len([text for text in texts if text.startswith(DIED)]) <= 1
     assert {printed(text) for text in texts if printed(text)} in ({"1"}, {"2"})
     assert play_code(alone, "print(1)")[0]["reply"] == "done"
@@ -412,7 +414,7 @@ def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         submit_turn(service, *code_script(BLOCKS["a sleep"]), agent="coder")
         wait_until(lambda: len(code_processes(service)) > 1)
         left = [*fork_servers(service), *code_processes(service)]
-        left[0].kill()  # whose children are nobody's now
+        left[0].kill()  # whose children lose their parent
         submit_turn(service, *code_script(BLOCKS["a power"]), agent="coder")
         wait_until(lambda: left[0] not in fork_servers(service) and code_processes(service))
         left += [*fork_servers(service), *code_processes(service)]
@@ -434,7 +436,7 @@ def test_an_agent_may_keep_its_code_in_a_thread(service: Service) -> None:
         cancel_and_check(service, stream, within_s=ABANDON_S)
 
 
-def test_agents_say_where_their_code_runs(service: Service) -> None:
+def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> None:
     found = {agent["name"]: agent.get("code_runs_in") for agent in service.get("/agents")["items"]}
     assert {"coder", "whole", "hasty"} <= {name for name, place in found.items() if place == "process"}
     assert found["threaded"] == "thread"
@@ -451,7 +453,7 @@ def test_agents_say_where_their_code_runs(service: Service) -> None:
         ("halved", ["processes=0.5"]),
     ],
 )
-def test_wrong_wishes_for_an_agents_code_are_found_at_start(tmp_path: Path, factory: str, words: list[str]) -> None:
+def test_invalid_settings_of_an_agents_code_stop_the_start(tmp_path: Path, factory: str, words: list[str]) -> None:
     status, _, errors = run(tmp_path, {"AGENTS": f"mine=tests.support.coders:make_{factory}"}, "serve")
     assert status != 0
     assert "Traceback" not in errors
@@ -478,7 +480,7 @@ CALLS = [
 ]
 
 
-def test_tools_that_code_calls_are_seen_as_those_of_smolagents_own_interpreter(service: Service) -> None:
+def test_tool_calls_of_code_are_reported_as_with_smolagents_own_interpreter(service: Service) -> None:
     seen = {}
     for agent in ("coder", "threaded"):
         turn = service.play(*code_script(*CALLS), DONE, agent=agent, include_internal_tools=True, max_steps=30)
@@ -498,7 +500,7 @@ def test_tools_that_code_calls_are_seen_as_those_of_smolagents_own_interpreter(s
 
 
 def without_ids(value: Any) -> Any:
-    """Leave out what differs from run to run."""
+    """Leave out addresses and ids, which differ between runs."""
     text = json.dumps(value, sort_keys=True)
     text = re.sub(r"(?i)0x[0-9a-f]{6,}", "0x", text)
     text = text.replace("[tests.support.agents.Opaque] opaque!", "opaque!")  # a label says what could not cross
@@ -527,7 +529,7 @@ make(what='decimal') | picture() | lambda: 1 | Mine() | Mine | [Mine()] | ValueE
 
 
 @pytest.mark.parametrize("expression", [part.strip() for part in re.split(r"[|\n]", ANSWERS) if part.strip()])
-def test_an_answer_is_that_of_smolagents_own_interpreter(service: Service, expression: str) -> None:
+def test_an_answer_equals_that_of_smolagents_own_interpreter(service: Service, expression: str) -> None:
     block = (
         "import collections, datetime, math\nclass Mine:\n    def __str__(self):\n        return 'mine!'\n"
         "    def __repr__(self):\n        return 'mine?'\n"

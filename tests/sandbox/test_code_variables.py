@@ -1,4 +1,4 @@
-"""What code has defined lasts: over turns, processes, stops and deaths; what is changed in the store is refused."""
+"""Variables of code outlive turns, processes, stops and crashes. Variables modified in the store are refused."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that loads every conversation anew, from a store that can be looked into."""
+    """Service that loads every conversation again, from a store that the test can read."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "10"}) as service:
         yield service
 
 
 def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:
-    """Play blocks as the next turn; give what each printed, or its error."""
+    """Play blocks as the next turn. Returns the output of each, or its error."""
     return [
         printed(text) or text
         for text in shown_outputs(service, service.follow_up(turn, *code_script(*blocks), DONE, **body))
@@ -103,7 +103,7 @@ def test_nothing_of_a_variable_can_be_read_in_the_store(cold: Service, outside: 
         assert b"password" not in name + blob
 
 
-def test_what_cannot_be_kept_is_named_once_and_is_an_error_until_it_is_defined_again(cold: Service) -> None:
+def test_a_dropped_variable_is_named_once_and_is_an_error_until_it_is_defined_again(cold: Service) -> None:
     turn, _ = play_code(cold, f"{LOCK}\nsources = [lock, 1]\nkept = 1")
     assert turn["dropped_variables"] == ["lock", "sources"]
     second = cold.follow_up(turn, *code_script("print(kept, locks)", "lock", "print(sources)", "sources = 5"), DONE)
@@ -121,7 +121,7 @@ def test_what_cannot_be_kept_is_named_once_and_is_an_error_until_it_is_defined_a
     assert "lock, sources" in told[1]
 
 
-def test_a_managed_agents_variables_last_and_what_it_loses_is_named_with_its_path(cold: Service) -> None:
+def test_a_managed_agents_variables_last_and_dropped_ones_are_named_with_its_path(cold: Service) -> None:
     turn, _ = play_code(cold, ask("count = 1\nimport threading\nlock = threading.Lock()"), "count = 100", agent="whole")
     assert turn["dropped_variables"] == ["helper.lock"]
     blocks = [ask("count += 1", "final_answer(count)", show=True), ask("lock", "final_answer(count)", show=True)]
@@ -130,7 +130,7 @@ def test_a_managed_agents_variables_last_and_what_it_loses_is_named_with_its_pat
 
 
 def ask(*blocks: str, show: bool = False) -> str:
-    """Give a block that has the helper run blocks."""
+    """Return a block that lets the helper run blocks."""
     call = f"helper(task={json.dumps([*code_script(*blocks), DONE])!r})"
     return f"print({call})" if show else call
 
@@ -146,7 +146,7 @@ def test_a_helper_of_an_agent_that_calls_tools_keeps_its_variables(cold: Service
     assert "8" in results[0]
 
 
-def test_the_largest_are_dropped_where_all_are_too_much(cold: Service) -> None:
+def test_the_largest_variables_are_dropped_if_all_are_too_large(cold: Service) -> None:
     turn, _ = play_code(cold, "large_one = 'x' * 600_000\nsmall = 1\nmedium = 'y' * 100_000", agent="small")
     assert turn["dropped_variables"] == ["large_one"]
     shows, error = then(cold, turn, "print(small, len(medium))", "len(large_one)")
@@ -154,7 +154,7 @@ def test_the_largest_are_dropped_where_all_are_too_much(cold: Service) -> None:
     assert "The variable `large_one` is gone" in error
 
 
-def test_state_that_was_given_lasts_and_is_given_anew(cold: Service) -> None:
+def test_additional_arguments_last_and_can_be_replaced(cold: Service) -> None:
     turn, _ = play_code(cold, "items.append(2)\nlimit = 9", additional_args={"items": [1], "limit": 5})
     assert then(cold, turn, "print(items, limit)") == ["[1, 2] 5"]
     assert then(cold, turn, "print(items, limit)", additional_args={"limit": 6}) == ["[1, 2] 6"]
@@ -186,9 +186,7 @@ def test_a_reset_hides_steps_and_keeps_variables(cold: Service) -> None:
     assert then(cold, turn, "print(kept)", reset=True) == ["1"]
 
 
-def test_a_deleted_conversation_leaves_no_variables_and_its_name_gives_none(
-    cold: Service, outside: StoreServer
-) -> None:
+def test_a_deleted_conversation_leaves_no_variables(cold: Service, outside: StoreServer) -> None:
     raw = outside.client()
     turn, _ = play_code(cold, "kept = 1")
     assert variable_chunks(raw, turn)
@@ -198,7 +196,7 @@ def test_a_deleted_conversation_leaves_no_variables_and_its_name_gives_none(
     assert left == []
 
 
-def test_a_turn_that_is_over_leaves_no_fresh_pieces(cold: Service, outside: StoreServer) -> None:
+def test_a_finished_turn_leaves_no_uncommitted_chunks(cold: Service, outside: StoreServer) -> None:
     turn, _ = play_code(cold, "kept = 1", "kept = 2")
     assert [name for name in outside.client().keys(f"*{turn['conversation_id']}*") if b"fresh" in name] == []
 
@@ -238,7 +236,7 @@ def test_a_worker_that_dies_leaves_the_variables_of_finished_steps(outside: Stor
 
 @dataclass
 class Tampering:
-    """A conversation with variables, and what is done to them in the store."""
+    """A conversation whose variables are modified in the store."""
 
     service: Service
     raw: Raw
@@ -262,7 +260,7 @@ class Tampering:
         first, second = self.raw.hmget(self.key, one, other)
         self.raw.hset(self.key, mapping={one: second, other: first})
 
-    def older_piece(self) -> None:
+    def older_chunk(self) -> None:
         now = self.raw.hgetall(self.key)
         name = next(name for name in self.older if name and now[name] != self.older[name])
         self.raw.hset(self.key, name, self.older[name])
@@ -281,7 +279,7 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "a bit of a piece": lambda it: it.edit(it.names()[0], -1),
     "a piece's version": lambda it: it.edit(it.names()[0], 0),
     "pieces swapped": Tampering.swap,
-    "an older piece": Tampering.older_piece,
+    "an older piece": Tampering.older_chunk,
     "all of an older turn": lambda it: it.raw.hset(it.key, mapping=it.older),
     "a piece missing": lambda it: it.raw.hdel(it.key, it.names()[0]),
     "all missing": lambda it: it.raw.delete(it.key),

@@ -1,4 +1,4 @@
-"""No attribute that model-written code may read leads to its interpreter, to the service or to other modules."""
+"""No attribute that model-written code may read leads to its interpreter, the service or other modules."""
 
 from __future__ import annotations
 

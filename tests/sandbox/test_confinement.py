@@ -1,4 +1,4 @@
-"""Model-written code past the first wall: docs/security.md says what each level keeps from it, and so it is."""
+"""Confinement of code that has escaped from the interpreter, by the levels of docs/security.md."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def leave():
 def attempt(expression):
     return repr(eval(expression))
 """
-"""A module that code imports, and that no first wall bounds."""
+"""Module that code imports and that the interpreter does not restrict."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ def wrapper(uid: int, without: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def tried(service: Service, attempts: list[str], agent: str = "walled") -> list[str]:
-    """Return what the model is shown of each attempt."""
+    """Return the text that the model reads of each attempt."""
     _, (_, *texts) = play_code(
         service,
         "import at_hand",
@@ -208,7 +208,7 @@ def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined:
     assert stat.S_IMODE((folder / "precious").stat().st_mode) == 0o600
 
 
-def test_code_reads_no_secret_also_if_it_is_replaced(confined: Confined) -> None:
+def test_code_reads_no_secret_even_if_its_file_is_replaced(confined: Confined) -> None:
     service, folder = confined.service, confined.folder
     play_code(service, "1", agent="walled")  # the mounts and rules are there
     for name in ("keys", "secret"):
@@ -248,7 +248,7 @@ def test_code_imports_and_reads_what_agents_need(confined: Confined) -> None:
         assert text.startswith("Execution logs"), (attempt, text)
 
 
-def test_a_signal_to_its_own_group_meets_no_other_process(confined: Confined) -> None:
+def test_a_signal_to_its_own_group_reaches_no_other_process(confined: Confined) -> None:
     service, gate = confined.service, confined.folder / "gate"
     turn = submit_turn(
         service,
@@ -274,7 +274,7 @@ def below(service: Service) -> list[psutil.Process]:
     return [process for fork_server in fork_servers(service) for process in fork_server.children(recursive=True)]
 
 
-def test_what_code_starts_ends_with_its_turn(confined: Confined) -> None:
+def test_processes_that_code_starts_end_with_its_turn(confined: Confined) -> None:
     service, gate = confined.service, confined.folder / "gate"
     turn = submit_turn(
         service, *code_script("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate)!r})"), agent="forking"
@@ -334,7 +334,7 @@ def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
         assert known == {name: number for name, number in found.items() if number >= 0}
 
 
-def test_no_hidden_path_is_readable_through_a_folder_that_is(tmp_path: Path) -> None:
+def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) -> None:
     folder = tmp_path / "opened"
     for name in ("a/secret/key", "a/module.py", "a/secret/other", "b/part.py", "b/..now/token", "c/whole.py"):
         path = folder / name
@@ -349,7 +349,7 @@ def test_no_hidden_path_is_readable_through_a_folder_that_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seen", [1, 2, 3, 4, 5, 6, 7, 9])
-def test_rules_ask_of_landlock_only_what_its_version_knows(seen: int) -> None:
+def test_a_ruleset_has_only_rights_that_its_version_of_landlock_knows(seen: int) -> None:
     """The sizes and rights of the kernel's header."""
     attributes = landlock.attributes_for(seen)
     assert len(attributes) == (8 if seen < 4 else 16 if seen < 6 else 24)

@@ -1,4 +1,4 @@
-"""Values that outlive no process are dropped and named, and the model is told, wherever the next turn is played."""
+"""Values that cannot outlive a process are dropped and named, and the next prompt lists them, in any process."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def keeping(agent: str, *things: tuple[str, str]) -> list[Event]:
 
 
 def told(service: Service, turn: Event) -> list[str]:
-    """Give what the tool said in a turn."""
+    """Return the tool's results of a turn."""
     steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
     return [str(step["observations"]).rpartition("\n")[2] for step in steps[:-1]]
 
 
 @pytest.mark.parametrize("agent", ["caller", "keeper"])
-def test_what_cannot_be_kept_of_an_agents_state_is_dropped_and_named(either: Service, agent: str) -> None:
+def test_state_of_an_agent_that_cannot_be_kept_is_dropped_and_named(either: Service, agent: str) -> None:
     look = keeping(agent, *((name, "") for name in ("db", "cash", "box", "word", "made")))
     first = either.play(*keeping(agent, *KEPT), *look[:2], DONE, agent=agent, max_steps=9)
     assert first["dropped_variables"] == ["my_cash", "my_db"]
@@ -74,7 +74,7 @@ def test_what_cannot_be_kept_of_an_agents_state_is_dropped_and_named(either: Ser
     assert tellings[3].endswith(": my_word.)")
 
 
-def test_code_cannot_use_what_was_dropped(either: Service) -> None:
+def test_code_cannot_use_dropped_state(either: Service) -> None:
     first = either.play(*keeping("keeper", ("db", "connection")), DONE, agent="keeper")
     second = either.follow_up(first, *code_script("print(my_db)", "my_db = 5", "print(my_db)"), DONE)
     error, _, defined = shown_outputs(either, second)
@@ -82,7 +82,7 @@ def test_code_cannot_use_what_was_dropped(either: Service) -> None:
     assert printed(defined) == "5"
 
 
-def test_a_call_that_is_not_made_again_drops_the_same(tmp_path: Path) -> None:
+def test_a_replayed_call_drops_the_same_state(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "a.ledger", 5)
     with Service(tmp_path / "service", SETTINGS) as service:
         path = str(ledger.path)
@@ -99,7 +99,7 @@ def test_a_call_that_is_not_made_again_drops_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("agent", ["threaded", "threaded_keeper"])
-def test_what_code_in_a_thread_held_is_named_by_the_turn_that_finds_it_lost(cold: Service, agent: str) -> None:
+def test_lost_variables_of_code_in_a_thread_are_named_by_the_next_turn(cold: Service, agent: str) -> None:
     first = cold.play(*code_script("count = 41\ndef more():\n    return 1", "counts = 1"), DONE, agent=agent)
     assert first["dropped_variables"] == []
     second = cold.follow_up(first, *code_script("print(count)", "more()", "count = 5\nprint(count)"), DONE)
@@ -115,7 +115,7 @@ def test_what_code_in_a_thread_held_is_named_by_the_turn_that_finds_it_lost(cold
     assert [text.count(GONE) for text in tasks(cold, first)] == [0, 1, 1]
 
 
-def test_what_code_in_a_thread_holds_lasts_as_long_as_its_session(service: Service) -> None:
+def test_variables_of_code_in_a_thread_last_as_long_as_its_session(service: Service) -> None:
     first = service.play(*code_script("count = 41"), DONE, agent="threaded")
     second = service.follow_up(first, *code_script("print(count)"), DONE)
     assert [printed(text) for text in shown_outputs(service, second)] == ["41"]

@@ -1,4 +1,4 @@
-"""A model's variables, functions and classes in one process, and what they do in the next."""
+"""Variables, functions and classes that code made behave in the next process as in the first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BYTES = 4_000_000
 
 
 def echo(text: object) -> str:
-    """Stand for a tool, which lives in another process."""
+    """Tool of another process."""
     return f"<{text}>"
 
 
@@ -34,7 +34,7 @@ def final_answer(answer: object) -> object:
 
 
 class Fetch:
-    """Stand for a tool that is an object with a key in it."""
+    """Tool that is an object with a secret."""
 
     def __init__(self) -> None:
         self.secret = "sk-secret"
@@ -51,7 +51,7 @@ def new_executor() -> LocalPythonExecutor:
 
 
 def said(executor: LocalPythonExecutor, code: str) -> str:
-    """Give what a block of code printed and answered, or its error."""
+    """Return the output and answer of a block of code, or its error."""
     try:
         result = executor(code)
     except InterpreterError as error:
@@ -59,10 +59,10 @@ def said(executor: LocalPythonExecutor, code: str) -> str:
     return f"{result.logs}{result.output if result.is_final_answer else ''}"
 
 
-def in_another_process(pieces: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:
+def in_another_process(chunks: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:
     executor = new_executor()
     variables = Variables(executor, MAX_BYTES)
-    lost = variables.load(pieces)
+    lost = variables.load(chunks)
     unchanged = variables.save()
     return lost, said(executor, code), unchanged
 
@@ -76,7 +76,7 @@ def another_process() -> Iterator[Callable[..., Any]]:
 
 
 def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
-    """Run two blocks in two processes and, uninterrupted, in one; they must say the same."""
+    """Run two blocks in two processes and, uninterrupted, in one. Their output must be equal."""
     executor = new_executor()
     executor(first)
     saved = Variables(executor, MAX_BYTES).save()
@@ -90,12 +90,14 @@ def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
 
 
 @pytest.mark.parametrize("kind", CARRIED)
-def test_what_a_model_made_does_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
+def test_values_that_code_made_behave_the_same_in_another_process(
+    another_process: Callable[..., Any], kind: str
+) -> None:
     carried(another_process, *CARRIED[kind])
 
 
 @pytest.mark.parametrize("kind", CARRIED_WITH_PANDAS)
-def test_arrays_and_frames_do_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
+def test_arrays_and_frames_behave_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
     carried(another_process, *CARRIED_WITH_PANDAS[kind])
 
 
@@ -110,7 +112,7 @@ def test_arrays_and_frames_do_the_same_in_another_process(another_process: Calla
         "bag = {'deep': [(i for i in [1])]}",
     ],
 )
-def test_what_cannot_be_carried_is_named_and_its_neighbours_are_kept(
+def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
     another_process: Callable[..., Any], broken: str
 ) -> None:
     executor = new_executor()
@@ -127,19 +129,19 @@ def test_what_cannot_be_carried_is_named_and_its_neighbours_are_kept(
     executor(f"{name}.close()" if name == "talk" else "pass")
 
 
-def test_a_name_that_can_no_longer_be_carried_is_removed_and_comes_back_when_it_can() -> None:
+def test_a_name_that_can_no_longer_be_pickled_is_removed_until_it_can_again() -> None:
     executor = new_executor()
     variables = Variables(executor, MAX_BYTES)
     executor("a = [1]; b = a")
-    (piece,) = variables.save().changed
+    (chunk,) = variables.save().changed
     executor("a.append(i for i in [1])")
-    assert variables.save() == SavedVariables({}, [piece], ["a", "b"])
+    assert variables.save() == SavedVariables({}, [chunk], ["a", "b"])
     assert variables.save() == SavedVariables({}, [], ["a", "b"])
     executor("t = a.pop()\ndel t")
-    assert list(variables.save().changed) == [piece]
+    assert list(variables.save().changed) == [chunk]
 
 
-def test_the_largest_pieces_are_dropped_when_all_are_too_much() -> None:
+def test_the_largest_chunks_are_dropped_if_all_are_too_large() -> None:
     executor = new_executor()
     executor("a = 'a' * 400; b = 'b' * 500; c = 'c' * 300; d = b'd' * 5000; e = [d]")
     variables = Variables(executor, 1000)
@@ -151,15 +153,15 @@ def test_the_largest_pieces_are_dropped_when_all_are_too_much() -> None:
     assert (len(saved.changed), len(saved.removed), saved.dropped) == (4, 0, [])
 
 
-def test_only_what_changed_is_given() -> None:
+def test_only_changed_chunks_are_saved() -> None:
     executor = new_executor()
     executor("\n".join(f"v{i} = [{i}, 'text', {{'k': {i}}}]" for i in range(100)))
     variables = Variables(executor, MAX_BYTES)
     assert len(variables.save().changed) == 100
     executor("v7[2]['k'] = 'new'")
-    (piece,) = variables.save().changed.values()
-    assert b"v7" in piece
-    assert len(piece) < 100
+    (chunk,) = variables.save().changed.values()
+    assert b"v7" in chunk
+    assert len(chunk) < 100
     executor("del v7")
     saved = variables.save()
     assert (saved.changed, len(saved.removed), saved.dropped) == ({}, 1, [])
@@ -172,7 +174,7 @@ def test_only_what_changed_is_given() -> None:
     assert len(variables.save().changed) == 1
 
 
-def test_the_same_pieces_come_back_unchanged_from_a_process_that_changed_nothing(
+def test_chunks_keep_their_bytes_in_a_process_that_changes_nothing(
     another_process: Callable[..., Any],
 ) -> None:
     executor = new_executor()
@@ -181,7 +183,7 @@ def test_the_same_pieces_come_back_unchanged_from_a_process_that_changed_nothing
     assert unchanged == SavedVariables({}, [], [])
 
 
-def test_a_given_name_is_saved_only_when_the_code_binds_it_anew() -> None:
+def test_an_input_is_saved_only_if_the_code_binds_its_name_again() -> None:
     executor = new_executor()
     executor.send_variables({"photo": [1], "user": "ann"})
     variables = Variables(executor, MAX_BYTES)
@@ -189,8 +191,8 @@ def test_a_given_name_is_saved_only_when_the_code_binds_it_anew() -> None:
     executor("photo.append(2)")
     assert variables.save() == SavedVariables({}, [], [])
     executor("user = 'bob'")
-    (piece,) = variables.save().changed.values()
-    assert b"bob" in piece
+    (chunk,) = variables.save().changed.values()
+    assert b"bob" in chunk
     executor.send_variables({"user": "cleo"})
     variables.exclude(["user"])
     assert len(variables.save().removed) == 1
@@ -204,32 +206,32 @@ def test_neither_a_tool_nor_its_secret_is_in_the_bytes() -> None:
     )
     saved = Variables(executor, MAX_BYTES).save()
     assert saved.dropped == []
-    assert not any(b"sk-secret" in piece or b"Fetch" in piece for piece in saved.changed.values())
+    assert not any(b"sk-secret" in chunk or b"Fetch" in chunk for chunk in saved.changed.values())
 
 
-def test_what_refers_to_a_tool_that_is_gone_is_lost_and_named() -> None:
+def test_a_reference_to_a_missing_tool_is_lost_and_named() -> None:
     executor = new_executor()
     executor("f = fetch; n = 1")
-    pieces = Variables(executor, MAX_BYTES).save().changed
+    chunks = Variables(executor, MAX_BYTES).save().changed
     other = LocalPythonExecutor([], timeout_seconds=None)
     other.send_tools({})
     variables = Variables(other, MAX_BYTES)
-    assert variables.load({**pieces, "odd": b"no piece"}) == ["f", "odd"]
+    assert variables.load({**chunks, "odd": b"no chunk"}) == ["f", "odd"]
     assert said(other, "print(n)") == "1\n"
     assert len(variables.save().removed) == 2
 
 
-def test_a_module_is_restored_only_where_it_is_authorized() -> None:
+def test_a_module_is_restored_only_if_it_is_authorized() -> None:
     executor = new_executor()
     executor("import socket")
-    pieces = Variables(executor, MAX_BYTES).save().changed
+    chunks = Variables(executor, MAX_BYTES).save().changed
     other = LocalPythonExecutor([], timeout_seconds=None)
     other.send_tools({})
-    assert Variables(other, MAX_BYTES).load(pieces) == ["socket"]
+    assert Variables(other, MAX_BYTES).load(chunks) == ["socket"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_value_breaks_a_save_and_none_spoils_its_neighbours(another_process: Callable[..., Any], kind: str) -> None:
+def test_no_value_makes_a_save_fail_or_drops_other_values(another_process: Callable[..., Any], kind: str) -> None:
     executor = new_executor()
     executor("def boom():\n    return None\nsafe = [1]; also = safe")
     executor(HOSTILE[kind])
@@ -245,7 +247,7 @@ def test_no_value_breaks_a_save_and_none_spoils_its_neighbours(another_process: 
 
 
 @pytest.mark.parametrize("kind", ["deep", "deep in a class"])
-def test_what_is_nested_deep_is_carried(another_process: Callable[..., Any], kind: str) -> None:
+def test_deeply_nested_values_are_pickled(another_process: Callable[..., Any], kind: str) -> None:
     first = HOSTILE[kind]
     count = "n = 0\nwhile h:\n    h = h.next if hasattr(h, 'next') else h[0]; n += 1\nprint(n)"
     carried(another_process, first, count)
@@ -287,7 +289,7 @@ STATEMENTS = [
     "X = Leaf",
     "print(X is Y, X == Y)",
     "print(len(X))",
-    "X = (i for i in Y)" if 0 else "X = iter([1, 2])" if 0 else "X = echo",
+    "X = echo",
     "def fX(v=Y):\n    return [v, Z]",
     "X = fY",
     "X = fY()",
@@ -320,7 +322,7 @@ def statement(draw: st.DrawFn) -> str:
 
 
 class Shape:
-    """All that the names reach, with the identity of every mutable thing, as something that can be compared."""
+    """Comparable form of all values that the names reach, with the identity of each mutable one."""
 
     def __init__(self, executor: LocalPythonExecutor) -> None:
         self._seen: dict[int, int] = {}
@@ -352,7 +354,7 @@ class Shape:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(statement(), st.booleans()), min_size=1, max_size=30))
-def test_a_program_does_the_same_however_often_it_is_interrupted(program: list[tuple[str, bool]]) -> None:
+def test_a_program_behaves_the_same_however_often_it_is_interrupted(program: list[tuple[str, bool]]) -> None:
     whole, parts = new_executor(), new_executor()
     variables = Variables(parts, MAX_BYTES)
     stored: dict[str, bytes] = {}
@@ -362,7 +364,7 @@ def test_a_program_does_the_same_however_often_it_is_interrupted(program: list[t
         if interrupted:
             saved = variables.save()
             assert saved.dropped == []
-            stored = {piece: data for piece, data in {**stored, **saved.changed}.items() if piece not in saved.removed}
+            stored = {chunk: data for chunk, data in {**stored, **saved.changed}.items() if chunk not in saved.removed}
             parts = new_executor()
             variables = Variables(parts, MAX_BYTES)
             assert variables.load(stored) == []
@@ -370,22 +372,22 @@ def test_a_program_does_the_same_however_often_it_is_interrupted(program: list[t
         assert Shape(parts).parts == Shape(whole).parts
 
 
-def test_one_instance_of_many_is_one_small_piece() -> None:
+def test_one_instance_of_many_is_one_small_chunk() -> None:
     executor = new_executor()
     executor("class P:\n    def __init__(self, v):\n        self.v = v\nmany = 0")
     executor("\n".join(f"p{i} = P([{i}])" for i in range(50)))
     variables = Variables(executor, MAX_BYTES)
     assert len(variables.save().changed) == 52
     executor("p7.v.append('new')")
-    (piece,) = variables.save().changed.values()
-    assert b"new" in piece
-    assert len(piece) < 220
+    (chunk,) = variables.save().changed.values()
+    assert b"new" in chunk
+    assert len(chunk) < 220
     executor("P.note = 'class'")
-    (piece,) = variables.save().changed.values()
-    assert b"__init__" in piece
+    (chunk,) = variables.save().changed.values()
+    assert b"__init__" in chunk
 
 
-def test_when_a_class_cannot_be_carried_neither_can_its_instances() -> None:
+def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too() -> None:
     executor = new_executor()
     executor("class P:\n    pass\np = P(); n = [1]")
     variables = Variables(executor, MAX_BYTES)
@@ -397,6 +399,6 @@ def test_when_a_class_cannot_be_carried_neither_can_its_instances() -> None:
     assert len(variables.save().changed) == 2
 
 
-def test_a_large_array_is_carried(another_process: Callable[..., Any]) -> None:
+def test_a_large_array_is_pickled(another_process: Callable[..., Any]) -> None:
     pytest.importorskip("numpy")
     carried(another_process, "import numpy as np\na = np.zeros(400_000)\na[7] = 1; b = a[5:9]", "b[2] = 5; print(a[7])")

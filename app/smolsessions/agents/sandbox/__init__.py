@@ -1,1 +1,1 @@
-"""Where model-written code runs: a process of its own for each playing session, and what is kept of its variables."""
+"""Processes that run model-written code, one for each running session, and the variables that outlive them."""
