@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.factories import CheckedAgent, Factory
     from smolsessions.agents.sandbox.confinement.levels import Level
+    from smolsessions.core.agent_ports import Session
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import Session
     from smolsessions.core.records import (
         AgentInfo,
         ExportedMemory,

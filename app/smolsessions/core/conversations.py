@@ -12,8 +12,9 @@ from smolsessions.core.metadata import bounded
 from smolsessions.core.records import AgentName, ConversationFields, Page, Ref
 
 if TYPE_CHECKING:
-    from smolsessions.core.ports import AgentCatalog, ConversationStore
+    from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
+    from smolsessions.core.store_ports import ConversationStore
 
 
 Patch = Callable[[ConversationFields], ConversationFields]

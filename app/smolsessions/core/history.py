@@ -13,10 +13,11 @@ from smolsessions.core.errors import StoreUnavailableError
 from smolsessions.core.records import ConversationFields, ImportedConversation, Ref, with_gaps
 
 if TYPE_CHECKING:
+    from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.conversations import Conversations
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import AgentCatalog, HistoryStore
     from smolsessions.core.records import AgentName, Conversation, LeftOut, Owner, PrunePreview
+    from smolsessions.core.store_ports import HistoryStore
 
 MOST_TRIES = 5
 

@@ -1,4 +1,4 @@
-"""Turns as callers use them: submit one, wait for its end, watch it, stop it, look at it."""
+"""Turns as callers use them: submit, wait for the end, subscribe to events, cancel, read."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractContextManager
 
+    from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.events import Logged
-    from smolsessions.core.ports import AgentCatalog, LogReader, TurnStore
     from smolsessions.core.records import OnBusy, Owner, Page, StepImage
+    from smolsessions.core.store_ports import LogReader, TurnStore
 
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """What a caller hands in. Without `conversation_id` a conversation is made, with `metadata`."""
+    """Turn as a caller sends it. Without `conversation_id` a conversation is created, with `metadata`."""
 
     message: str
     conversation_id: str | None = None
@@ -50,36 +51,36 @@ class NewTurn:
 
 
 class Turns:
-    """Where turns are handed in."""
+    """Turns of all owners."""
 
     def __init__(
         self, store: TurnStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
     ) -> None:
-        """`on_end` is told of every turn that a cancel ended before it began."""
+        """`on_end` is called with each turn that a cancel ended before it began."""
         self._store = store
         self._agents = agents
         self._default_agent = default_agent
         self._on_end = on_end
-        self._watches: set[TurnSubscription] = set()
+        self._subscriptions: set[TurnSubscription] = set()
         self._cancelling: set[asyncio.Task[Turn]] = set()
         self._closing = False
 
-    async def submit(self, owner: Owner, new: NewTurn) -> TurnSubscription:
-        """Accept a turn; who has it watched from its first event on must close the watch."""
-        return await self._submit(owner, new)
+    async def submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> TurnSubscription:
+        """Accept a turn. The caller must close the subscription, which starts with the first event.
 
-    async def _submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> TurnSubscription:
-        once = await _once(new)
+        A subscription `for_end` only waits for the end of the turn, which costs less.
+        """
+        once = await _idempotent_request(new)
         if once and (known := await self._store.recall(owner, once)):
-            return self._watch(known, for_end=for_end)
+            return self._subscribe(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()), images=new.images)
-        watch = self._watch(turn, looks=False, for_end=for_end)
+        subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
-            watch.turn, is_new = await self._store.submit(
+            subscription.turn, is_new = await self._store.submit(
                 turn,
                 new.turn_input,
                 create=None if new.conversation_id else bounded(new.metadata),
@@ -89,79 +90,78 @@ class Turns:
                 once=once,
             )
         except BaseException:
-            watch.close()
+            subscription.close()
             raise
-        if is_new and watch.turn.ref == ref:
-            return watch
-        watch.close()  # it looks elsewhere, or has missed the beginning
-        return self._watch(watch.turn, for_end=for_end)
+        if is_new and subscription.turn.ref == ref:
+            return subscription
+        subscription.close()  # it has another conversation, or has missed the first events
+        return self._subscribe(subscription.turn, for_end=for_end)
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
-        """Submit a turn and wait for its end; what is given back has no outcome if it did not end in time."""
-        watch = await self._submit(owner, new, for_end=True)
+        """Submit a turn and wait for its end. The turn has no outcome if it did not end in time."""
+        subscription = await self.submit(owner, new, for_end=True)
         try:
-            return await self._end_of(watch, wait_s)
+            return await self._wait_for_end(subscription, wait_s)
         finally:
-            watch.close()
+            subscription.close()
 
     async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
-        """Watch a turn; None where nothing comes after the cursor any more. Who has it watched must close the watch."""
+        """Subscribe to a turn's events; None if no event follows the cursor. The caller must close the subscription."""
         turn = await self._store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
-        watch = self._watch(turn)
+        subscription = self._subscribe(turn)
         try:
-            await watch.prepare(after)
+            await subscription.prepare(after)
         except BaseException:
-            watch.close()
+            subscription.close()
             raise
-        return watch
+        return subscription
 
     async def cancel(self, ref: Ref, number: int, wait_s: float = 0) -> Turn:
-        """Stop a turn, and wait for its end if asked to; one that is over stays as it is."""
+        """Request a turn's stop, and wait up to `wait_s` for its end. A turn that is over stays as it is."""
         turn, ended = await self._store.cancel(ref, number)
         if ended:
             self._on_end(turn)
         if turn.outcome or not wait_s:
             return turn
-        watch = self._watch(turn)
+        subscription = self._subscribe(turn)
         try:
-            return await self._end_of(watch, wait_s)
+            return await self._wait_for_end(subscription, wait_s)
         finally:
-            watch.close()
+            subscription.close()
 
     def cancel_in_background(self, turn: Turn) -> None:
-        """Stop a turn whose caller has gone."""
+        """Cancel the turn of a caller that has disconnected."""
         task = asyncio.create_task(self.cancel(turn.ref, turn.number))
         self._cancelling.add(task)
 
         def forget(task: asyncio.Task[Turn]) -> None:
             self._cancelling.discard(task)
             if not task.cancelled():
-                task.exception()  # the conversation may be gone by now, or the store away
+                task.exception()  # the conversation may be deleted by now, or the store away
 
         task.add_done_callback(forget)
 
     def stop_waiting(self) -> None:
-        """Give every caller who waits his turn as it is now, and let every stream end."""
+        """Return to each waiting caller its turn as it is now, and end all streams."""
         self._closing = True
-        for watch in list(self._watches):
-            watch.stop()
+        for subscription in list(self._subscriptions):
+            subscription.stop()
 
     async def turn(self, ref: Ref, number: int) -> Turn:
-        """Look at one turn."""
         return await self._store.turn(ref, number)
 
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
-        """Look at turns in ascending order."""
+        """Return turns in ascending order from number `first`."""
         return await self._store.turns(ref, first, limit)
 
-    def _watch(self, turn: Turn, *, looks: bool = True, for_end: bool = False) -> TurnSubscription:
-        reader = self._store.reader(turn.ref, looks=looks, wants_all=not for_end)
-        watch = TurnSubscription(reader, turn, self._watches)
+    def _subscribe(self, turn: Turn, *, is_new: bool = False, for_end: bool = False) -> TurnSubscription:
+        reader = self._store.reader(turn.ref, looks=not is_new, wants_all=not for_end)
+        subscription = TurnSubscription(reader, turn, self._subscriptions)
         if self._closing:
-            watch.stop()
-        return watch
+            subscription.stop()
+        return subscription
 
     def _version_of(self, name: AgentName) -> AgentVersion:
         info = self._agents.infos.get(name)
@@ -169,26 +169,26 @@ class Turns:
             raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
         return info.version
 
-    async def _end_of(self, watch: TurnSubscription, wait_s: float) -> Turn:
-        turn = watch.turn
+    async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float) -> Turn:
+        turn = subscription.turn
         if turn.outcome:
             return turn
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                if ended := await watch.end():
+                if ended := await subscription.end():
                     return ended
         try:
             return await self._store.turn(turn.ref, turn.number)
         except StoreUnavailableError:
-            return turn  # accepted it was, which is what the caller must know
+            return turn  # the caller must learn that it was accepted
 
 
-async def _once(new: NewTurn) -> IdempotentRequest | None:
-    """Say what makes two requests the same one; how the answer is wanted does not."""
+async def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
+    """Return the key with all that makes two requests equal. The form of the response is not part of it."""
     if new.idempotency_key is None:
         return None
     images = [await asyncio.to_thread(_digest, image) for image in new.turn_input.images]
-    asked = asdict(new.options) | {
+    fields = asdict(new.options) | {
         "conversation_id": new.conversation_id,
         "agent": new.agent,
         "message": new.message,
@@ -197,9 +197,9 @@ async def _once(new: NewTurn) -> IdempotentRequest | None:
         "on_busy": None if new.on_busy == "reject" else new.on_busy,
         "metadata": new.metadata,
     }
-    # What is left out means the same in a release that knows more of them.
-    told = {name: value for name, value in asked.items() if value}
-    return IdempotentRequest(new.idempotency_key, json.dumps(told, sort_keys=True).encode())
+    # Without defaults, so that a later release with more fields makes the same bytes.
+    sent = {name: value for name, value in fields.items() if value}
+    return IdempotentRequest(new.idempotency_key, json.dumps(sent, sort_keys=True).encode())
 
 
 def _digest(image: bytes) -> str:
@@ -207,30 +207,32 @@ def _digest(image: bytes) -> str:
 
 
 class TurnSubscription:
-    """One caller's view of one turn's log. Registered from the first, it misses nothing until it is closed."""
+    """Subscription of one caller to one turn's log. It misses no event until it is closed."""
 
-    def __init__(self, reader: AbstractContextManager[LogReader], turn: Turn, watches: set[TurnSubscription]) -> None:
+    def __init__(
+        self, reader: AbstractContextManager[LogReader], turn: Turn, subscriptions: set[TurnSubscription]
+    ) -> None:
         self.turn = turn
         self.complete = False
         self.stopped = False
         self._registered = reader
         self._reader = reader.__enter__()
-        self._watches = watches
-        watches.add(self)
+        self._subscriptions = subscriptions
+        subscriptions.add(self)
 
     async def events(self, after: int = 0) -> AsyncIterator[Logged | None]:
-        """Yield what is logged after the cursor, None after a silence; ends after the final event, or when stopped."""
-        with suppress(NotFoundError):  # deleted meanwhile; it was there when the watch began
+        """Yield the events after the cursor, and None after a silence. Ends after the final event, or when stopped."""
+        with suppress(NotFoundError):  # deleted in the meantime
             async for logged in self._reader.follow(self.turn.number, after):
                 self.complete = logged is not None and isinstance(logged.event, TurnEnded)
                 yield logged
 
     async def prepare(self, after: int) -> None:
-        """Look into the log before anything of it is told. Raises `SealBrokenError`."""
+        """Read the log before the first event is sent. Raises `SealBrokenError`."""
         await self._reader.prepare(self.turn.number, after)
 
     async def end(self) -> Turn | None:
-        """Wait for the turn's end; None when stopped."""
+        """Wait for the turn's end. Returns None when stopped."""
         return await self._reader.end_of(self.turn.number)
 
     def stop(self) -> None:
@@ -239,7 +241,6 @@ class TurnSubscription:
         self._reader.stop()
 
     def close(self) -> None:
-        """Look no longer."""
-        if self in self._watches:
-            self._watches.discard(self)
+        if self in self._subscriptions:
+            self._subscriptions.discard(self)
             self._registered.__exit__(None, None, None)

@@ -12,8 +12,8 @@ from smolsessions.core.events import MessageDelta
 
 if TYPE_CHECKING:
     from smolsessions.core.events import StepEvent
-    from smolsessions.core.ports import Lease, StopReason
     from smolsessions.core.records import PackedStep
+    from smolsessions.core.store_ports import Lease, StopReason
 
     Told = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smolsessions.core.ports import Session
+    from smolsessions.core.agent_ports import Session
     from smolsessions.core.records import Ref
 
 

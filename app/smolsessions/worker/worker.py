@@ -17,9 +17,10 @@ from smolsessions.worker.event_bridge import LoopEventBridge
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from smolsessions.core.ports import AgentCatalog, Lease, Scheduler, Session, StopReason
+    from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.records import AgentName, Queues, Turn, Usage
     from smolsessions.core.replay_state import ReplayState
+    from smolsessions.core.store_ports import Lease, Scheduler, StopReason
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
 

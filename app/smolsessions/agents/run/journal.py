@@ -16,7 +16,7 @@ from smolsessions.agents.values.json_forms import json_form
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.core.ports import EventBridge
+    from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.replay_state import ReplayState
 
 BEGUN = "begun:"

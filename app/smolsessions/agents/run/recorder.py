@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.monitoring import TokenUsage
 
+    from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.events import StepEvent, StepKind
-    from smolsessions.core.ports import EventBridge
     from smolsessions.core.replay_state import ReplayState
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})

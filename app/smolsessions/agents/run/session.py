@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.agents.run.journal import Journal
     from smolsessions.agents.sandbox.fork_client import ForkClient
+    from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.events import StepEvent
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import EventBridge
     from smolsessions.core.records import PackedStep, RunState, StepImage, Turn, TurnInput
     from smolsessions.core.replay_state import ReplayState
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from smolsessions.core.events import Event
     from smolsessions.core.policies import Policy
-    from smolsessions.core.ports import StopReason
     from smolsessions.core.records import Outcome, PackedStep
     from smolsessions.core.replay_state import ReplayState
+    from smolsessions.core.store_ports import StopReason
     from smolsessions.store.connection.pipeline import Reply
     from smolsessions.store.partition import Partition
     from smolsessions.store.scripts.loader import Argument
