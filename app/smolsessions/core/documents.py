@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import ConversationRecord, ExportedMemory
 
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 FORMATS = (FORMAT, MEMORY_FORMAT)
 SOMEBODY = Ref(Owner(""), "")
 
@@ -196,7 +196,7 @@ def parse_document(document: Any) -> ParsedDocument:
     if kind == FORMAT and (type(document.get("version")) is not int or document["version"] != VERSION):
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
     try:
-        told: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)
+        parsed: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)
     except ValidationError as error:
         raise _invalid(error) from None
     for name in ("metadata", "turns", "policy"):
@@ -204,37 +204,37 @@ def parse_document(document: Any) -> ParsedDocument:
             storable(document.get(name))
         except ValueError as error:
             raise InvalidRequestError.at(f"/{name}", str(error)) from None
-    memory = {"format": kind, "steps": told.steps}
+    memory = {"format": kind, "steps": parsed.steps}
     if kind == FORMAT:
-        memory |= {"version": VERSION, "images": told.images, "variables": told.variables}
-        _check_numbers(told.turns)
-        _check_rollbacks(told.rollbacks, len(told.turns))
+        memory |= {"version": VERSION, "images": parsed.images, "variables": parsed.variables}
+        _check_numbers(parsed.turns)
+        _check_rollbacks(parsed.rollbacks, len(parsed.turns))
     return ParsedDocument(
-        agent=None if told.agent is None else AgentName(told.agent),
-        metadata=told.metadata,
-        policy=None if told.policy is None else tuple(told.policy),
-        turns=tuple(told.turns) if kind == FORMAT else None,
-        jumps=tuple(Rollback(*each) for each in told.rollbacks) if kind == FORMAT else (),
+        agent=None if parsed.agent is None else AgentName(parsed.agent),
+        metadata=parsed.metadata,
+        policy=None if parsed.policy is None else tuple(parsed.policy),
+        turns=tuple(parsed.turns) if kind == FORMAT else None,
+        jumps=tuple(Rollback(*pair) for pair in parsed.rollbacks) if kind == FORMAT else (),
         memory=memory,
     )
 
 
-def imported_turns(told: ParsedDocument, version: AgentVersion, last: int, now: float) -> list[Turn]:
+def imported_turns(parsed: ParsedDocument, version: AgentVersion, last: int, now: float) -> list[Turn]:
     """Return the records of a document's turns, or bare turns of its tasks if it has none.
 
     `last` is the number of the last turn with a step. `now` is the time of the import.
     """
-    if told.turns is None:
+    if parsed.turns is None:
         return [
             Turn(SOMEBODY, number, version, task, TurnOptions(), Timing(now, now, now), outcome=outcome)
-            for number, (task, outcome) in enumerate(_told_by(told.memory["steps"]), 1)
+            for number, (task, outcome) in enumerate(_tasks_in(parsed.memory["steps"]), 1)
         ]
-    if last > len(told.turns):
+    if last > len(parsed.turns):
         raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
-    return [_turn(each) for each in told.turns]
+    return [_turn(document) for document in parsed.turns]
 
 
-def _told_by(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
+def _tasks_in(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
     """Yield each task in smolagents' steps, with its finished outcome and final answer if it has one."""
     task, outcome = None, Outcome("finished")
     for step in steps:
@@ -301,30 +301,30 @@ def _images_document(given: Iterable[StepImage], answered: Iterable[StepImage]) 
     return {name: images for name, images in lists.items() if images}
 
 
-def _turn(told: TurnDocument) -> Turn:
+def _turn(document: TurnDocument) -> Turn:
     outcome = Outcome(
-        told.status,
-        reply=told.reply,
-        output=told.output,
-        state=told.state,
-        steps=told.steps,
-        tool_calls=tuple(ToolCall(**call.model_dump()) for call in told.tool_calls),
-        usage=Usage(**told.usage.model_dump()),
-        error=Failure(**told.error.model_dump()) if told.error else None,
-        dropped_variables=tuple(told.dropped_variables),
-        left_out=LeftOut(**told.left_out.model_dump()) if told.left_out else None,
-        images=tuple(StepImage(**image.model_dump()) for image in told.output_images),
+        document.status,
+        reply=document.reply,
+        output=document.output,
+        state=document.state,
+        steps=document.steps,
+        tool_calls=tuple(ToolCall(**call.model_dump()) for call in document.tool_calls),
+        usage=Usage(**document.usage.model_dump()),
+        error=Failure(**document.error.model_dump()) if document.error else None,
+        dropped_variables=tuple(document.dropped_variables),
+        left_out=LeftOut(**document.left_out.model_dump()) if document.left_out else None,
+        images=tuple(StepImage(**image.model_dump()) for image in document.output_images),
     )
     return Turn(
         SOMEBODY,
-        told.turn,
-        AgentVersion(AgentName(told.agent.name), told.agent.kind, told.agent.smolagents),
-        told.message,
-        TurnOptions(**told.options.model_dump()),
-        Timing(**told.timing.model_dump()),
-        attempts=told.attempts,
+        document.turn,
+        AgentVersion(AgentName(document.agent.name), document.agent.kind, document.agent.smolagents),
+        document.message,
+        TurnOptions(**document.options.model_dump()),
+        Timing(**document.timing.model_dump()),
+        attempts=document.attempts,
         outcome=outcome,
-        images=tuple(StepImage(**image.model_dump()) for image in told.images),
+        images=tuple(StepImage(**image.model_dump()) for image in document.images),
     )
 
 
@@ -334,7 +334,7 @@ def _invalid(error: ValidationError) -> InvalidRequestError:
             "pointer": "".join(f"/{part}" for part in problem["loc"] if part not in TAGS),
             "message": str(problem["msg"]).removeprefix("Value error, "),
         }
-        for problem in error.errors(include_url=False, include_input=False)[:MOST_PROBLEMS]
+        for problem in error.errors(include_url=False, include_input=False)[:MAX_PROBLEMS]
     ]
     sentence = "; ".join(f"{problem['pointer'] or 'body'}: {problem['message']}" for problem in problems[:5])
     return InvalidRequestError(sentence, errors=problems)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.transfer.documents import DocumentImages
 
-MOST_TURNS = 1_000_000_000
+MAX_TURNS = 1_000_000_000
 _Run = Annotated[list[int], Field(min_length=2, max_length=2)]
 _Runs = Annotated[list[_Run], Field(fail_fast=True)]
 Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
@@ -39,7 +39,7 @@ Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
 class StepIn(Strict):
     """Members of every step. `archived` is out of the prompt, `hidden` by a later reset or a rollback."""
 
-    turn: int = Field(ge=1, le=MOST_TURNS)
+    turn: int = Field(ge=1, le=MAX_TURNS)
     archived: bool = False
     hidden: bool = False
     labels: list[Label] = Field(default_factory=list, fail_fast=True)
@@ -155,9 +155,9 @@ class ActionIn(StepIn):
 
 class NoteIn(StepIn):
     type: Literal["note"]
-    number: int = Field(ge=1, le=MOST_TURNS)
+    number: int = Field(ge=1, le=MAX_TURNS)
     text: Text
-    replaces: Annotated[int, Field(ge=1, le=MOST_TURNS)] | None = None
+    replaces: Annotated[int, Field(ge=1, le=MAX_TURNS)] | None = None
 
     def made(self, _pointer: str, _images: DocumentImages) -> NoteStep:
         return NoteStep(self.number, self.text, self.replaces)
@@ -179,7 +179,7 @@ class EditIn(StepIn):
 
     type: Literal["edit"]
     step: Any = None
-    of: Annotated[int, Field(ge=0, le=MOST_TURNS)] | None = None
+    of: Annotated[int, Field(ge=0, le=MAX_TURNS)] | None = None
     gone: _Runs | None = None
     order: _Runs | None = None
 

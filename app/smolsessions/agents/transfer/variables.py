@@ -44,10 +44,10 @@ class ImportTarget:
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
     most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
-    places = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
+    targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
-        places |= import_targets(managed, f"{path}/{name}" if path else name)
-    return places
+        targets |= import_targets(managed, f"{path}/{name}" if path else name)
+    return targets
 
 
 def export_variables(
@@ -149,29 +149,29 @@ class _VariablesIn(Strict):
     reset: _Names = Field(default_factory=list)
 
 
-def import_variables(data: Any, places: Mapping[str, ImportTarget]) -> dict[str, bytes]:
-    """Return stored chunks of imported variables. Raises `InvalidRequestError` if the agent has no place for them."""
+def import_variables(data: Any, targets: Mapping[str, ImportTarget]) -> dict[str, bytes]:
+    """Return stored chunks of imported variables. Raises `InvalidRequestError` if the agent cannot hold them."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/variables", "is no object")
-    pieces: dict[str, bytes] = {}
+    chunks: dict[str, bytes] = {}
     for path, members in data.items():
         pointer = json_pointer("/variables", path)
-        if path not in places:
+        if path not in targets:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(_VariablesIn, members, pointer)
-        pieces |= {f"{path}:{name}": piece for name, piece in _pieces_of(found, places[path], pointer)}
+        chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer)}
         if path and found.told:
             raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
-    return pieces
+    return chunks
 
 
-def _pieces_of(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
-    yield from _code_pieces(found, place, pointer)
+def _chunks_of(found: _VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
+    yield from _code_chunks(found, target, pointer)
     if found.state:
         state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
         yield STATE, dumps(state)
     for name, value in found.tools.items():
-        if name not in place.tools:
+        if name not in target.tools:
             raise InvalidRequestError.at(
                 json_pointer(pointer, "tools", name),
                 "is the state of a tool that this agent does not have, or has none",
@@ -183,20 +183,20 @@ def _pieces_of(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterat
         yield TOLD, json.dumps(sorted(set(found.told))).encode()
 
 
-def _code_pieces(found: _VariablesIn, place: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
-    if place.max_bytes is None and found.code:
+def _code_chunks(found: _VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
+    if target.max_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
-    left = place.max_bytes or 0
+    left = target.max_bytes or 0
     for name, value in found.code.items():
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "code", name), "is no name that code could give")
-        piece = json.dumps([[name], []]).encode() + b"\n" + pickle.dumps({name: value}, 5)
-        left -= len(piece)
+        chunk = json.dumps([[name], []]).encode() + b"\n" + pickle.dumps({name: value}, 5)
+        left -= len(chunk)
         if left < 0:
             raise InvalidRequestError.at(
-                f"{pointer}/code", f"is larger than the {place.max_bytes} bytes that it may be"
+                f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
             )
-        yield PIECE + chunk_id((name,)), piece
+        yield PIECE + chunk_id((name,)), chunk
     for index, name in enumerate(found.gone):
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")
