@@ -238,7 +238,7 @@ def test_a_replay_that_asks_for_something_else_ends_rather_than_to_act_twice(res
     assert following["reply"] == "done"
 
 
-def test_chance_is_the_same_in_a_replay(resumed: Resumed) -> None:
+def test_a_replay_draws_the_same_random_numbers(resumed: Resumed) -> None:
     turn, ledger = resumed.turn("chance", repeated=[False, False, True, False])
     drawn = turn["reply"].removeprefix("noted ").split(" ")
     assert len(set(drawn)) == 3

@@ -126,14 +126,13 @@ class Variables:
             if key in classes:
                 class_names[id(own[key])] = key
         self._settled = {key: known for key, known in self._settled.items() if key in alone}
-        shared.join_needed_classes(
-            classes & alone.keys(), {key: chunk.needs for key, chunk in alone.items() if chunk.needs}
-        )
+        needs = {key: chunk.needs for key, chunk in alone.items() if chunk.needs}
+        shared.join_needed_classes(classes & alone.keys(), needs)
         chunks = {chunk_id((key,)): chunk for key, chunk in alone.items() if key not in shared.joined}
         for keys in shared.groups():
-            values = {key: own[key] for key in keys}
+            known = {} if classes & set(keys) else class_names
             try:
-                chunks[chunk_id(keys)], _ = self._pickler.dump(values, {} if classes & set(keys) else class_names)
+                chunks[chunk_id(keys)], _ = self._pickler.dump({key: own[key] for key in keys}, known)
             except BaseException:  # noqa: BLE001 - as above
                 dropped.update(keys)
                 return self._pickle(dropped)

@@ -79,7 +79,7 @@ def either(request: pytest.FixtureRequest, service: Service, cold: Service) -> S
 
 
 @pytest.mark.parametrize("script", [SEEDED, LOGGED], ids=["seeds", "logs"])
-def test_prompts_are_those_of_one_agent(either: Service, script: list[list[Event]]) -> None:
+def test_prompts_equal_those_of_one_agent(either: Service, script: list[list[Event]]) -> None:
     bare = coders.make_whole()
     turn: Event | None = None
     for number, entries in enumerate(script):
@@ -91,14 +91,14 @@ def test_prompts_are_those_of_one_agent(either: Service, script: list[list[Event
         assert turn["reply"] == expected, number
 
 
-def test_logs_of_code_in_a_thread_are_those_of_one_agent(cold: Service) -> None:
+def test_logs_of_code_in_a_thread_equal_those_of_one_agent(cold: Service) -> None:
     bare = coders.make_coder()
     bare.run(json.dumps(LOGGED[0]), reset=False)
     turn = cold.follow_up(cold.play(*LOGGED[0], agent="threaded"), *BROKEN, SHOWN)
     assert turn["reply"] == bare.run(json.dumps([*BROKEN, SHOWN]), reset=False)
 
 
-def test_what_code_draws_without_a_seed_is_not_written(cold: Service, outside: StoreServer) -> None:
+def test_states_of_unseeded_generators_are_not_stored(cold: Service, outside: StoreServer) -> None:
     draws = "import random\nimport numpy as np\nn = random.random() + random.gauss(0, 1) + np.random.rand()"
     drawn, _ = play_code(cold, draws, agent="whole")
     seeded, _ = play_code(cold, draws, "random.seed(5)", agent="whole")
@@ -106,7 +106,7 @@ def test_what_code_draws_without_a_seed_is_not_written(cold: Service, outside: S
     assert len(variable_chunks(raw, seeded)) == len(variable_chunks(raw, drawn)) + 1
 
 
-def test_a_process_that_is_killed_changes_neither(tmp_path: Path) -> None:
+def test_seeds_and_logs_outlive_a_killed_process(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "a.ledger", 4)
     seeded = "import random\nrandom.seed(5)\nprint(random.random())"
     noting = f"one = random.random()\nnote(str(one), {str(ledger.path)!r})\nprint(one)"
