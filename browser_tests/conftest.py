@@ -43,7 +43,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def service(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a running service; tests keep to conversations of their own."""
+    """Yield a running service. Each test uses conversations of its own."""
     assert chromium
     with Service(tmp_path_factory.mktemp("service"), {"AGENTS": AGENTS}) as running:
         yield running
@@ -51,19 +51,19 @@ def service(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Give a file that a model waits for."""
+    """Return a file that a model waits for."""
     return tmp_path / "go"
 
 
 @pytest.fixture
 def sins() -> list[str]:
-    """Give what pages did and may not: errors of scripts and console, requests to others. Tests take out their own."""
+    """Return the errors of pages: of scripts and console, and requests to other hosts. Tests take out their own."""
     return []
 
 
 @pytest.fixture
 def opened(browser: Browser, sins: list[str]) -> Iterator[Callable[..., Page]]:
-    """Give a function that opens a page in a browser profile of its own; at the end no page may have sinned."""
+    """Yield a function that opens a page in a new browser profile. At the end no page may have errors."""
     contexts: list[BrowserContext] = []
 
     def open_page(service: Service, path: str = "/", **options: object) -> Page:

@@ -1,4 +1,4 @@
-"""What a reader does on the page, and sees there."""
+"""Actions of a user on the page, and its visible content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NARROW_PX = 360
 A_LINE_PX = 10
 MOST_KEYS = 100
 KEY = "a-key-of-the-tests"
-# WCAG 2: text needs a contrast of 4.5 to what is behind it.
+# WCAG 2: text needs a contrast of 4.5 to its background.
 CONTRAST = """() => {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -81,7 +81,7 @@ def answer(page: Page) -> Locator:
 
 
 def whole(place: Locator) -> str | None:
-    """Give the text as it is, white space too."""
+    """Return the text with its white space."""
     return place.text_content()
 
 
@@ -150,6 +150,6 @@ def forgive(sins: list[str], text: str, at_least: int = 1) -> None:
 
 
 def weak_texts(page: Page) -> list[str]:
-    """Give each text whose contrast to what is behind it is less than WCAG 2 wants."""
+    """Return each text with less contrast to its background than WCAG 2 asks for."""
     weak: list[str] = page.evaluate(CONTRAST)
     return weak

@@ -63,7 +63,7 @@ class Talker(Model):
 
 
 def _script(task: str) -> list[dict[str, Any]]:
-    """Find the script in a task; a managed agent's stands among words."""
+    """Find the script in a task. A managed agent's script stands among words."""
     script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
     found: list[dict[str, Any]] = script
     return found
@@ -111,7 +111,7 @@ def _text(message: ChatMessage) -> str:
 
 @tool
 def echo(text: str) -> str:
-    """Give the text back.
+    """Return the text.
 
     Args:
         text: any text.
@@ -148,7 +148,7 @@ def _templates(name: str) -> Any:
 
 
 def make_talker(**options: Any) -> ToolCallingAgent:
-    """Make an agent that calls tools; its name and description are given where another one manages it."""
+    """Return an agent that calls tools. A managed agent has a name and a description."""
     return ToolCallingAgent(
         tools=[echo, fail, picture],
         model=Talker(),

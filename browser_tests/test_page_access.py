@@ -82,7 +82,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(opened: Open, service: Ser
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(opened: Open, service: Service, scheme: str) -> None:
+def test_text_has_enough_contrast(opened: Open, service: Service, scheme: str) -> None:
     page = opened(service, color_scheme=scheme)
     say(page, [{"think": ["Hm."], "call": [["echo", {"text": "a"}], ["fail", {"reason": "b"}]]}, {"say": ["`Yes`."]}])
     expect(turn(page)).to_have_attribute("data-status", "finished")

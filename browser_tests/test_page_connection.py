@@ -1,4 +1,4 @@
-"""Reloads, tabs, and connections that break: nothing is lost, and the reader is told."""
+"""Reloads, tabs and lost connections: nothing is lost, and the page shows a note."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Open = Callable[..., Page]
 
-AT_ONCE_MS = 3000  # a tab that is told by nobody looks every 10 s
+AT_ONCE_MS = 3000  # a tab without news polls every 10 s
 
 
 def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
@@ -55,7 +55,7 @@ def test_two_tabs_show_the_same(opened: Open, service: Service, gate: Path) -> N
     assert turn(first).last.inner_text() == turn(second).last.inner_text()
 
 
-def test_a_dropped_connection_is_shown_and_the_turn_goes_on_where_it_was(
+def test_a_lost_connection_is_shown_and_the_turn_resumes(
     opened: Open, service: Service, gate: Path, sins: list[str]
 ) -> None:
     page = opened(service)

@@ -1,4 +1,4 @@
-"""The list of conversations, and what was said in them."""
+"""The list of conversations, and their past turns."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_the_list_is_turned_page_by_page(opened: Open, service: Service) -> None
     expect(page.get_by_role("link", name=re.compile(r"Listed 0\b"))).to_have_count(1)
 
 
-def test_a_conversation_of_no_turns_and_one_that_is_gone_say_so(
-    opened: Open, service: Service, sins: list[str]
-) -> None:
+def test_an_empty_and_a_deleted_conversation_have_a_note(opened: Open, service: Service, sins: list[str]) -> None:
     made = service.post("/conversations", metadata={"title": "Nothing said"}).json()
     page = opened(service, f"/#/c/{made['id']}")
     expect(page.locator("#title")).to_have_text("Nothing said")
@@ -82,7 +80,7 @@ def test_the_steps_of_a_past_turn_are_loaded_when_they_are_asked_for(opened: Ope
     expect(page.locator(".call .result")).to_contain_text("long ago")
 
 
-def test_a_turn_that_was_rolled_back_or_shown_less_than_all_says_so(opened: Open, service: Service) -> None:
+def test_a_rolled_back_turn_and_a_shortened_prompt_have_a_note(opened: Open, service: Service) -> None:
     said = service.play({"say": ["One."]}, agent="talker")
     place = f"/conversations/{said['conversation_id']}"
     service.follow_up(said, {"say": ["Two."]})
@@ -134,7 +132,7 @@ def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -
         expect(page.locator(".work").nth(number)).not_to_have_attribute("open", "")
 
 
-def test_the_reader_who_scrolled_up_is_left_alone(opened: Open, service: Service, gate: Path) -> None:
+def test_new_text_does_not_move_a_reader_that_scrolled_up(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     lines = "line\n\n" * 80
     say(page, [{"say": [lines, wait(gate), lines, "The end."]}])

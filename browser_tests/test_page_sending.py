@@ -1,4 +1,4 @@
-"""What is sent, with images, and what happens to it where it is refused."""
+"""Messages with images, and refused messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_message_that_is_refused_stays_in_its_field(
     forgive(sins, "409")
 
 
-def test_a_service_that_is_away_says_its_sentence_and_the_message_stays(
+def test_an_unreachable_service_shows_an_error_and_the_message_stays(
     opened: Open, service: Service, sins: list[str]
 ) -> None:
     page = opened(service)
@@ -91,7 +91,7 @@ def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Servic
     page.wait_for_function("() => [...document.querySelectorAll('.said img')].every((i) => i.naturalWidth)")
 
 
-def test_what_is_no_image_is_not_attached(opened: Open, service: Service) -> None:
+def test_a_file_that_is_no_image_is_not_attached(opened: Open, service: Service) -> None:
     page = opened(service)
     page.locator("#file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"})
     expect(page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, GIF and WebP")

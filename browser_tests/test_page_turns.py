@@ -37,7 +37,7 @@ def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, ser
     expect(page.locator("#announcement")).to_contain_text("Answer: Hello world.")
 
 
-def test_a_step_shows_its_thought_its_calls_and_what_they_gave(opened: Open, service: Service, gate: Path) -> None:
+def test_a_step_shows_its_thought_its_calls_and_their_results(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     calls: list[Any] = [["echo", {"text": "a sound"}], ["fail", {"reason": "no luck"}]]
     say(page, [{"think": ["I try ", "both."], "call": calls}, {"say": [wait(gate), "So it is."]}])
@@ -89,7 +89,7 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service
     expect(answer(page).last).to_have_text("Here again.")
 
 
-def test_a_turn_that_is_rolled_back_from_elsewhere_says_so(opened: Open, service: Service, gate: Path) -> None:
+def test_a_turn_rolled_back_by_another_client_has_a_note(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
     expect(answer(page)).to_have_text("It begins")
@@ -102,7 +102,7 @@ def test_a_turn_that_is_rolled_back_from_elsewhere_says_so(opened: Open, service
     expect(page.locator(".outcome").first).not_to_contain_text("kept")
 
 
-def test_a_failed_turn_says_why(opened: Open, service: Service) -> None:
+def test_a_failed_turn_shows_its_cause(opened: Open, service: Service) -> None:
     page = opened(service)
     say(page, [{"raise": "out of order"}])
     expect(turn(page)).to_have_attribute("data-status", "failed")
@@ -123,7 +123,7 @@ def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, servic
     expect(answer(page)).to_have_text("with.")
 
 
-def test_an_answer_that_was_forced_says_so(opened: Open, service: Service) -> None:
+def test_a_forced_answer_has_a_note(opened: Open, service: Service) -> None:
     page = opened(service)
     say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
     expect(turn(page)).to_have_attribute("data-status", "finished")

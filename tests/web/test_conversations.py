@@ -61,14 +61,14 @@ MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that nobody else uses, and that forgets what was deleted after a second."""
+    """Yield a service for this module alone. It forgets deleted conversations after a second."""
     with Service(tmp_path_factory.mktemp("brief"), {"ID_REUSE_S": "1"}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def planned(service: Service) -> dict[str, Any]:
-    """Give the last of three turns, with steps of all types."""
+    """Return the last of three turns, with steps of all types."""
     turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"}, agent="planner")
     turn = service.follow_up(turn, {"call": [["fail", {"reason": "b"}]]}, {"say": "two"})
     return service.follow_up(turn, {"say": "three"})
@@ -124,7 +124,7 @@ def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]
         query["cursor"] = page["next_cursor"]
 
 
-def test_a_conversation_is_made_empty_and_says_where_it_is(service: Service) -> None:
+def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Service) -> None:
     response = service.client.post("/conversations", json={"agent": "demo", "metadata": {"user": {"name": "Ada"}}})
     made = response.json()
     assert (response.status_code, response.headers["location"]) == (201, f"/conversations/{made['id']}")
@@ -151,7 +151,7 @@ def test_a_conversation_is_made_empty_and_says_where_it_is(service: Service) -> 
     assert service.get(f"/conversations/{made['id']}/steps") == {"items": [], "next_cursor": None}
 
 
-def test_a_conversation_may_be_given_its_id(service: Service) -> None:
+def test_a_client_may_choose_the_id_of_a_conversation(service: Service) -> None:
     for conversation_id in ("my_Own-1", "x" * 64, "-", "0"):
         made = service.post("/conversations", id=conversation_id, agent="scripted").json()
         assert (made["id"], made["metadata"]) == (conversation_id, {})
@@ -190,7 +190,7 @@ def test_a_list_shows_the_newest_first_without_gaps_or_doubles(service: Service)
             assert len(page["items"]) == limit or page["next_cursor"] is None
             shown += [item["id"] for item in page["items"]]
             query["cursor"] = page["next_cursor"]
-            late.insert(0, new())  # what comes while a client reads is on no later page and moves nothing
+            late.insert(0, new())  # a conversation created while a client reads is on no later page and moves no other
         assert shown[: len(ids)] == ids
         ids = late + ids
 
@@ -230,7 +230,7 @@ def test_a_cursor_beyond_the_end_is_refused_or_gives_an_empty_page(
             problem(response, 422, "invalid_request")
 
 
-def test_a_conversation_shows_what_it_holds(service: Service, planned: dict[str, Any]) -> None:
+def test_a_conversation_lists_its_steps_and_counts(service: Service, planned: dict[str, Any]) -> None:
     shown = service.get(f"/conversations/{planned['conversation_id']}")
     steps = service.steps(planned)
     assert (shown["turns"], shown["agent"]) == (3, "planner")
@@ -316,7 +316,7 @@ async def test_patches_at_once_lose_nothing(service: Service) -> None:
     assert service.get(where)["metadata"] == wanted
 
 
-def test_what_was_deleted_is_nowhere(service: Service) -> None:
+def test_a_deleted_conversation_is_found_nowhere(service: Service) -> None:
     turn = service.play({"say": "private"})
     where = f"/conversations/{turn['conversation_id']}"
     response = service.client.delete(where)
@@ -325,7 +325,7 @@ def test_what_was_deleted_is_nowhere(service: Service) -> None:
     problem(service.client.delete(where), 404, "conversation_not_found")
 
 
-def test_the_id_of_what_was_deleted_is_free_after_a_while_and_not_before(brief: Service) -> None:
+def test_the_id_of_a_deleted_conversation_is_free_after_a_while_and_not_before(brief: Service) -> None:
     _made(brief, "phoenix")
     brief.play({"say": "of the old one"}, conversation_id="phoenix")
     assert brief.client.delete("/conversations/phoenix").status_code == 204
@@ -340,7 +340,7 @@ def test_the_id_of_what_was_deleted_is_free_after_a_while_and_not_before(brief: 
     assert "old" not in response.json()["reply"]
 
 
-def test_deleting_ends_a_running_turn_for_who_waits_for_it(brief: Service, tmp_path: Path) -> None:
+def test_deleting_ends_a_running_turn_for_a_waiting_client(brief: Service, tmp_path: Path) -> None:
     with Held(brief, tmp_path / "gate", conversation_id=_made(brief, "doomed")) as held:
         assert brief.get("/conversations/doomed")["running_turn"] == 1
         assert brief.client.delete("/conversations/doomed").status_code == 204
@@ -371,7 +371,7 @@ def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same
     assert str(tmp_path / "new") in steps[0]["task"]
 
 
-def test_agents_are_listed_with_what_they_are(service: Service) -> None:
+def test_agents_are_listed_with_their_properties(service: Service) -> None:
     agents = {agent["name"]: agent for agent in service.get("/agents")["items"]}
     named = {agent.partition("=")[0] for agent in AGENTS.split(",")}
     assert set(agents) == {*named, "demo", "demo-code"}
@@ -386,7 +386,7 @@ def test_agents_are_listed_with_what_they_are(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_a_living_service_says_so(service: Service, path: str) -> None:
+def test_a_live_service_answers_its_health_checks(service: Service, path: str) -> None:
     assert service.get(path) == {"status": "ok"}
 
 
@@ -431,7 +431,7 @@ def test_figures_show_threads_and_warm_sessions(brief: Service, tmp_path: Path) 
     assert after["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"] + 2
 
 
-def test_figures_are_told_in_prometheus_format(service: Service) -> None:
+def test_metrics_are_in_prometheus_format(service: Service) -> None:
     response = service.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert (

@@ -1,4 +1,4 @@
-"""What is refused, how, and that nothing is left of it; and turns that fail."""
+"""Refused requests, which change nothing, and failed turns."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ STATUSES = {
 
 @pytest.fixture(scope="module")
 def kept(service: Service) -> str:
-    """Give a conversation of one turn that no refused request may touch."""
+    """Return a conversation of one turn that no refused request may change."""
     return str(service.play({"say": "kept"}, metadata={"a": 1})["conversation_id"])
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service with small bounds, and with an agent whose factory fails for the first session."""
+    """Yield a service with small bounds, and with an agent whose factory fails for the first session."""
     settings = {
         "AGENTS": f"{AGENTS},fickle=tests.support.agents:make_fickle,broken=tests.support.agents:make_broken",
         "MAX_BODY_BYTES": "65536",
@@ -229,7 +229,7 @@ def test_a_body_that_is_no_object_is_refused(service: Service, kept: str, body: 
             assert [error["pointer"] for error in found["errors"]] == [""]
 
 
-def test_a_request_without_a_body_is_told_that_it_needs_one(service: Service) -> None:
+def test_a_request_without_a_body_is_refused(service: Service) -> None:
     with nothing_stored(service):
         for path in ("/turn", "/conversations"):
             found = problem(service.client.post(path), 422, "invalid_request")
@@ -262,7 +262,7 @@ def test_json_may_be_called_by_its_other_names(service: Service, kind: str) -> N
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("where", ["metadata", "additional_args", "a patch", "a turn's metadata"])
-def test_what_is_no_number_in_json_is_refused(service: Service, kept: str, number: str, where: str) -> None:
+def test_nan_and_infinity_are_refused(service: Service, kept: str, number: str, where: str) -> None:
     method, path, body = {
         "metadata": ("POST", "/conversations", '{"metadata": {"a": [%s]}}'),
         "a patch": ("PATCH", f"/conversations/{kept}", '{"metadata": {"a": [%s]}}'),
@@ -283,7 +283,7 @@ def test_a_large_number_comes_back_as_it_was(service: Service) -> None:
     assert str(10**400) in service.steps(turn)[0]["task"]
 
 
-def test_an_answer_that_no_json_number_holds_is_told_in_json(service: Service) -> None:
+def test_an_answer_that_no_json_number_holds_is_encoded_in_json(service: Service) -> None:
     script = json.dumps([{"code": "final_answer([float('nan'), float('-inf')])"}])
     response = service.post("/turn", message=script, agent="code")
     turn = strict_json(response.text)
@@ -381,7 +381,7 @@ def test_the_path_and_the_body_must_name_the_same_conversation(service: Service,
 
 
 @pytest.mark.parametrize("size", [(7000, 7000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
-def test_an_image_that_says_it_is_huge_is_too_large(service: Service, size: tuple[int, int]) -> None:
+def test_an_image_whose_header_claims_a_huge_size_is_too_large(service: Service, size: tuple[int, int]) -> None:
     with nothing_stored(service):
         problem(service.post("/turn", message="hi", images=[_text(_claiming(*size))]), 413, "too_large")
 
@@ -414,7 +414,7 @@ def test_a_body_may_be_as_large_as_is_set(small: Service, *, chunked: bool) -> N
         assert "65536" in problem(post(300_000), 413, "too_large")["detail"]
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(small: Service) -> None:
+def test_a_body_whose_length_header_is_too_large_is_refused_before_it_arrives(small: Service) -> None:
     url = small.client.base_url
     head = f"POST /turn HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\nContent-Length: 65537\r\n\r\n"
     with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
@@ -474,7 +474,7 @@ def test_an_unknown_path_is_not_found(service: Service, path: str) -> None:
         ("PUT", "/conversations/import", "DELETE, GET, PATCH, POST"),
     ],
 )
-def test_a_method_that_a_path_does_not_take_is_told_which_ones_it_does(
+def test_a_method_that_a_path_does_not_support_gets_the_supported_ones(
     service: Service, method: str, path: str, allowed: str
 ) -> None:
     response = service.client.request(method, path)
@@ -501,7 +501,7 @@ def test_every_error_has_a_status_and_a_code_of_its_own() -> None:
     assert [kind.__name__ for kind in kinds if not (kind.__doc__ or "").strip()] == []
 
 
-def test_errors_that_pass_are_those_that_say_when_to_come_back() -> None:
+def test_only_transient_errors_have_a_retry_after() -> None:
     assert {kind.code for kind in _errors() if kind.retry_after_s} == {
         "overloaded",
         "store_unavailable",
@@ -519,7 +519,7 @@ def test_a_model_that_fails_is_a_failed_turn_that_keeps_its_words_to_itself(serv
     assert service.get(f"/conversations/{turn['conversation_id']}/turns/1") == turn
 
 
-def test_the_turn_after_a_failed_one_is_shown_its_task_and_nothing_of_its_half_step(service: Service) -> None:
+def test_the_prompt_after_a_failed_turn_has_its_task_and_nothing_of_its_unfinished_step(service: Service) -> None:
     scripts = [{"raise": SECRET}], [{"shown": True}]
     failed = service.play(*scripts[0])
     assert [(step["type"], step["unanswered"]) for step in service.steps(failed)] == [("task", True)]

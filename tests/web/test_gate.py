@@ -58,7 +58,7 @@ CUT = {
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that takes itself to be on a network, as behind a proxy, with a page of another origin."""
+    """Yield a service that is open to a network, as behind a proxy, and allows one other origin."""
     settings = {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "CORS_ORIGINS": ALLOWED}
     with Service(tmp_path_factory.mktemp("network"), settings) as service:
         yield service
@@ -149,7 +149,7 @@ def test_a_body_starts_nothing_that_ends_before(service: Service, path: bytes, w
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/docs/static/swagger-ui-bundle.js", "/page/page.js"])
-def test_what_a_browser_shows_is_bound_to_the_services_own_scripts(service: Service, path: str) -> None:
+def test_pages_in_a_browser_run_only_the_services_own_scripts(service: Service, path: str) -> None:
     headers = service.client.get(path).headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in headers["content-security-policy"]

@@ -64,7 +64,7 @@ SMUGGLING = {
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that waits a second for a request."""
+    """Yield a service that waits a second for a request."""
     with Service(tmp_path_factory.mktemp("quick"), {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}) as service:
         yield service
 
@@ -78,7 +78,7 @@ def small(tmp_path: Path) -> Iterator[Service]:
 
 
 def closed_within(seconds: float, connections: list[socket.socket]) -> list[bytes]:
-    """Wait until all are closed; give each one's last words."""
+    """Wait until all are closed. Return the last bytes of each."""
     said = dict.fromkeys(connections, b"")
     poll = select.poll()
     known = {connection.fileno(): connection for connection in connections}
@@ -98,7 +98,7 @@ def closed_within(seconds: float, connections: list[socket.socket]) -> list[byte
 
 
 def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
-    """Send pieces until the other side takes no more of them; give the bytes that were sent."""
+    """Send pieces until the other side accepts no more. Return the number of sent bytes."""
     sent = 0
     with suppress(ConnectionError):
         while sent < most_bytes and not select.select([connection], [], [], 0)[0]:
@@ -264,7 +264,7 @@ def test_requests_that_are_sent_ahead_are_answered_in_order_up_to_a_bound(servic
         assert said == b""
 
 
-def test_a_reader_who_leaves_is_noticed_though_he_sent_a_request_ahead(service: Service, tmp_path: Path) -> None:
+def test_a_disconnect_is_noticed_after_a_pipelined_request(service: Service, tmp_path: Path) -> None:
     script = [{"call": [["wait_for", {"path": str(tmp_path / "go")}]]}, {"say": "done"}]
     wait = json.dumps({"message": json.dumps(script), "agent": "scripted"}).encode()
     head = POST.replace(b"/conversations", b"/turn") + b"Accept: text/event-stream\r\n"

@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def pair(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
-    """Give two services on one store."""
+    """Yield two services on one store."""
     folder = tmp_path_factory.mktemp("pair")
     settings = server.settings | {"ID_REUSE_S": "1", "MAX_WAITING_TURNS": "1"}
     with ExitStack() as stack:
@@ -194,7 +194,9 @@ OTHERS: dict[str, Event] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_key_that_comes_with_another_request_is_refused(pair: tuple[Service, Service], key: str, what: str) -> None:
+def test_a_key_that_is_reused_for_another_request_is_refused(
+    pair: tuple[Service, Service], key: str, what: str
+) -> None:
     first = turn_of(post_with_key(pair[0], key, DONE, **BASE))
     with nothing_stored(pair[0]):
         found = problem(post_with_key(pair[1], key, DONE, **BASE | OTHERS[what]), 422, "idempotency_key_reused")

@@ -82,7 +82,7 @@ def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Serv
     assert (failed["status"], sizes_of(service, failed["images"])) == ("failed", [(6, 5)])
 
 
-def test_no_link_is_left_to_what_was_dropped_or_destroyed(service: Service, tmp_path: Path) -> None:
+def test_no_link_is_left_to_dropped_or_destroyed_images(service: Service, tmp_path: Path) -> None:
     with held_turn(service, tmp_path / "gate", images=[png("red")]) as first:
         second = submit_next(service, first, *DRAWN, on_busy="rollback", images=[png("blue")])
         assert wait_for_end(service, first)["images"] == []

@@ -1,4 +1,4 @@
-"""Who is calling: API keys, and that nobody sees, changes or even guesses what is another's."""
+"""API keys and owners: no owner can see, change or guess another owner's objects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service with two owners, one of them with two keys; its file has comments and blank lines."""
+    """Yield a service with two owners, one of them with two keys. Its file has comments and blank lines."""
     folder = tmp_path_factory.mktemp("locked")
     keys = write_private(
         folder / "keys",
@@ -73,7 +73,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     "header",
     [None, "Bearer", "Bearer wrong-key", f"Bearer {ADA[:-1]}", f"Bearer {ADA} {ADA}", f"Basic {ADA}", ADA, "Bearer é"],
 )
-def test_nobody_comes_in_without_a_key(locked: Service, place: tuple[str, str], header: str | None) -> None:
+def test_requests_without_a_key_are_refused(locked: Service, place: tuple[str, str], header: str | None) -> None:
     made = create_as(locked, ADA)
     method, path = place
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"):
@@ -88,7 +88,7 @@ def test_nobody_comes_in_without_a_key(locked: Service, place: tuple[str, str], 
 
 
 @pytest.mark.parametrize("body", ["{", '{"message": ""}', '{"unknown": 1}', "[]"])
-def test_who_has_no_key_is_told_nothing_of_what_was_sent(locked: Service, body: str) -> None:
+def test_an_answer_to_a_request_without_a_key_reveals_nothing_of_its_body(locked: Service, body: str) -> None:
     problem(send(locked, "POST", "/turn", body), 401, "unauthorized")
 
 
@@ -116,9 +116,7 @@ def test_all_keys_of_an_owner_open_the_same(locked: Service) -> None:
 
 
 @pytest.mark.parametrize("place", [place for place in PATHS if "{id}" in place[1]])
-def test_anothers_conversation_is_not_to_be_told_from_one_that_never_was(
-    locked: Service, place: tuple[str, str]
-) -> None:
+def test_another_owners_conversation_answers_as_one_that_never_existed(locked: Service, place: tuple[str, str]) -> None:
     conversation_id = create_as(locked, ADA)["id"]
     say_as(locked, ADA, "private", conversation_id)
     method, path = place

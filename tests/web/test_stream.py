@@ -53,7 +53,7 @@ NO_CURSORS = ["abc", "-1", "1.5", "+1", "1e3", "0x1", "1 2", "1-0", "½", "٣"]
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service with owners, a page elsewhere, and little patience: with readers, and in keeping logs."""
+    """Yield a service with owners, a page of another origin, and short timeouts for readers and logs."""
     folder = tmp_path_factory.mktemp("strict")
     lines = [f"{owner} {hashlib.sha256(key.encode()).hexdigest()}" for owner, key in KEYS.items()]
     write_private(folder / "keys", "\n".join(lines))
@@ -70,11 +70,11 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def ended(service: Service) -> Event:
-    """Give a turn that is over, and has some events."""
+    """Return a turn that is over and has some events."""
     return service.play(ECHO, DONE)
 
 
-def test_a_posted_turn_is_shown_from_its_first_event_to_its_last(service: Service) -> None:
+def test_a_posted_turn_streams_all_events_from_first_to_last(service: Service) -> None:
     with posting(service, ECHO, DONE) as stream:
         frames = stream.rest()
     assert kinds(frames) == [
@@ -109,7 +109,7 @@ def test_a_conversation_goes_on_as_a_stream(service: Service, ended: Event) -> N
 
 
 @pytest.mark.parametrize(("accept", "is_stream"), RANKS)
-def test_the_answer_is_what_the_caller_ranks_highest(service: Service, accept: str, is_stream: bool) -> None:
+def test_the_answer_has_the_type_that_the_caller_ranks_highest(service: Service, accept: str, is_stream: bool) -> None:
     asked = {"agent": "scripted", "message": json.dumps([DONE])}
     response = service.client.post("/turn", json=asked, headers={"Accept": accept})
     kind = response.headers["content-type"].partition(";")[0]
@@ -117,9 +117,7 @@ def test_the_answer_is_what_the_caller_ranks_highest(service: Service, accept: s
     assert b'"reply":"done"' in response.content
 
 
-def test_a_turn_that_nobody_waited_for_is_watched_live_and_again_byte_for_byte(
-    service: Service, tmp_path: Path
-) -> None:
+def test_a_turn_without_a_waiting_client_streams_live_and_again_byte_for_byte(service: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     turn = submit_turn(service, ECHO, wait(gate), {"say": "ü😀\u2028\n"}, agent="streamed")
     with watching(service, turn) as live, watching(service, turn) as other:
@@ -135,14 +133,14 @@ def test_a_turn_that_nobody_waited_for_is_watched_live_and_again_byte_for_byte(
     assert live.response.headers["location"] == place(turn)
 
 
-def test_what_the_poster_saw_is_what_is_shown_again(service: Service) -> None:
+def test_a_replay_equals_the_stream_of_the_post(service: Service) -> None:
     with posting(service, ECHO, {"call": [["picture", {}]]}, {"call": [["fail", {"reason": "x"}]]}, DONE) as stream:
         frames = stream.rest()
     assert bytes_of(log_of(service, frames[-1].data["result"])) == bytes_of(frames)
 
 
 @pytest.mark.alone
-def test_what_has_happened_is_shown_at_once(service: Service, ended: Event, tmp_path: Path) -> None:
+def test_past_events_arrive_at_once(service: Service, ended: Event, tmp_path: Path) -> None:
     start = time.monotonic()
     assert log_of(service, ended)
     assert time.monotonic() - start < 1
@@ -173,7 +171,7 @@ def test_the_header_wins_over_the_query(service: Service, ended: Event) -> None:
     assert bytes_of(log_of(service, ended, 0, after=len(whole))) == bytes_of(whole)
 
 
-def test_a_reader_who_has_seen_the_final_event_is_told_to_stop(service: Service, ended: Event) -> None:
+def test_a_cursor_at_the_final_event_gets_204(service: Service, ended: Event) -> None:
     final = log_of(service, ended)[-1]
     assert bytes_of(log_of(service, ended, final.id - 1)) == final.raw
     for cursor in (final.id, final.id + 1, 999_999):
@@ -191,12 +189,12 @@ def test_a_cursor_beyond_the_end_of_a_running_turn_waits_for_what_follows_it(ser
             gate.touch()
             expected = plain.rest()
             assert bytes_of(ahead.rest()) == bytes_of([frame for frame in expected if frame.id > reached + 5])
-            assert beyond.rest() == []  # it ends with the turn, and there is nothing to come
+            assert beyond.rest() == []  # it ends with the turn, and no event follows
     assert ask(service, turn, last=9999).status_code == 204
 
 
 @pytest.mark.parametrize("cursor", NO_CURSORS)
-def test_what_is_no_cursor_is_refused_and_named(service: Service, ended: Event, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused_and_named(service: Service, ended: Event, cursor: str) -> None:
     for where, name, response in (
         ("header", "Last-Event-ID", ask(service, ended, last=cursor.encode())),
         ("query", "after", ask(service, ended, after=cursor)),
@@ -217,7 +215,7 @@ def test_a_turn_whose_log_has_expired_still_answers_with_its_final_event(strict:
     problem(ask(strict, turn, last=b"abc"), 422, "invalid_request")
 
 
-def test_what_is_not_there_or_not_yours_is_a_problem_and_no_broken_stream(strict: Service) -> None:
+def test_a_missing_or_foreign_turn_is_a_problem_and_no_broken_stream(strict: Service) -> None:
     turn = strict.play(DONE)
     problem(ask(strict, turn | {"turn": 2}), 404, "turn_not_found")
     problem(ask(strict, turn | {"conversation_id": "nobody"}), 404, "conversation_not_found")
@@ -296,7 +294,7 @@ def test_a_lost_subscription_costs_readers_no_event(replicas: tuple[Service, Ser
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_reader_who_leaves_does_not_touch_the_turn(service: Service, tmp_path: Path, method: str) -> None:
+def test_a_disconnect_does_not_affect_the_turn(service: Service, tmp_path: Path, method: str) -> None:
     gate = tmp_path / "gate"
     script = [{"stream": ["first ", {"gate": str(gate)}, "second", [0, '{"answer": "end"}', "final_answer"]]}]
     with posting(service, *script) as poster:
@@ -327,7 +325,7 @@ def test_a_reader_may_ask_that_his_leaving_stops_the_turn(service: Service, meth
     assert service.follow_up(ended, DONE)["reply"] == "done"
 
 
-def test_a_reader_whose_leaving_would_stop_the_turn_may_stay_to_its_end(service: Service) -> None:
+def test_on_disconnect_cancel_does_not_stop_a_turn_whose_reader_stays(service: Service) -> None:
     with posting(service, ECHO, DONE, query={"on_disconnect": "cancel"}) as stream:
         assert kinds(stream.rest())[-1] == "turn.finished"
     response = service.client.post("/turn?on_disconnect=perhaps", json={"message": "x"}, headers=EVENTS)
@@ -335,7 +333,7 @@ def test_a_reader_whose_leaving_would_stop_the_turn_may_stay_to_its_end(service:
 
 
 @pytest.mark.alone
-def test_a_reader_who_reads_nothing_is_dropped_and_no_other_one_is_delayed(strict: Service, tmp_path: Path) -> None:
+def test_a_reader_that_stops_reading_is_dropped_and_delays_no_other(strict: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     flood = [piece for _ in range(60) for piece in ({"large": 200_000}, [0, " "])]
     end = [{"gate": f"{gate}.end"}, [0, '{"answer": "end"}']]
@@ -360,7 +358,7 @@ def test_a_reader_who_reads_nothing_is_dropped_and_no_other_one_is_delayed(stric
             assert time.monotonic() - start < 5
             gate.with_name("gate.end").touch()
             assert stream.rest()[-1].data["result"]["reply"] == "end"
-            # Fails today: uvicorn's close() waits for the reader to take what is buffered, so the connection stays.
+            # Fails today: uvicorn's close() waits until the reader has read its buffer, so the connection stays.
             wait_until(lambda: gone(strict, port), within_s=8)
     assert "defect" not in strict.log()
 
@@ -393,7 +391,9 @@ def test_streams_end_at_shutdown_and_their_readers_go_on_with_a_restarted_server
         assert service.follow_up(turn | {"agent": {"name": "streamed"}}, DONE)["reply"] == "done"
 
 
-def test_a_step_that_ends_within_the_drain_is_shown_and_the_turn_goes_on_in_the_next_process(tmp_path: Path) -> None:
+def test_a_step_that_ends_within_the_drain_is_streamed_and_the_turn_continues_in_the_next_process(
+    tmp_path: Path,
+) -> None:
     gate = tmp_path / "gate"
     service = Service(tmp_path / "service")
     with service, posting(service, wait(gate), DONE) as stream:
@@ -481,7 +481,7 @@ def read_in_pieces(service: Service, turn: Event, every: int) -> list[Frame]:
 
 
 def kinds(frames: list[Frame]) -> list[str]:
-    """Give the types of events; neighbouring pieces of text are one."""
+    """Return the types of events, with neighbouring pieces of text as one."""
     names = [frame.event for frame in frames]
     return [name for at, name in enumerate(names) if name != "message.delta" or names[at - 1 : at] != [name]]
 

@@ -88,7 +88,7 @@ def test_users_write_in_any_language(service: Service) -> None:
         assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["reply"] == text
 
 
-def test_a_tool_error_is_told_to_the_model_and_the_turn_goes_on(service: Service) -> None:
+def test_a_tool_error_reaches_the_model_and_the_turn_continues(service: Service) -> None:
     turn = service.play({"call": [["fail", {"reason": "broken pipe"}]]}, {"say": "recovered"})
     assert (turn["status"], turn["reply"]) == ("finished", "recovered")
     assert [(call["name"], call["ok"]) for call in turn["tool_calls"]] == [("fail", False)]
@@ -122,7 +122,7 @@ def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("form", "size"), [("JPEG", (3000, 2000)), ("WEBP", (300, 200)), ("GIF", (300, 200))])
-def test_a_photo_is_stored_as_it_came_and_shown_to_the_model_pixel_by_pixel(
+def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(
     tmp_path: Path, form: str, size: tuple[int, int]
 ) -> None:
     from tests.support import agents  # noqa: PLC0415 - smolagents, only here
@@ -203,7 +203,7 @@ def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path)
     assert until_over(service, response.json())["status"] == "finished"
 
 
-def test_nobody_waits_longer_than_is_set_and_the_answer_says_how_long(tmp_path: Path) -> None:
+def test_a_wait_has_a_limit_and_the_answer_names_it(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     message = json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "end"}])
     with Service(tmp_path / "service", {"WAIT_S": "1"}) as service:
@@ -215,7 +215,7 @@ def test_nobody_waits_longer_than_is_set_and_the_answer_says_how_long(tmp_path: 
         assert until_over(service, response.json())["reply"] == "end"
 
 
-def test_why_a_turn_failed_is_in_the_log_for_who_asks(tmp_path: Path) -> None:
+def test_the_cause_of_a_failed_turn_is_in_the_log(tmp_path: Path) -> None:
     with Service(tmp_path, {"LOG_LEVEL": "debug"}) as service:
         assert "kaputt" not in json.dumps(service.play({"raise": "the model is kaputt"})["error"])
         assert "RuntimeError: the model is kaputt" in service.log()
@@ -238,7 +238,7 @@ def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> No
     assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
 
 
-def test_a_conversation_with_errors_is_shown_to_the_model_as_an_uninterrupted_agent_would(service: Service) -> None:
+def test_a_conversation_with_errors_has_the_prompt_of_an_uninterrupted_agent(service: Service) -> None:
     from tests.support import agents  # noqa: PLC0415 - smolagents, only here
 
     scripts: list[tuple[list[dict[str, Any]], int | None]] = [
