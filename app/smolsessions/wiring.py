@@ -26,8 +26,7 @@ from smolsessions.store.store import Options, open_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
-from smolsessions.web.metrics import Metrics, MetricsSource
-from smolsessions.web.metrics_merge import share_metrics
+from smolsessions.web.metrics import Metrics, MetricsSource, share_metrics
 from smolsessions.web.routes.common import Limits
 from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
@@ -158,7 +157,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                 metrics_source=metrics_source,
                 limits=_limits(settings),
             )
-            metrics.streams = lambda: app.state.streams.open_count
+            metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:
             app = create_health_app(metrics_source, authenticator, settings.host)
         agents = [info.version.name for info in conversations.agents()]

@@ -45,7 +45,7 @@ class Authenticator:
 
     def __init__(self, path: Path | None, *, loopback: bool) -> None:
         self._path = path
-        self._loopback = loopback
+        self.loopback = loopback
         self._read_at: tuple[int, ...] | None = None
         self._owners: Mapping[bytes, Owner] = {}
         self._checked: Mapping[bytes, Owner] = {}  # keys at the last check of the streams
@@ -68,12 +68,8 @@ class Authenticator:
     @property
     def sentence(self) -> str:
         """Access in words, for the start message."""
-        where = "this machine only" if self._loopback else "anyone who reaches it"
+        where = "this machine only" if self.loopback else "anyone who reaches it"
         return f"{where}, {'with an API key' if self._path else 'without a key'}"
-
-    @property
-    def loopback(self) -> bool:
-        return self._loopback
 
     def owner(self, authorization: str | None) -> Owner:
         """Return the owner of the key. Raises `UnauthorizedError`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,17 +35,11 @@ SPARE_S = 2.0
 PROBES = frozenset({"/livez", "/readyz"})
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    receive_timeout_s: float
-    max_connections: int
-
-
 def limited_connections(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:
     """Return uvicorn's `http` option. It leaves half of the open files to the store and to code processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
-    return partial(Connection, limits=ConnectionLimits(receive_timeout_s, most))
+    return partial(Connection, receive_timeout_s=receive_timeout_s, max_connections=most)
 
 
 class _Phase(IntEnum):
@@ -61,10 +54,10 @@ class Connection(HttpToolsProtocol):
     A request that arrives in one piece costs no timer. A timer starts if a piece leaves a head or a body unfinished.
     """
 
-    def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *arguments: Any, receive_timeout_s: float, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._limits = limits
-        self._head_s = limits.receive_timeout_s
+        self._receive_timeout_s = self._head_s = receive_timeout_s
+        self._max_connections = max_connections
         self._phase = _Phase.IDLE
         self._unreported = 0  # bytes since the parser last reported a head, a chunk or a piece of a body
         self._body_bytes = 0
@@ -75,10 +68,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         count = len(self.connections)
-        if count > self._limits.max_connections + SPARE_CONNECTIONS:
+        if count > self._max_connections + SPARE_CONNECTIONS:
             self._refuse(TooManyConnectionsError())
             return
-        if count > self._limits.max_connections:
+        if count > self._max_connections:
             self.app = _only_probes(self.app)
             self._head_s = min(SPARE_S, self._head_s)
             self.timeout_keep_alive = 0
@@ -107,7 +100,7 @@ class Connection(HttpToolsProtocol):
         if self._unreported > MAX_HEAD_BYTES:
             self._refuse(HeadTooLargeError())
         elif self._timer is None and (self._phase or (self.cycle is not None and self.cycle.response_complete)):
-            self._arm(self._limits.receive_timeout_s if self._phase is _Phase.BODY else self._head_s)
+            self._arm(self._receive_timeout_s if self._phase is _Phase.BODY else self._head_s)
 
     def on_message_begin(self) -> None:
         self._phase = _Phase.HEAD
@@ -149,7 +142,7 @@ class Connection(HttpToolsProtocol):
         if self._phase is _Phase.BODY and self.cycle.response_complete and not self.transport.is_closing():
             # The client must be able to read the answer, so the rest of a refused body is dropped, for a limited time.
             self._disarm()
-            self._arm(self._limits.receive_timeout_s)
+            self._arm(self._receive_timeout_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
@@ -190,7 +183,7 @@ class Connection(HttpToolsProtocol):
         """Return the time left for a body. It grows with each byte, and stops while reading is paused."""
         if self._phase is not _Phase.BODY or self.cycle.response_complete:
             return 0.0
-        now, timeout_s = self.loop.time(), self._limits.receive_timeout_s
+        now, timeout_s = self.loop.time(), self._receive_timeout_s
         if self.flow.read_paused:
             self._body_began = now
         return self._body_began + timeout_s + self._body_bytes / MIN_BYTES_PER_S - now

@@ -1,16 +1,27 @@
-"""Prometheus metrics of one process."""
+"""Prometheus metrics of one process, or of a set of processes.
+
+A scrape of a set reaches one process. It asks the others, each on a socket in their private folder.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from pathlib import Path
 
     from smolsessions.core.records import Queues, Turn
 
+TIMEOUT_S = 2.0  # of another process
+END = b"# EOF\n"
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 
 
@@ -31,52 +42,42 @@ class MetricsSource(Protocol):
 
 class Metrics:
     def __init__(self, threads: ThreadCounts, sessions: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
+        self.queues: Callable[[], Awaitable[Queues]] | None = None
+        self._registry = registry = CollectorRegistry()
         self._turns = Counter(
-            "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=self._registry
+            "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=registry
         )
         self._duration = Histogram(
-            "smolsessions_turn_seconds",
-            "From start to end of a turn.",
-            ("agent",),
-            buckets=_SECONDS,
-            registry=self._registry,
+            "smolsessions_turn_seconds", "From start to end of a turn.", ("agent",), buckets=_SECONDS, registry=registry
         )
         self._queued = Histogram(
-            "smolsessions_turn_queued_seconds", "From submit to start.", buckets=_SECONDS, registry=self._registry
+            "smolsessions_turn_queued_seconds", "From submit to start.", buckets=_SECONDS, registry=registry
         )
         self._taken_over = Counter(
             "smolsessions_turns_taken_over",
             "Attempts that continued a turn of another process, or of an earlier life of this process.",
-            registry=self._registry,
+            registry=registry,
         )
-        self._gauge("threads_free", "Threads without a turn.", lambda: threads.free)
-        self._gauge("threads_busy", "Threads with a turn.", lambda: threads.busy)
-        self._gauge("threads_stuck", "Abandoned threads: foreign code in them ignores the stop.", lambda: threads.stuck)
-        self._gauge("sessions_warm", "Agents kept in memory between turns.", sessions)
-        self.streams: Callable[[], int] | None = None
-        self._gauge(
-            "streams_open",
-            "Open event streams of this process.",
-            lambda: self.streams() if self.streams else 0,
+        self._gauge("threads_free", "Threads without a turn.").set_function(lambda: threads.free)
+        self._gauge("threads_busy", "Threads with a turn.").set_function(lambda: threads.busy)
+        stuck = self._gauge("threads_stuck", "Abandoned threads: foreign code in them ignores the stop.")
+        stuck.set_function(lambda: threads.stuck)
+        self._gauge("sessions_warm", "Agents kept in memory between turns.").set_function(sessions)
+        self.streams_open = self._gauge("streams_open", "Open event streams of this process.")
+        self._lengths = self._gauge(
+            "queue_length",
+            "Conversations of the whole store that wait for a thread: the same in every process.",
+            "agent",
         )
-        self._lengths, self._ages = (
-            Gauge(f"smolsessions_queue_{name}", text, ("agent",), registry=self._registry)
-            for name, text in {
-                "length": "Conversations that wait for a thread, in the whole store: the same in every process.",
-                "oldest_seconds": "Waiting time of the oldest of them: the same in every process.",
-            }.items()
+        self._ages = self._gauge(
+            "queue_oldest_seconds", "Waiting time of the oldest of them: the same in every process.", "agent"
         )
-        self._silent = Gauge(
-            "smolsessions_partitions_silent",
+        self._silent = self._gauge(
+            "partitions_silent",
             "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics.",
-            registry=self._registry,
         )
-        self.queues: Callable[[], Awaitable[Queues]] | None = None
         self._store_errors = Counter(
-            "smolsessions_store_errors",
-            "Lost connections and refused operations.",
-            registry=self._registry,
+            "smolsessions_store_errors", "Lost connections and refused operations.", registry=registry
         )
 
     def store_lost(self) -> None:
@@ -105,5 +106,70 @@ class Metrics:
             self._silent.set(found.silent)
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
-        Gauge(f"smolsessions_{name}", text, registry=self._registry).set_function(value)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"smolsessions_{name}", text, labels, registry=self._registry)
+
+
+@contextlib.asynccontextmanager
+async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MergedMetrics]:
+    """Serve the metrics of process `number` to the other processes, and yield those of all."""
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(await metrics.text() + END)
+            await writer.drain()
+        writer.close()
+
+    sockets[number].unlink(missing_ok=True)  # left by an earlier life of this process
+    async with await asyncio.start_unix_server(answer, sockets[number]):
+        yield MergedMetrics(metrics, number, sockets)
+
+
+class MergedMetrics:
+    """Samples of all processes, each labelled with the number of its process."""
+
+    def __init__(self, metrics: Metrics, number: int, sockets: Sequence[Path]) -> None:
+        self._metrics = metrics
+        self._number = number
+        self._sockets = sockets
+
+    async def text(self) -> bytes:
+        texts = await asyncio.gather(*map(self._text_of, range(len(self._sockets))))
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Merged(texts))
+        return await asyncio.to_thread(
+            generate_latest, registry
+        )  # it would block the event loop if the processes are many
+
+    async def _text_of(self, number: int) -> str | None:
+        """Return a process's metrics, or None if it does not answer in time."""
+        if number == self._number:
+            return (await self._metrics.text()).decode()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._sockets[number])
+                try:
+                    text = await reader.read()
+                    return text.decode() if text.endswith(END) else None
+                finally:
+                    writer.close()
+        return None
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Iterable[str | None]) -> None:
+        self._texts = list(texts)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield each family once, with the samples of all processes."""
+        families: dict[str, Metric] = {}
+        for number, text in enumerate(self._texts):
+            for found in text_string_to_metric_families(text or ""):
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                for sample in found.samples:
+                    family.add_sample(sample.name, {"process": str(number), **sample.labels}, sample.value)
+        yield from families.values()
+        silent = sum(text is None for text in self._texts)
+        yield GaugeMetricFamily(
+            "smolsessions_processes_silent", "Processes of this set that returned no metrics.", value=silent
+        )

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
-from smolsessions.core.errors import (
-    ForeignHostError,
-    ForeignOriginError,
-    MalformedError,
-    MediaTypeError,
-    ServiceError,
-)
+from smolsessions.core.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError
 from smolsessions.web.body import LARGE_BYTES, check_structure, in_thread_if_large, read_body, replay, too_large
 from smolsessions.web.problems import response_to
 

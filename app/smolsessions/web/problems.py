@@ -179,7 +179,7 @@ class _Defects:
         except Exception:
             if has_begun or scope["type"] != "http":
                 raise  # the server logs it and closes the connection, because the answer has begun
-            log.exception("a request raised an unexpected error")
+            log.exception("a request met a defect of this service")
             await response_to(errors.ServiceError())(scope, receive, send)
 
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_typ
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from smolsessions.core.policies import Rules
-from smolsessions.core.records import AgentVersion, Failure, LeftOut, Outcome, StepType, ToolCall, Usage
+from smolsessions.core.records import (
+    AgentVersion,
+    Failure,
+    LeftOut,
+    Outcome,
+    RunState,
+    StepType,
+    ToolCall,
+    TurnStatus,
+    Usage,
+)
 from smolsessions.web.requests import POLICY, TTL
 
 if TYPE_CHECKING:
@@ -79,7 +89,7 @@ class TurnView(BaseModel):
 
     conversation_id: str
     turn: int
-    status: Literal["queued", "running", "finished", "failed", "cancelled"]
+    status: TurnStatus
     agent: AgentVersionView
     message: str
     images: list[StepImageView] = Field(
@@ -92,7 +102,7 @@ class TurnView(BaseModel):
     )
     tool_call_names: list[str]
     tool_calls: list[ToolCallView]
-    state: Literal["success", "max_steps_error"] | None
+    state: RunState | None
     steps: int
     usage: UsageView
     timing: TimingView

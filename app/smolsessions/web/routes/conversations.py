@@ -44,15 +44,13 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["conversations"], route_class=StrictRoute)
 
     @router.post(
-        "/conversations",
-        status_code=201,
-        responses=responses(ConversationView, 409, 413, 415, 422, status=201),
+        "/conversations", status_code=201, responses=responses(ConversationView, 409, 413, 415, 422, status=201)
     )
     async def create(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
         agent = AgentName(body.agent) if body.agent is not None else None
-        draft = ConversationFields(body.metadata, None if body.policy is None else tuple(body.policy), body.ttl_s)
-        made = await conversations.create(owner, body.id, agent, draft)
+        fields = ConversationFields(body.metadata, body.policy, body.ttl_s)
+        made = await conversations.create(owner, body.id, agent, fields)
         return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
     @router.get("/conversations", responses=responses(ConversationPage, 422))
@@ -67,10 +65,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         """Return one conversation."""
         return answer(conversation_view(await conversations.show(Ref(owner, conversation_id))))
 
-    @router.patch(
-        "/conversations/{conversation_id}",
-        responses=responses(ConversationView, 404, 413, 415, 422),
-    )
+    @router.patch("/conversations/{conversation_id}", responses=responses(ConversationView, 404, 413, 415, 422))
     async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
         """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
         return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), patch_of(body))))
@@ -118,10 +113,9 @@ def patch_of(body: ConversationPatch) -> Callable[[ConversationFields], Conversa
     sent = body.model_fields_set
 
     def patched(now: ConversationFields) -> ConversationFields:
-        policy = None if body.policy is None else tuple(body.policy)
         return ConversationFields(
             merge(now.metadata, body.metadata) if "metadata" in sent else now.metadata,
-            policy if "policy" in sent else now.policy,
+            body.policy if "policy" in sent else now.policy,
             body.ttl_s if "ttl_s" in sent else now.ttl_s,
         )
 

@@ -78,10 +78,9 @@ def history_routes(history: History) -> APIRouter:
     ) -> Response:
         """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
         request = body or PruneRequest()
-        policy = None if request.policy is None else tuple(request.policy)
         destroys = destroy or request.destroy
         weighed, count, conversation = await history.prune(
-            Ref(owner, conversation_id), policy, dry_run=dry_run or request.dry_run, destroy=destroys
+            Ref(owner, conversation_id), request.policy, dry_run=dry_run or request.dry_run, destroy=destroys
         )
         return answer(prune_view(weighed, count, conversation, destroyed=destroys))
 
@@ -90,11 +89,7 @@ def history_routes(history: History) -> APIRouter:
         """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
         return answer(conversation_view(await history.roll_back(Ref(owner, conversation_id), body.turn)))
 
-    @router.post(
-        f"{at}/fork",
-        status_code=201,
-        responses=responses(ConversationView, *WRITE, status=201),
-    )
+    @router.post(f"{at}/fork", status_code=201, responses=responses(ConversationView, *WRITE, status=201))
     async def fork(
         owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
     ) -> Response:

@@ -14,15 +14,7 @@ from smolsessions.web.fast_route import FastRoute
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.requests import TurnRequest  # noqa: TC001 - FastAPI reads the annotations
-from smolsessions.web.routes.common import (
-    CallerOwner,
-    Limits,
-    OnDisconnect,
-    PathId,
-    Prefer,
-    turn_answer,
-    wait_of,
-)
+from smolsessions.web.routes.common import CallerOwner, Limits, OnDisconnect, PathId, Prefer, turn_answer, wait_of
 from smolsessions.web.sse import EVENT_STREAM, TurnStream
 from smolsessions.web.views import TurnView
 

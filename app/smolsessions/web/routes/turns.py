@@ -52,10 +52,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
 
     @router.get("/conversations/{conversation_id}/turns/{number}", responses=responses(TurnView, 404, 422))
     async def show_turn(
-        owner: CallerOwner,
-        conversation_id: PathId,
-        number: TurnNumber,
-        include_internal_tools: Internal = False,
+        owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
         """Return one turn."""
         turn = await turns.turn(Ref(owner, conversation_id), number)
