@@ -258,7 +258,7 @@ def test_a_store_that_refuses_the_password_is_named_with_the_mend(
     password: str, outside_store: str, tmp_path: Path
 ) -> None:
     sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://{password}{outside_store}", "SEAL_KEYS": KEY_A}))
-    assert "refuses us" in sentence
+    assert "refuses the login" in sentence
     assert "put its user into SMOLSESSIONS_REDIS_URL, and the password" in sentence
     assert "wrong-sesame" not in sentence
 
@@ -285,7 +285,7 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     addresses = {
         f"redis://{HOST}:{replica.port}": "is a replica, which takes no writes; write the address of its primary",
         f"redis://{HOST}:{server.port}/99": "no such database",
-        f"redis://:{SECRET}@{HOST}:{server.port}": "asks for no password",
+        f"redis://:{SECRET}@{HOST}:{server.port}": "has no password",
         f"redis+sentinel://{HOST}:{server.port}/main": "is no sentinel",
         f"redis+cluster://{HOST}:{server.port}": "is no cluster",
     }

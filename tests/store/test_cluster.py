@@ -515,10 +515,10 @@ def refused(guarded: Guarded) -> dict[str, Refused]:
     address, port = cluster.url(user="worker", password="x").replace(":x@", "@"), free_port()
     plain = f"redis+cluster://worker:{quote(SECOND_SECRET, safe='')}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
     return {
-        "a wrong password": Refused(guarded.as_worker("wrong-sesame"), ("refuses us", "SMOLSESSIONS_REDIS_URL")),
+        "a wrong password": Refused(guarded.as_worker("wrong-sesame"), ("refuses the login", "SMOLSESSIONS_REDIS_URL")),
         "a wrong password in a file": Refused(
             settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(wrong_file)},
-            ("refuses us", "SMOLSESSIONS_REDIS_PASSWORD_FILE"),
+            ("refuses the login", "SMOLSESSIONS_REDIS_PASSWORD_FILE"),
         ),
         "a password file that is not there": Refused(
             settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": "/nowhere/password"},

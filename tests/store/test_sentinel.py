@@ -260,7 +260,7 @@ def table(guarded: tuple[Sentinels, dict[str, str], Path]) -> dict[str, Refused]
             {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
             ("SMOLSESSIONS_REDIS_CA_FILE",),
         ),
-        "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses us"),
+        "a wrong password": at(sentinels.url(user="worker", password="wrong-sesame"), "refuses the login"),
         "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
         "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
         "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 16
 END_S = 10.0
 AT_ONCE = struct.pack("ii", 1, 0)  # a linger of no time: closing resets
-KINDS = {"commands": {"EVALSHA"}, "news": {"SSUBSCRIBE"}, "witness": {"EVALSHA", "WAIT"}}
+KINDS = {"commands": {"EVALSHA"}, "messages": {"SSUBSCRIBE"}, "acks": {"EVALSHA", "WAIT"}}
 WORDS = {word: f"${len(word)}\r\n{word}\r\n".encode() for word in set.union(*KINDS.values())}
 LONGEST_WORD = max(map(len, WORDS.values()))
 

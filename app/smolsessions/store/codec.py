@@ -118,11 +118,11 @@ def _known_event(name: str, data: bytes) -> Event | None:
         return None
 
 
-def pieces_to_bytes(pieces: dict[str, bytes]) -> bytes:
+def chunk_list_to_bytes(pieces: dict[str, bytes]) -> bytes:
     return to_json({name: tag.hex() for name, tag in pieces.items()})
 
 
-def pieces_from_bytes(data: bytes) -> dict[str, bytes]:
+def chunk_list_from_bytes(data: bytes) -> dict[str, bytes]:
     return {name: bytes.fromhex(tag) for name, tag in from_json(data).items()}
 
 

@@ -1,4 +1,4 @@
-"""Seals and opens what belongs to conversations; of a fork also what it has of those that it was forked from."""
+"""Sealer of conversations that also opens the blobs that a fork shares with its origins."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 MOST_KNOWN = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
+"""Blobs that a fork copies as its origin sealed them."""
 OF_TURNS = frozenset({"turn", "log", "event"})
-"""What a fork has as its origin sealed it; all else of it is its own, but for the heads of the turns before it."""
 NO_TERMS = Terms()
 
 
 class ConversationSealer:
-    """A sealer that knows where forks come from. A fork holds the very blobs of its origin: copying them is cheap."""
+    """Caches the terms of conversations, which name the origins of a fork."""
 
     def __init__(self, sealer: Sealer) -> None:
         self._sealer = sealer
@@ -30,7 +30,7 @@ class ConversationSealer:
         self._known: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
 
     def terms(self, scope: str, blob: bytes | None) -> Terms:
-        """Open a conversation's terms, if it has any; from now on what it has of its origins can be opened."""
+        """Open a conversation's terms, if it has any, and remember its origins."""
         if not blob:
             self._known.pop(scope, None)
             return NO_TERMS
@@ -44,24 +44,24 @@ class ConversationSealer:
         return known[1]
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
-        """Open what was sealed for this place in the conversation, or in one that it was forked from."""
-        return self._open(blob, scope, place, self._origins(scope) if place[0] in COPIED else ())
+        """Open a blob that was sealed for this place in the conversation or in one of its origins."""
+        return self._open(blob, scope, place, is_copied=place[0] in COPIED)
 
     def open_past_head(self, blob: bytes, scope: str) -> bytes:
-        """Open a head that the conversation, or one that it was forked from, had after an earlier turn."""
-        return self._open(blob, scope, ("head",), self._origins(scope))
+        """Open a head that the conversation or one of its origins had after an earlier turn."""
+        return self._open(blob, scope, ("head",), is_copied=True)
 
-    def _origins(self, scope: str) -> tuple[Origin, ...]:
-        known = self._known.get(scope)
-        return known[1].lineage if known else ()
-
-    def _open(self, blob: bytes, scope: str, place: tuple[str | int, ...], origins: tuple[Origin, ...]) -> bytes:
+    def _open(self, blob: bytes, scope: str, place: tuple[str | int, ...], *, is_copied: bool) -> bytes:
         try:
             return self._sealer.open(blob, scope, *place)
         except SealBrokenError:
-            for origin in origins:
+            for origin in self._origins(scope) if is_copied else ():
                 if place[0] in OF_TURNS and int(place[1]) > origin.turn:
                     break  # later than the fork
                 with suppress(SealBrokenError):
                     return self._sealer.open(blob, origin.scope, *place)
             raise
+
+    def _origins(self, scope: str) -> tuple[Origin, ...]:
+        known = self._known.get(scope)
+        return known[1].lineage if known else ()

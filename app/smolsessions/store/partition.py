@@ -1,4 +1,4 @@
-"""The partitions of a store, and what its parts work with at each: scripts, seal, log, names of this process."""
+"""Partitions of a store, each with its scripts, sealer, log and channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """One of them. `channel` is where this process hears of its turns, `wake` where workers hear of work."""
+    """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
     scripts: Scripts
     sealer: ConversationSealer
@@ -30,22 +30,17 @@ class Partition:
 
 
 class Partitions:
-    """All partitions. Which one a name belongs to never changes, for any process on the store."""
+    """All partitions. The partition of a name never changes, in any process."""
 
     def __init__(self, partitions: Sequence[Partition]) -> None:
         self._partitions = tuple(partitions)
 
     def of(self, ref: Ref) -> Partition:
-        """Give the partition of a conversation."""
         return self.named(str(ref))
 
     def named(self, name: str) -> Partition:
-        """Give the partition of whatever goes by a name of its own."""
-        return (
-            self._partitions[zlib.crc32(name.encode()) % len(self._partitions)]
-            if len(self._partitions) > 1
-            else self._partitions[0]
-        )
+        count = len(self._partitions)
+        return self._partitions[zlib.crc32(name.encode()) % count if count > 1 else 0]
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._partitions)

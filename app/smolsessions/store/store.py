@@ -1,4 +1,4 @@
-"""A store in use: a line to each partition's server, and the check that this data is ours and readable."""
+"""Store in use: connections to all partitions, and the classes that work on them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smolsessions.store.connection.durability import Durability
+from smolsessions.store.connection.identity import IdentityCheck
 from smolsessions.store.connection.pipeline import Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
-from smolsessions.store.connection.startup_check import ReplacementCheck, check_store
+from smolsessions.store.connection.startup_check import check_store
 from smolsessions.store.conversation_sealer import ConversationSealer
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
 from smolsessions.store.scripts.loader import Scripts, load_commands, script
-from smolsessions.store.turns.idempotency import IdempotencyKeys
 from smolsessions.store.turns.scheduler import Scheduler
 from smolsessions.store.turns.turn_log import TurnLog
-from smolsessions.store.turns.turn_store import TurnStore
+from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from smolsessions.store.connection.servers import Servers
     from smolsessions.store.seal import Sealer
 
 
@@ -38,15 +38,15 @@ class Store:
     memories: HistoryStore
     scheduler: Scheduler
     running: tuple[asyncio.Future[None], ...]
-    """What must not end while the store is in use."""
+    """Tasks that end only when the store fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a store is used. `partitions` is for a store that is new: else what it has.
+    """Options of a store. `partitions` is for a new store; None accepts any number.
 
-    `replicated`: nothing is acknowledged that only one server has. `ours_alone`: no other process uses the store, so
-    what an earlier one held is free at once.
+    `replicated`: no write is acknowledged before a replica has it. `ours_alone`: no other process uses the store, so
+    all leases of an earlier process end at once.
     """
 
     lease_s: float
@@ -65,30 +65,24 @@ class Options:
 async def open_store(
     address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
 ) -> AsyncIterator[Store]:
-    """Connect, check, and serve until left. Raises `StartError` with the mend where the store cannot be used."""
+    """Connect, check the store, and serve until the block ends. Raises `StartError` if the store is not usable."""
     servers = servers_at(address)
     try:
-        about = await check_store(servers, address, sealer, options.partitions, replicated=options.replicated)
-        me = secrets.token_hex(8)
-        away = {"lease_us": int(options.lease_s * 1_000_000)}
-        names = [f"{{p{place:03}}}" for place in range(about.partitions)]
-        lines = [
-            Pipeline(
-                servers,
-                name,
-                on_connect=load_commands(),
-                on_return=[script("outage").command(name, (), away)],
-                on_loss=on_loss,
-                replicated=options.replicated,
-            )
-            for name in names
-        ]
+        server, identity = await check_store(
+            servers, address, sealer, options.partitions, replicated=options.replicated
+        )
+        process_id = secrets.token_hex(8)
+        names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
+        pipelines = [_pipeline(servers, name, options, on_loss) for name in names]
         partitions = Partitions(
-            [_partition(line, name, sealer, me, options) for line, name in zip(lines, names, strict=True)]
+            [
+                _partition(pipeline, name, sealer, process_id, options)
+                for pipeline, name in zip(pipelines, names, strict=True)
+            ]
         )
         scheduler = Scheduler(
             partitions,
-            worker=me,
+            worker=process_id,
             lease_s=options.lease_s,
             patience_s=options.patience_s,
             affinity_s=options.affinity_s,
@@ -96,39 +90,54 @@ async def open_store(
         turns = TurnStore(
             partitions,
             scheduler,
-            IdempotencyKeys(about.pepper),
+            IdempotencyKeys(identity.pepper),
             max_waiting=options.max_waiting,
             max_queued=options.max_queued,
         )
-        watch = ReplacementCheck(lines[0], about, sealer)
-        for line, name, partition in zip(lines, names, partitions, strict=True):
-            _listen(line, partition, f"{name}:stop:{me}", scheduler, watch.on_gap if line is lines[0] else None)
-        durability = Durability(lines[0], names[0], replicated=options.replicated)
-        running = (*(asyncio.create_task(line.run()) for line in lines), asyncio.create_task(durability.run()))
+        check = IdentityCheck(pipelines[0], identity, sealer)
+        for pipeline, name, partition in zip(pipelines, names, partitions, strict=True):
+            on_gap = check.on_gap if pipeline is pipelines[0] else None
+            _listen(pipeline, partition, f"{name}:stop:{process_id}", scheduler, on_gap)
+        running = tuple(asyncio.create_task(pipeline.run()) for pipeline in pipelines)
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
             conversations = ConversationStore(partitions, turns)
             memories = HistoryStore(partitions, conversations, turns)
-            yield Store(about.server, turns, conversations, memories, scheduler, (*running, watch.changed))
+            yield Store(server, turns, conversations, memories, scheduler, (*running, check.changed))
         finally:
-            watch.close()
+            check.close()
             await _cancel(running)
     finally:
         await servers.aclose()
 
 
-def _partition(line: Pipeline, name: str, sealer: Sealer, me: str, options: Options) -> Partition:
-    scripts, seals, channel = Scripts(line, name), ConversationSealer(sealer), f"{name}:replica:{me}"
-    turn_log = TurnLog(scripts, seals, channel)
+def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[], None]) -> Pipeline:
+    outage = script("outage").command(name, (), {"lease_us": int(options.lease_s * 1_000_000)})
+    return Pipeline(
+        servers,
+        name,
+        on_connect=load_commands(),
+        on_reconnect=[outage],
+        on_loss=on_loss,
+        replicated=options.replicated,
+    )
+
+
+def _partition(pipeline: Pipeline, name: str, sealer: Sealer, process_id: str, options: Options) -> Partition:
+    scripts, seals, channel = Scripts(pipeline, name), ConversationSealer(sealer), f"{name}:replica:{process_id}"
     ttls = (options.log_ttl_s, options.id_reuse_s)
-    return Partition(scripts, seals, turn_log, channel, f"{name}:wake", *ttls, options.lease_s)
+    return Partition(scripts, seals, TurnLog(scripts, seals, channel), channel, f"{name}:wake", *ttls, options.lease_s)
 
 
 def _listen(
-    line: Pipeline, partition: Partition, stop: str, scheduler: Scheduler, also_on_gap: Callable[[], None] | None = None
+    pipeline: Pipeline,
+    partition: Partition,
+    stop_channel: str,
+    scheduler: Scheduler,
+    also_on_gap: Callable[[], None] | None,
 ) -> None:
-    """Say who hears what; where messages may have been lost, all look."""
+    """Register the handlers of a partition's channels. After a gap all readers read again."""
 
     def on_gap() -> None:
         partition.log.on_gap()
@@ -136,16 +145,16 @@ def _listen(
         if also_on_gap:
             also_on_gap()
 
-    heard = {
+    handlers = {
         partition.wake: lambda _, owner: scheduler.nudge(partition, owner.decode(errors="replace")),
         partition.channel: partition.log.hear,
-        stop: scheduler.hear_stop,
+        stop_channel: scheduler.hear_stop,
     }
-    line.listen(heard, on_gap)
+    pipeline.listen(handlers, on_gap)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended: a library's timeout may swallow a cancellation that comes in the same moment."""
+    """Cancel until all have ended: a library's timeout may swallow a cancellation at the same moment."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,11 +1,11 @@
-"""The line to a partition's server: commands in one pipeline, news of it, and, if asked for, a replica's witness."""
+"""Pipelining connection to the server of one partition, with its subscriptions and, if asked for, replica acks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from redis.exceptions import (
     AskError,
@@ -21,37 +21,37 @@ from redis.exceptions import (
 )
 
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.store.connection.command import write
+from smolsessions.store.connection.commands import ask, refuse, resolve, write
 from smolsessions.store.connection.replica_ack import ReplicaAck
 from smolsessions.store.connection.server_errors import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from redis.asyncio.connection import AbstractConnection
 
-    from smolsessions.store.connection.command import Command
+    from smolsessions.store.connection.commands import Command, Reply
     from smolsessions.store.connection.servers import Servers
+
+    Handler = Callable[[bytes, bytes], None]
 
 log = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 5.0
 STALLED_S = 0.5
-BEAT_S = 15.0
-SAY_S = 30.0
+KEEPALIVE_S = 15.0
+LOG_AGAIN_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError)
-_NOT_NOW = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
-
-Reply = asyncio.Future[Any]
+_TEMPORARY = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
 
 
 class Pipeline:
-    """Sends whatever any task wants in as few packets as possible; answers come back in order.
+    """Sends the commands of all tasks in as few packets as possible. Replies come in order.
 
-    A command that was on its way when the line broke fails with `StoreUnavailableError`: its outcome is unknown, so
-    whoever sent it decides whether it may be sent again. Commands wait for a line that is being made. All connections
-    of a line are to one server, and break together: in a failover it moves as a whole.
+    A command in flight when the connection breaks fails with `StoreUnavailableError`: its outcome is unknown, so the
+    caller decides about a retry. Commands queue while a connection is made. All connections of a pipeline lead to one
+    server and break together, so that a failover moves them together.
     """
 
     def __init__(
@@ -60,63 +60,62 @@ class Pipeline:
         partition: str,
         *,
         on_connect: Iterable[Command],
-        on_return: Iterable[Command],
+        on_reconnect: Iterable[Command],
         on_loss: Callable[[], None],
         replicated: bool,
     ) -> None:
-        """Take whom to ask, the commands that open every connection, and who hears of lost ones.
+        """`on_connect` opens every connection; `on_reconnect` is sent on all but the first, and may fail.
 
-        `on_return` is sent on every line but the first; what becomes of it is nobody's concern. `replicated`: nothing
-        that the server says is passed on before a replica has it.
+        `replicated`: replies and messages wait until a replica has the writes before them.
         """
         self._servers = servers
         self._partition = partition
-        self._on_return = tuple(on_return)
+        self._on_reconnect = tuple(on_reconnect)
         self._on_loss = on_loss
-        self._witness = ReplicaAck(partition) if replicated else None
-        self._on_connect = [*on_connect, *([self._witness.opening] if self._witness else [])]
-        self._heard: Mapping[bytes, Callable[[bytes, bytes], None]] = {}
+        self._ack = ReplicaAck(partition) if replicated else None
+        self._on_connect = [*on_connect, *([self._ack.opening] if self._ack else [])]
+        self._handlers: Mapping[bytes, Handler] = {}
         self._on_gap: Callable[[], None] = lambda: None
         self._was_open = self._is_open = False
-        self._waiting: deque[tuple[Command, Reply, bool]] = deque()
+        self._queue: deque[tuple[Command, Reply, bool]] = deque()
         self._sent: deque[tuple[float, Reply, bool]] = deque()
-        self._news = asyncio.Event()
-        self._is_heard = asyncio.Event()
-        self._heard_at = self._said_at = 0.0
-        self._said: set[str] = set()
+        self._has_queued = asyncio.Event()
+        self._is_subscribed = asyncio.Event()
+        self._received_at = self._logged_at = 0.0
+        self._logged: set[str] = set()
 
-    def listen(self, heard: Mapping[str, Callable[[bytes, bytes], None]], on_gap: Callable[[], None]) -> None:
-        """Say who hears which channel, before `run`; `on_gap` hears that messages may have been lost."""
-        self._heard = {channel.encode(): hear for channel, hear in heard.items()}
+    def listen(self, handlers: Mapping[str, Handler], on_gap: Callable[[], None]) -> None:
+        """Register the handler of each channel, before `run`. `on_gap`: messages may have been lost."""
+        self._handlers = {channel.encode(): handler for channel, handler in handlers.items()}
         self._on_gap = on_gap
 
     @property
     def is_up(self) -> bool:
-        """The server answers, as far as is known."""
+        """True if the server answers, as far as is known."""
         return self._is_open and not (self._sent and self._silence_s > STALLED_S)
 
-    def send(self, *command: str | bytes | int, told: bool = True) -> Reply:
-        """Queue a command and give the future of its answer (bytes, ints and lists of them).
+    def send(self, *command: str | bytes | int, acknowledged: bool = True) -> Reply:
+        """Queue a command, and return the future of its reply (bytes, ints and lists of them).
 
-        One whose answer is not `told` to anybody, whatever it is, needs no witness.
+        `acknowledged` False: the reply does not wait for a replica, as it confirms nothing to a client.
         """
-        answer: Reply = asyncio.get_running_loop().create_future()
-        self._waiting.append((command, answer, told))
-        self._news.set()
-        return answer
+        reply: Reply = asyncio.get_running_loop().create_future()
+        self._queue.append((command, reply, acknowledged))
+        self._has_queued.set()
+        return reply
 
     async def run(self) -> None:
-        """Keep the line up until cancelled."""
+        """Keep the connections open until cancelled."""
         pause_s = FIRST_PAUSE_S
         try:
             while True:
                 try:
                     await self._serve()
                 except (RedisError, OSError, TimeoutError) as error:
-                    self._say_lost(error)
+                    self._log_lost(error)
                 except Exception:
                     log.exception(
-                        "partition %s: its line met a defect", self._partition, extra={"action": "store.lost"}
+                        "partition %s: its connection met a defect", self._partition, extra={"action": "store.lost"}
                     )
                 self._on_loss()
                 self._fail(StoreUnavailableError())
@@ -127,30 +126,24 @@ class Pipeline:
             self._fail(StoreUnavailableError("The service is closing its connection to the store."))
 
     async def _serve(self) -> None:
-        """Open all connections, and work until one of them breaks."""
+        """Open all connections, and serve until one of them breaks."""
         opened: list[AbstractConnection] = []
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
                 commands = await self._open(opened)
-                await _ask(commands, self._on_connect)
-                news = await self._open(opened)
-                await _ask(news, [("SSUBSCRIBE", channel) for channel in self._heard])
-                witness = await self._open(opened) if self._witness else None
-            self._is_open = True
-            self._certain().add_done_callback(self._say_back)
-            if self._was_open:
-                for command in self._on_return:
-                    self.send(*command)
-            self._was_open = True
-            self._on_gap()
+                await ask(commands, self._on_connect)
+                messages = await self._open(opened)
+                await ask(messages, [("SSUBSCRIBE", channel) for channel in self._handlers])
+                acks = await self._open(opened) if self._ack else None
+            self._on_open()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(commands))
                 tasks.create_task(self._read(commands))
-                tasks.create_task(self._watch())
-                tasks.create_task(self._hear_news(news))
-                tasks.create_task(self._beat(news))
-                if self._witness and witness:
-                    tasks.create_task(self._witness.run(witness))
+                tasks.create_task(self._check_silence())
+                tasks.create_task(self._receive(messages))
+                tasks.create_task(self._keep_alive(messages))
+                if self._ack and acks:
+                    tasks.create_task(self._ack.run(acks))
         except* (RedisError, OSError, TimeoutError) as group:
             raise _first(group) from None
         finally:
@@ -162,75 +155,69 @@ class Pipeline:
         connection: AbstractConnection = client.connection_pool.make_connection()
         opened.append(connection)
         await connection.connect()
-        if _place(connection) != _place(opened[0]):
+        if _address(connection) != _address(opened[0]):
             raise ConnectionError("the store's server has just changed")
         return connection
 
-    async def _hear_news(self, connection: AbstractConnection) -> NoReturn:
+    def _on_open(self) -> None:
+        self._is_open = True
+        self._acknowledged().add_done_callback(self._log_back)
+        if self._was_open:
+            for command in self._on_reconnect:
+                self.send(*command)
+        self._was_open = True
+        self._on_gap()
+
+    async def _receive(self, connection: AbstractConnection) -> NoReturn:
         while True:
             kind, *rest = await connection.read_response(disable_decoding=True)
             if kind == b"smessage":
                 channel, payload = rest
-                self._pass_on(self._heard[channel], channel, payload)
+                self._dispatch(self._handlers[channel], channel, payload)
             elif kind == b"ssubscribe":
-                self._is_heard.set()
+                self._is_subscribed.set()
             elif kind == b"sunsubscribe":
                 raise ConnectionError("the partition is moving to another server")
 
-    async def _beat(self, news: AbstractConnection) -> NoReturn:
-        """Use what is seldom used, so that nothing between cuts it as idle, and a dead end of it shows.
+    def _dispatch(self, handler: Handler, channel: bytes, payload: bytes) -> None:
+        if not self._ack:
+            handler(channel, payload)
+            return
+        # A message without an ack is lost, as messages may be: its readers read the log again.
+        self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(channel, payload))
 
-        What is subscribed to is subscribed to again, which changes nothing: a PING would be one right more.
+    async def _keep_alive(self, messages: AbstractConnection) -> NoReturn:
+        """Use idle connections, so that no proxy cuts them and a dead one is noticed.
+
+        A repeated subscription changes nothing. PING would need one more permission.
         """
         while True:
-            await asyncio.sleep(BEAT_S)
-            self.send("TIME", told=False)
-            self._is_heard.clear()
-            self._certain()
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await write(news, [("SSUBSCRIBE", next(iter(self._heard)))])
-                await self._is_heard.wait()
+            await asyncio.sleep(KEEPALIVE_S)
+            self.send("TIME", acknowledged=False)
+            self._is_subscribed.clear()
+            self._acknowledged()
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await write(messages, [("SSUBSCRIBE", next(iter(self._handlers)))])
+                await self._is_subscribed.wait()
 
-    def _say_lost(self, error: Exception) -> None:
-        """Say each reason at once, and now and then while it lasts: what keeps a line away is seldom what broke it."""
-        now, why = asyncio.get_running_loop().time(), error_text(error)
-        if why not in self._said or now - self._said_at > SAY_S:
-            self._said_at = now
-            self._said.add(why)
-            log.warning("partition %s is away: %s", self._partition, why, extra={"action": "store.lost"})
-
-    def _say_back(self, certain: Reply) -> None:
-        """Say it when all is as it should be: a server alone is not, where a replica must have what it says."""
-        if self._said_at and not certain.exception():
-            self._said_at = 0.0
-            self._said.clear()
-            log.info("partition %s is back", self._partition, extra={"action": "store.back"})
-
-    def _pass_on(self, hear: Callable[[bytes, bytes], None], channel: bytes, payload: bytes) -> None:
-        if not self._witness:
-            hear(channel, payload)
-            return
-        # One that is refused is lost, as messages may be: whoever waits for it looks for himself.
-        self._certain().add_done_callback(lambda answer: None if answer.exception() else hear(channel, payload))
-
-    def _certain(self) -> Reply:
-        """Give what is done when a replica has all that there is now; at once where none is asked."""
-        answer: Reply = asyncio.get_running_loop().create_future()
-        if self._witness:
-            self._witness.hold(answer, None)
+    def _acknowledged(self) -> Reply:
+        """Return a future that resolves once a replica has acknowledged all writes so far."""
+        reply: Reply = asyncio.get_running_loop().create_future()
+        if self._ack:
+            self._ack.hold(reply, None)
         else:
-            answer.set_result(None)
-        return answer
+            reply.set_result(None)
+        return reply
 
     async def _write(self, connection: AbstractConnection) -> NoReturn:
         clock = asyncio.get_running_loop().time
         while True:
-            await self._news.wait()
-            self._news.clear()
-            batch = list(self._waiting)
-            self._waiting.clear()
+            await self._has_queued.wait()
+            self._has_queued.clear()
+            batch = list(self._queue)
+            self._queue.clear()
             at = clock()
-            self._sent.extend((at, answer, told) for _, answer, told in batch)
+            self._sent.extend((at, reply, acknowledged) for _, reply, acknowledged in batch)
             await write(connection, [command for command, _, _ in batch])
 
     async def _read(self, connection: AbstractConnection) -> NoReturn:
@@ -240,56 +227,58 @@ class Pipeline:
                 value = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 value = error
-            self._heard_at = clock()
-            _, answer, told = self._sent.popleft()
+            self._received_at = clock()
+            _, reply, acknowledged = self._sent.popleft()
             if isinstance(value, ResponseError):
                 self._on_loss()
-                _refuse(answer, StoreUnavailableError() if _is_not_now(value) else value)
+                refuse(reply, StoreUnavailableError() if _is_temporary(value) else value)
                 if isinstance(value, _WRONG_SERVER):
-                    raise value  # it forgot what opens a connection, or was demoted: open another one
-            elif self._witness and told:
-                self._witness.hold(answer, value)
-            elif not answer.done():
-                answer.set_result(value)
+                    raise value  # the server was demoted, or lost the scripts: connect again
+            elif self._ack and acknowledged:
+                self._ack.hold(reply, value)
+            else:
+                resolve(reply, value)
 
-    async def _watch(self) -> NoReturn:
+    async def _check_silence(self) -> NoReturn:
         while True:
-            await asyncio.sleep(ANSWER_TIMEOUT_S / 5)
-            if self._sent and self._silence_s > ANSWER_TIMEOUT_S:
-                raise TimeoutError(f"no answer for {ANSWER_TIMEOUT_S:g} s")
+            await asyncio.sleep(REPLY_TIMEOUT_S / 5)
+            if self._sent and self._silence_s > REPLY_TIMEOUT_S:
+                raise TimeoutError(f"no answer for {REPLY_TIMEOUT_S:g} s")
 
     @property
     def _silence_s(self) -> float:
-        return asyncio.get_running_loop().time() - max(self._sent[0][0], self._heard_at)
+        return asyncio.get_running_loop().time() - max(self._sent[0][0], self._received_at)
 
     def _fail(self, error: StoreUnavailableError) -> None:
-        answers = [answer for _, answer, _ in (*self._sent, *self._waiting)]
+        replies = [reply for _, reply, _ in (*self._sent, *self._queue)]
         self._sent.clear()
-        self._waiting.clear()
-        if self._witness:
-            self._witness.give_up(error)
-        for answer in answers:
-            _refuse(answer, error)
+        self._queue.clear()
+        if self._ack:
+            self._ack.fail(error)
+        for reply in replies:
+            refuse(reply, error)
+
+    def _log_lost(self, error: Exception) -> None:
+        """Log each new reason at once, and any reason at times: a loss and its persistence often have two causes."""
+        now, why = asyncio.get_running_loop().time(), error_text(error)
+        if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
+            self._logged_at = now
+            self._logged.add(why)
+            log.warning("partition %s is away: %s", self._partition, why, extra={"action": "store.lost"})
+
+    def _log_back(self, ack: Reply) -> None:
+        if self._logged_at and not ack.exception():
+            self._logged_at = 0.0
+            self._logged.clear()
+            log.info("partition %s is back", self._partition, extra={"action": "store.back"})
 
 
-def _refuse(answer: Reply, error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-        answer.exception()  # seen: a write that nobody awaits must not be reported as never retrieved
-
-
-async def _ask(connection: AbstractConnection, commands: Sequence[Command]) -> None:
-    await write(connection, commands)
-    for _ in commands:
-        await connection.read_response()
-
-
-def _place(connection: AbstractConnection) -> tuple[object, object]:
+def _address(connection: AbstractConnection) -> tuple[object, object]:
     return getattr(connection, "host", None), getattr(connection, "port", None)
 
 
-def _is_not_now(error: ResponseError) -> bool:
-    return isinstance(error, _NOT_NOW) or str(error).startswith("NOREPLICAS")
+def _is_temporary(error: ResponseError) -> bool:
+    return isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS")
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -1,4 +1,4 @@
-"""Which server is the primary, where several sentinels may be of different minds."""
+"""Discovery of the primary through several sentinels that may disagree."""
 
 from __future__ import annotations
 
@@ -14,54 +14,52 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 State = dict[str, Any]
-Answer = dict[str, State] | Exception
+Masters = dict[str, State] | Exception
 
 
-class Sentinels(Sentinel):
-    """Asks all at once and believes the latest decision that a majority of them knows of.
+class QuorumSentinel(Sentinel):
+    """Asks all sentinels at once, and believes the latest decision known to a majority.
 
-    redis-py's own believes whoever answers first, for ever: a sentinel that is cut off from the others goes on naming
-    the primary that they have replaced.
+    redis-py believes the first reply, so a sentinel that is cut off keeps naming a replaced primary.
     """
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Give the place of the primary; raise `MasterNotFoundError` where nobody names one."""
+        """Return host and port of the primary. Raises `MasterNotFoundError` if no sentinel names one."""
         asked = [asyncio.create_task(_masters(sentinel)) for sentinel in self.sentinels]
         try:
-            answers = await _most(asked)
+            replies = await _majority(asked)
         finally:
-            for one in asked:
-                one.cancel()
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
-        known = [answer.get(service_name) for answer in answers if not isinstance(answer, Exception)]
+            for task in asked:
+                task.cancel()
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        known = [reply.get(service_name) for reply in replies if not isinstance(reply, Exception)]
         states = [state for state in known if state and self.check_master_state(state, service_name)]
         if not states:
-            texts = {str(error) or type(error).__name__: error for error in errors}
-            said = f": {', '.join(texts)}" if errors else ""
-            raise MasterNotFoundError(f"no primary for {service_name!r}{said}") from (errors[0] if errors else None)
-        places = [_place(state) for state in states]
-        last = max(states, key=lambda state: (state.get("config-epoch", 0), places.count(_place(state))))
-        return _place(last)
+            reasons = ", ".join({str(error) or type(error).__name__: error for error in errors})
+            why = f": {reasons}" if reasons else ""
+            raise MasterNotFoundError(f"no primary for {service_name!r}{why}") from (errors[0] if errors else None)
+        addresses = [_address(state) for state in states]
+        return _address(max(states, key=lambda state: (state.get("config-epoch", 0), addresses.count(_address(state)))))
 
 
-async def _masters(sentinel: Redis) -> Answer:
-    """Give what it knows, or why it does not say: one that nobody waits for any more may still fail."""
+async def _masters(sentinel: Redis) -> Masters:
+    """Return an error instead of raising it: a task that is not awaited any more may still fail."""
     try:
-        found: Any = await sentinel.sentinel_masters()  # redis-py annotates the answers of both its protocols at once
+        found: Any = await sentinel.sentinel_masters()  # redis-py annotates both of its protocols at once
         return dict(found)
     except (RedisError, OSError, TimeoutError) as error:
         return error
 
 
-async def _most(asked: Sequence[asyncio.Task[Answer]]) -> list[Answer]:
-    """Wait until a majority has answered, or all have or could not; each takes a bounded time."""
-    answers: list[Answer] = []
-    for answer in asyncio.as_completed(asked):
-        answers.append(await answer)
-        if sum(isinstance(one, dict) for one in answers) > len(asked) // 2:
+async def _majority(asked: Sequence[asyncio.Task[Masters]]) -> list[Masters]:
+    """Wait until a majority has answered, or every sentinel has answered or failed. Each has its own timeout."""
+    replies: list[Masters] = []
+    for reply in asyncio.as_completed(asked):
+        replies.append(await reply)
+        if sum(isinstance(one, dict) for one in replies) > len(asked) // 2:
             break
-    return answers
+    return replies
 
 
-def _place(state: State) -> tuple[str, int]:
+def _address(state: State) -> tuple[str, int]:
     return state["ip"], state["port"]

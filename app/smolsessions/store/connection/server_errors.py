@@ -1,4 +1,4 @@
-"""What a store says that does not let us in, as sentences that name the mend."""
+"""Errors of a store at start, as sentences that name the remedy."""
 
 from __future__ import annotations
 
@@ -26,16 +26,77 @@ if TYPE_CHECKING:
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
-MORE_RIGHTS = (
+_MORE_RIGHTS = (
     "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait, "
     "for a database other than 0 +select"
 )
-URL, PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
+_URL, _PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
+_SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (  # class, words of its message, sentence
+    (
+        ssl.SSLCertVerificationError,
+        "",
+        (
+            "the store's certificate is not trusted ({error}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
+            "signed it, and use a host name that it was made for"
+        ),
+    ),
+    (
+        ResponseError,
+        "unknown command 'SENTINEL'",
+        (
+            f"the server at {_URL} is no sentinel ({{error}}): name the sentinels' own ports, mostly 26379, or write "
+            "the address of a server without them as redis://host:port"
+        ),
+    ),
+    (
+        MasterNotFoundError,
+        "",
+        (
+            f"no sentinel in {_URL} names a primary ({{error}}): check that they answer at these addresses, that "
+            "/service/ is the name that they know it by, and, if they need a password of their own, append "
+            "?sentinel_username=…&sentinel_password=…"
+        ),
+    ),
+    (
+        NoPermissionError,
+        "",
+        f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {{rights}}",
+    ),
+    (
+        RedisError,
+        "without any password configured",
+        (
+            f"the store has no password, and one is set: take it out of {_URL} (and unset {_PASSWORD_FILE}), or set "
+            "one in the store"
+        ),
+    ),
+)
+_LATER_SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (
+    (MovedError, "", NODE_SENTENCE),
+    (
+        ResponseError,
+        "cluster support disabled",
+        "the store is no cluster ({error}); write its address as redis://host:port, or rediss:// with TLS",
+    ),
+    (
+        ReadOnlyError,
+        "",
+        (
+            f"the store at {_URL} is a replica, which takes no writes; write the address of its primary, or "
+            "redis+sentinel:// or redis+cluster:// with servers that know the primary"
+        ),
+    ),
+    (
+        ResponseError,
+        "DB index is out of range",
+        f"the store has no such database ({{error}}); end {_URL} with another number, or none",
+    ),
+)
 
 
 @contextmanager
 def start_errors(address: Address) -> Iterator[None]:
-    """Turn whatever a server or the way to it answers into a `StartError`."""
+    """Raise every error of the server, or of the way to it, as a `StartError`."""
     try:
         yield
     except (RedisError, OSError, TimeoutError, UnicodeError) as error:
@@ -43,95 +104,41 @@ def start_errors(address: Address) -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """Give an error in a line; redis-py's own may go on with the innards of its clients."""
+    """Return an error in one line. redis-py may append the internals of its clients."""
     return str(error).partition(" : <")[0] or ("timeout" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _sentence(error: BaseException, address: Address) -> str:
     causes = list(_chain(error))
-    for kind in (_of_certificates, _of_sentinels, _of_rights, _of_passwords, _of_kinds):
-        if sentence := kind(causes, address):
-            return sentence
+    found = _of_table(causes, _SENTENCES) or _of_password(causes, address) or _of_table(causes, _LATER_SENTENCES)
     hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
-    return (
-        f"the store at {URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
+    return found or (
+        f"the store at {_URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
         "variable to use the embedded store of `serve`"
     )
+
+
+def _of_table(causes: list[BaseException], table: tuple[tuple[type[BaseException], str, str], ...]) -> str | None:
+    for kind, words, sentence in table:
+        for cause in causes:
+            if isinstance(cause, kind) and words in str(cause):
+                return sentence.format(error=error_text(cause), rights=f"{RIGHTS}, {_MORE_RIGHTS}")
+    return None
+
+
+def _of_password(causes: list[BaseException], address: Address) -> str | None:
+    kinds, words = (AuthenticationError, AuthenticationWrongNumberOfArgsError), ("auth", "username-password")
+    refused: list[BaseException] = [cause for cause in causes if isinstance(cause, kinds)]
+    refused += [cause for cause in causes if any(word in str(cause).lower() for word in words)]
+    if not refused:
+        return None
+    remedy = f"put its user into {_URL}, and the password too or, better, into a file that {_PASSWORD_FILE} names"
+    if address.password_file:
+        remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
+    return f"the store refuses the login ({refused[0]}); {remedy}"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _first(causes: list[BaseException], *kinds: type[BaseException], words: str = "") -> BaseException | None:
-    return next((cause for cause in causes if isinstance(cause, kinds) and words in str(cause)), None)
-
-
-def _of_certificates(causes: list[BaseException], _address: Address) -> str | None:
-    if found := _first(causes, ssl.SSLCertVerificationError):
-        return (
-            f"the store's certificate is not trusted ({found}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
-            "signed it, and use a host name that it was made for"
-        )
-    return None
-
-
-def _of_sentinels(causes: list[BaseException], _address: Address) -> str | None:
-    if found := _first(causes, ResponseError, words="unknown command 'SENTINEL'"):
-        return (
-            f"what answers at {URL} is no sentinel ({found}): name the sentinels' own ports, mostly 26379, or write "
-            "the address of a server without them as redis://host:port"
-        )
-    if found := _first(causes, MasterNotFoundError):
-        return (
-            f"no sentinel in {URL} names a primary ({error_text(found)}): see that they answer at these "
-            "addresses, that /service/ is the name that they know it by, and, where they ask for a password of their "
-            "own, put ?sentinel_username=…&sentinel_password=… behind it"
-        )
-    return None
-
-
-def _of_rights(causes: list[BaseException], _address: Address) -> str | None:
-    if found := _first(causes, NoPermissionError):
-        return (
-            f"the store gives the user of {URL} no permission: {found}; the rights that it "
-            f"needs are {RIGHTS}, {MORE_RIGHTS}"
-        )
-    return None
-
-
-def _of_passwords(causes: list[BaseException], address: Address) -> str | None:
-    if _first(causes, RedisError, words="without any password configured"):
-        return (
-            f"the store asks for no password, and one is given: take it out of {URL} (and unset {PASSWORD_FILE}), or "
-            "set one in the store"
-        )
-    found = _first(causes, AuthenticationError, AuthenticationWrongNumberOfArgsError) or _about_authentication(causes)
-    if found is None:
-        return None
-    mend = f"put its user into {URL}, and the password too or, better, into a file that {PASSWORD_FILE} names"
-    if address.password_file:
-        mend = f"put the password into {address.password_file} ({PASSWORD_FILE}) and its user into {URL}"
-    return f"the store refuses us ({found}); {mend}"
-
-
-def _about_authentication(causes: list[BaseException]) -> BaseException | None:
-    words = ("auth", "username-password")
-    return next((cause for cause in causes if any(word in str(cause).lower() for word in words)), None)
-
-
-def _of_kinds(causes: list[BaseException], _address: Address) -> str | None:
-    if _first(causes, MovedError):
-        return NODE_SENTENCE
-    if found := _first(causes, ResponseError, words="cluster support disabled"):
-        return f"the store is no cluster ({found}); write its address as redis://host:port, or rediss:// with TLS"
-    if _first(causes, ReadOnlyError):
-        return (
-            f"the store at {URL} is a replica, which takes no writes; write the address of its primary, or "
-            "redis+sentinel:// or redis+cluster:// with those that know which one it is"
-        )
-    if found := _first(causes, ResponseError, words="DB index is out of range"):
-        return f"the store has no such database ({found}); end {URL} with another number, or none"
-    return None

@@ -1,4 +1,4 @@
-"""Where the store's servers are: one server, one that Sentinel names, or the primaries of a cluster."""
+"""Servers of the store: a single server, a primary behind sentinels, or a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import check_private
-from smolsessions.store.connection.sentinels import Sentinels
+from smolsessions.store.connection.sentinels import QuorumSentinel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 SENTINEL_S = 0.5
-REFRESH_S = 0.25  # a map of the cluster that is younger is not asked for again
+REFRESH_S = 0.25  # minimal age of the cluster map before it is read again
 _SCHEME = re.compile(r"(rediss?)\+(cluster|sentinel)://")
 _WRONG_ADDRESS = (
     "SMOLSESSIONS_REDIS_URL is not an address of a Redis server: redis://user:password@host:port, rediss:// or "
@@ -41,12 +41,12 @@ _WRONG_ADDRESS = (
 
 
 class Servers(Protocol):
-    """Whom to ask. Nothing is sent before a client is used."""
+    """Lookup of the server that holds a partition. It sends nothing before a client is used."""
 
     is_cluster: bool
 
     async def client(self, partition: str) -> Redis:
-        """Give a client of the server that holds a partition now; asked again whenever one was lost."""
+        """Return a client of the partition's present server. Called again after every lost connection."""
         ...
 
     async def aclose(self) -> None: ...
@@ -54,7 +54,7 @@ class Servers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the settings say of the store. The password file is read at every connect, so that it may change."""
+    """Address of the store. The password file is read at every connect, so that it may change."""
 
     url: str
     password_file: Path | None = None
@@ -62,21 +62,21 @@ class Address:
 
 
 def servers_at(address: Address) -> Servers:
-    """Read an address. Raises `StartError` with the mend; a password is never part of it."""
+    """Parse an address. Raises `StartError`, which never contains a password."""
     match = _SCHEME.match(address.url)
-    _look_at_files(address)
+    _check_files(address)
     try:
         if match is None:
-            return _One(address)
-        return (_Cluster if match[2] == "cluster" else _Sentinels)(address, match[1])
-    except TypeError as error:  # names the option and holds no value
+            return _SingleServer(address)
+        return (_Cluster if match[2] == "cluster" else _SentinelServers)(address, match[1])
+    except TypeError as error:  # it names the option without its value
         raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
     except (ValueError, RedisClusterException):
         raise StartError(_WRONG_ADDRESS) from None
 
 
-def _look_at_files(address: Address) -> None:
-    """Raise `StartError` where one of them is of no use."""
+def _check_files(address: Address) -> None:
+    """Raise `StartError` if a file is missing, empty or unreadable."""
     for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
         try:
             if path and not path.read_bytes().strip():
@@ -101,44 +101,42 @@ def _look_at_files(address: Address) -> None:
         )
 
 
-class _One:
-    """One server, whatever its partitions are."""
-
+class _SingleServer:
     is_cluster = False
 
     def __init__(self, address: Address) -> None:
-        given, secure = _options(address, dict(parse_url(address.url)))
-        pool = ConnectionPool(**given | ({"connection_class": SSLConnection} if secure else {}))
-        pool.make_connection()  # an option in the address that nothing takes shows here
+        options, secure = _options(address, dict(parse_url(address.url)))
+        pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
+        pool.make_connection()  # raises for an unknown option
         self._client = Redis.from_pool(pool)
 
-    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all are there
+    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all partitions are there
         return self._client
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
 
-class _Sentinels:
-    """The server that sentinels call the primary, asked at every connect."""
+class _SentinelServers:
+    """The primary that sentinels name, asked at every connect."""
 
     is_cluster = False
 
     def __init__(self, address: Address, scheme: str) -> None:
-        seeds, given, path = _taken_apart(address.url, scheme, 26379)
+        seeds, parsed, path = _parse(address.url, scheme, 26379)
         service, _, database = path.strip("/").partition("/")
         if not service:
             raise ValueError(path)
-        own = {name: given.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        own = {name: parsed.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
-        options, secure = _options(address, given)
+        options, secure = _options(address, parsed)
         tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
         kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
-        self._sentinel = Sentinels(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
+        self._sentinel = QuorumSentinel(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
         self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
         self._client.connection_pool.make_connection()
 
-    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all are there
+    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all partitions are there
         return self._client
 
     async def aclose(self) -> None:
@@ -147,34 +145,34 @@ class _Sentinels:
 
 
 class _Cluster:
-    """The primaries of a cluster; its map is asked for when a way was lost."""
+    """The primaries of a cluster. Its map is read again after a lost connection."""
 
     is_cluster = True
 
     def __init__(self, address: Address, scheme: str) -> None:
-        self._seeds, given, path = _taken_apart(address.url, scheme, 6379)
+        self._seeds, parsed, path = _parse(address.url, scheme, 6379)
         if path.strip("/") not in {"", "0"}:
             raise ValueError(path)
-        options, secure = _options(address, given)
+        options, secure = _options(address, parsed)
         self._options = options | {"ssl": secure}
         asked = {"socket_timeout": CONNECT_TIMEOUT_S, "require_full_coverage": False}
         startup: Any = [ClusterNode(host, port) for host, port in self._seeds]
         self._map = RedisCluster(startup_nodes=startup, **(self._options | asked)).nodes_manager
         self._clients: dict[str, Redis] = {}
         self._lock = asyncio.Lock()
-        self._asked_at = -REFRESH_S
+        self._refreshed_at = -REFRESH_S
 
     async def client(self, partition: str) -> Redis:
         async with self._lock:
-            if self._now() - self._asked_at > REFRESH_S:
+            if self._now() - self._refreshed_at > REFRESH_S:
                 try:
                     await self._map.initialize(additional_startup_nodes_info=self._seeds)
                 except RedisClusterException as error:
                     raise ConnectionError(str(error)) from error
-                except IndexError as error:  # redis-py looks for the first primary
+                except IndexError as error:  # redis-py takes the first primary
                     raise ConnectionError("no server of the cluster holds any slot yet") from error
                 finally:
-                    self._asked_at = self._now()
+                    self._refreshed_at = self._now()
                 self._clients = {name: known for name, known in self._clients.items() if name in self._map.nodes_cache}
             try:
                 node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
@@ -197,7 +195,7 @@ class _Cluster:
 
 
 class _PasswordFile(CredentialProvider):
-    """Reads the password anew for every connection."""
+    """Password read from its file for every connection."""
 
     def __init__(self, path: Path, user: str | None) -> None:
         self._path = path
@@ -214,8 +212,8 @@ class _PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
-def _taken_apart(url: str, scheme: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
-    """Give the hosts of an address, what else it says as options, and its path."""
+def _parse(url: str, scheme: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
+    """Return the hosts, the options and the path of an address."""
     parts = urlsplit(_SCHEME.sub(r"\1://", url, count=1))
     user, _, hosts = parts.netloc.rpartition("@")
     seeds = []
@@ -225,14 +223,14 @@ def _taken_apart(url: str, scheme: str, port: int) -> tuple[list[tuple[str, int]
             raise ValueError(host)
         seeds.append((one.hostname, one.port or port))
     query = f"?{parts.query}" if parts.query else ""
-    given = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}host{query}"))
-    return seeds, {name: value for name, value in given.items() if name not in {"host", "port", "db"}}, parts.path
+    parsed = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}host{query}"))
+    return seeds, {name: value for name, value in parsed.items() if name not in {"host", "port", "db"}}, parts.path
 
 
-def _options(address: Address, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Say how to connect, to whichever server it is, and whether over TLS."""
-    secure = given.get("connection_class") is SSLConnection
-    options = {name: value for name, value in given.items() if name != "connection_class" or "path" in given}
+def _options(address: Address, parsed: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the options of every connection, and whether it uses TLS."""
+    secure = parsed.get("connection_class") is SSLConnection
+    options = {name: value for name, value in parsed.items() if name != "connection_class" or "path" in parsed}
     if address.password_file:
         options.pop("password", None)
         options["credential_provider"] = _PasswordFile(address.password_file, options.pop("username", None))

@@ -40,13 +40,13 @@ def check_count(head: Head, stored: int, queued: int) -> None:
         raise SealBrokenError(COUNT_SENTENCE)
 
 
-def open_pieces(sealer: ConversationSealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+def open_chunk_list(sealer: ConversationSealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
     """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
     if (tag_of(sealed) if sealed else b"") != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)
     if not sealed:
         return {}
-    return codec.pieces_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
+    return codec.chunk_list_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
 
 
 async def load_images(partition: Partition, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:

@@ -27,8 +27,8 @@ from smolsessions.store.conversations.head import (
     extend_hash,
     extended,
     load_images,
+    open_chunk_list,
     open_head,
-    open_pieces,
 )
 from smolsessions.store.seal import tag_of
 
@@ -319,7 +319,7 @@ class HistoryStore:
         (listed,) = await partition.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
         if not listed:
             raise SealBrokenError(VARIABLES_SENTENCE) if head.variables == now.variables else HistoryGoneError()
-        return {"": head.variables, **open_pieces(partition.sealer, str(ref), head, listed)}
+        return {"": head.variables, **open_chunk_list(partition.sealer, str(ref), head, listed)}
 
     async def _open_pieces(self, ref: Ref, head: Head, wanted: dict[str, bytes]) -> dict[str, bytes]:
         partition, scope, opened = self._partitions.of(ref), str(ref), dict[str, bytes]()
@@ -453,7 +453,7 @@ def _sealed_for(partition: Partition, scope: str, brought: ImportedConversation)
     sealed = {name: seal(piece, scope, "variable", 0, name) for name, piece in brought.memory.variables.items()}
     if sealed:
         listed = seal(
-            codec.pieces_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0
+            codec.chunk_list_to_bytes({name: tag_of(blob) for name, blob in sealed.items()}), scope, "variables", 0
         )
         head = replace(head, variables=tag_of(listed))
         sealed[""] = listed

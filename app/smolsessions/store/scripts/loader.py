@@ -1,4 +1,4 @@
-"""The Lua scripts by name: arguments are bound by the names in each script's header."""
+"""Lua scripts by name. Arguments are bound by the names in each script's header."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, Sto
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smolsessions.store.connection.command import Command
-    from smolsessions.store.connection.pipeline import Pipeline, Reply
+    from smolsessions.store.connection.commands import Command, Reply
+    from smolsessions.store.connection.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
-_HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
-PATIENCE_S, RETRY_S = 1.0, 0.1  # a line that broke is mostly there again by then
+PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
+NAMES = (
+    "adopt amend cancel claim commit create delete emit fork hand_back has_images images list moment note outage past "
+    "patch peek pieces queue recall renew show steps submit sweep turns variables watch"
+).split()
 Argument = str | bytes | int
+_HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 _SAFE_TO_REPEAT = frozenset(
     "cancel has_images images list moment peek pieces recall show steps turns variables watch".split()
 )
-_OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of the scripts that work on one conversation, or one owner's
-# Not the words of a Lua error: that is a defect of a script, and the data may be good.
+_PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
+_OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of scripts that work on one conversation, or one owner's
+# A Lua error is not among them: it is a defect of a script.
 _DAMAGE = re.compile(
     "DAMAGED |WRONGTYPE |(hash )?value is not an integer|value is not a valid float|index out of range|no such key"
     "|increment or decrement would overflow"
 )
-_TELL_NOBODY = frozenset({"sweep", "queue", "outage"})  # asked for ever, also when nothing goes on
 
 
 class Script:
-    """One operation on one partition, atomic on the server. Source: `scripts/NAME.lua` behind `scripts/prelude.lua`."""
+    """Atomic operation on one partition: `scripts/NAME.lua`, behind `scripts/prelude.lua`."""
 
     def __init__(self, name: str) -> None:
         folder = importlib.resources.files("smolsessions.store.scripts")
@@ -57,67 +61,61 @@ class Script:
         lines = ["local partition = KEYS[1]"]
         lines += [f"local {name} = ARGV[{i}]" for i, name in enumerate(self.names, 1)]
         if self.rest:
-            first = len(self.names) + 1
+            count = len(self.names)
             lines.append(
-                f"local {self.rest} = {{}} for i = {first}, #ARGV do {self.rest}[i - {first - 1}] = ARGV[i] end"
+                f"local {self.rest} = {{}} for i = {count + 1}, #ARGV do {self.rest}[i - {count}] = ARGV[i] end"
             )
         return "\n".join(lines) + "\n"
 
     def command(self, partition: str, rest: tuple[Argument, ...], named: Mapping[str, Argument]) -> Command:
-        """Give the EVALSHA of this call; a missing or a surplus argument is a KeyError or an assertion here."""
+        """Return the EVALSHA of a call. A missing or surplus argument raises."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
 
 
 class Scripts:
-    """Runs the scripts at one partition."""
+    """Scripts of one partition."""
 
-    def __init__(self, line: Pipeline, partition: str) -> None:
-        self._line = line
+    def __init__(self, pipeline: Pipeline, partition: str) -> None:
+        self._pipeline = pipeline
         self._partition = partition
 
     @property
     def is_up(self) -> bool:
-        """The partition's server answers, as far as is known."""
-        return self._line.is_up
+        return self._pipeline.is_up
 
     def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
-        """Queue a call; calls that are queued one after the other run in that order."""
-        return self._line.send(*script(name).command(self._partition, rest, named), told=name not in _TELL_NOBODY)
+        """Queue a call. Calls run in the order in which they are queued."""
+        command = script(name).command(self._partition, rest, named)
+        return self._pipeline.send(*command, acknowledged=name not in _PERIODIC)
 
     async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
-        """Run a script and give its answer; what changes nothing, or nothing twice, is asked again for a moment."""
+        """Run a script and return its reply. Idempotent scripts are retried for `PATIENCE_S`."""
         give_up_at = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return await answered(name, self.send(name, *rest, **named))
+                return await reply_of(name, self.send(name, *rest, **named))
             except StoreUnavailableError:
                 if name not in _SAFE_TO_REPEAT or time.monotonic() > give_up_at:
                     raise
             await asyncio.sleep(RETRY_S)
 
 
-async def answered(name: str, answer: Reply) -> Any:
-    """Wait for a script's answer."""
+async def reply_of(name: str, reply: Reply) -> Any:
+    """Await the reply of a script."""
     try:
-        return await answer
+        return await reply
     except ResponseError as error:
         raise as_service_error(name, error) from None
 
 
 def as_service_error(name: str, error: ResponseError) -> ServiceError:
-    """Tell a script that met damaged data of one conversation from a store that refuses to work."""
+    """Return `SealBrokenError` for damaged data of one conversation, `StoreUnavailableError` for all other refusals."""
     if _OF_ONE & {*script(name).names} and _DAMAGE.match(str(error)):
         log.error("the store's data is damaged, %s: %s", name, error, extra={"action": "store.damaged"})
         return SealBrokenError(DAMAGED)
     log.error("the store refused %s: %s", name, error, extra={"action": "store.refused"})
     return StoreUnavailableError("The store refused an operation.")
-
-
-NAMES = (
-    "adopt amend cancel claim commit create delete emit fork hand_back has_images images list moment note outage past "
-    "patch peek pieces queue recall renew show steps submit sweep turns variables watch"
-).split()
 
 
 @cache
@@ -126,5 +124,5 @@ def script(name: str) -> Script:
 
 
 def load_commands() -> list[Command]:
-    """Give what every new connection sends first."""
+    """Return the commands that load all scripts."""
     return [("SCRIPT", "LOAD", script(name).source) for name in NAMES]

@@ -15,16 +15,17 @@ from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import MAX_CRASHES, Queue, Queues
-from smolsessions.store.scripts.loader import answered
-from smolsessions.store.turns.lease import HeldLease, open_lease
+from smolsessions.store.scripts.loader import reply_of
+from smolsessions.store.turns.claim import ClaimReply, open_claim
+from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from smolsessions.core.records import AgentName
     from smolsessions.core.store_ports import Lease
-    from smolsessions.store.connection.pipeline import Reply
+    from smolsessions.core.records import AgentName
+    from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
 
@@ -137,7 +138,7 @@ class Scheduler:
                 self._late[partition] = answer
                 answer.add_done_callback(lambda answer: self._claimed_late(partition, answer, at))
                 return
-        self._claimed(partition, await answered("claim", answer), at)
+        self._claimed(partition, await reply_of("claim", answer), at)
 
     def _claimed(self, partition: Partition, answer: Any, at: float) -> None:
         is_enough, left_since, is_soon, found, left_owner, aside = answer
@@ -187,13 +188,14 @@ class Scheduler:
         while waiting := {*self._late.values(), *self._given_back}:
             await asyncio.wait(waiting)
 
-    def _opened(self, partition: Partition, fields: Sequence[bytes], at: float) -> HeldLease | None:
+    def _opened(self, partition: Partition, fields: Sequence[Any], at: float) -> HeldLease | None:
         try:
-            lease = open_lease(partition, *fields)  # type: ignore[arg-type]
+            claim = open_claim(partition, ClaimReply(*fields))
         except SealBrokenError:
             _say_thrown(fields[:1])
             self._begin_giving_back(_release(partition, *fields[:3], is_aside=True))
             return None
+        lease = HeldLease(partition, claim)
         lease.confirm(at)
         name = (lease.scope, lease.turn.number)
         self._held[name] = lease

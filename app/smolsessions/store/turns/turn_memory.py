@@ -1,4 +1,4 @@
-"""What a claimed turn finds and keeps: steps under a sealed head, variables in pieces, the past of earlier attempts."""
+"""Memory of a conversation while one turn is played: steps, variables, and the remains of earlier attempts."""
 
 from __future__ import annotations
 
@@ -27,30 +27,26 @@ if TYPE_CHECKING:
     from smolsessions.store.scripts.loader import Argument
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
-MOST_AT_ONCE = 200  # events of a log that are opened in one go
+EVENTS_AT_ONCE = 200
 
 
 class TurnMemory:
-    """A conversation's memory while one turn plays: as it was at the turn's start, and as it is now."""
+    """Steps and variables at the start of a turn, and the changes that the turn has made since."""
 
-    def __init__(self, partition: Partition, turn: Turn, head: Head, pieces: dict[str, bytes]) -> None:
-        """`pieces` are the tags of the variables' pieces by name, as the head was sealed over them."""
+    def __init__(self, partition: Partition, turn: Turn, head: Head, chunks: dict[str, bytes]) -> None:
+        """`chunks` are the tags of the variables' chunks by name, as the head was sealed over them."""
         self._partition = partition
         self._turn = turn
         self._scope = str(turn.ref)
         self._before = head
         self._start = self._head = hidden_so_far(head) if turn.options.reset else head
         self._knows_tail = turn.attempts <= 1
-        self._pieces_before = pieces
-        self._pieces = dict(pieces)
-
-    @property
-    def generation(self) -> int:
-        return self._head.generation
+        self._chunks_before = chunks
+        self._chunks = dict(chunks)
+        self.generation = head.generation
 
     @property
     def count(self) -> int:
-        """How many steps there are now."""
         return self._head.count
 
     @property
@@ -59,22 +55,22 @@ class TurnMemory:
 
     @property
     def new_steps(self) -> int:
-        """How many of them are this turn's, without its task."""
+        """Number of this turn's steps, without its task."""
         before, now = self._before.step_counts, self._head.step_counts
         return sum(now.get(kind, 0) - before.get(kind, 0) for kind in ("planning", "action"))
 
     @property
     def lacks_task(self) -> bool:
-        """True while no step of this turn is kept. False where the tail of an earlier attempt cannot be read."""
+        """True while no step of this turn is kept. False if the steps of an earlier attempt cannot be read."""
         return self._knows_tail and self._head.count == self._start.count
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
-        """Load the entries that make the memory at the turn's start; a gap, a swap or a cut is a `SealBrokenError`.
+        """Load the steps of the turn's start and their attachments. The bytes of a removed step are empty.
 
-        The bytes of one that is out of the memory are empty.
+        Raises `SealBrokenError` if a step is missing, swapped or cut off.
         """
         head = self._start
-        blobs = await self._load(head.shown_from, head.count)
+        blobs = await self._load_steps(head.shown_from, head.count)
         running = head.shown_hash
         steps: list[StoredStep | None] = []
         for index, blob in enumerate(blobs, head.shown_from):
@@ -86,31 +82,31 @@ class TurnMemory:
         return [step.data if step else b"" for step in steps], images
 
     async def variables(self) -> dict[str, bytes]:
-        """Load the pieces of the turn's start; one that is missing or not in the sealed list is a SealBrokenError."""
-        if not self._pieces_before:
+        """Load the variables' chunks of the turn's start. Raises `SealBrokenError` if they differ from the list."""
+        if not self._chunks_before:
             return {}
-        kept, _ = await self._load_variables()
-        if {name: tag_of(blob) for name, blob in kept.items()} != self._pieces_before:
+        kept, _ = await self._load_chunks()
+        if {name: tag_of(blob) for name, blob in kept.items()} != self._chunks_before:
             raise SealBrokenError(VARIABLES_SENTENCE)
-        return {name: self._open_piece(name, blob) for name, blob in kept.items()}
+        return {name: self._open_chunk(name, blob) for name, blob in kept.items()}
 
-    async def past(self, fence: str) -> ReplayState:
-        """Load what earlier attempts left; their finished steps, and variables, are taken over with it.
+    async def replay_state(self, fence: str) -> ReplayState:
+        """Load the remains of earlier attempts, and adopt their finished steps and variables.
 
-        They are kept also where the rest cannot be read.
+        The steps are adopted even if the journal cannot be read.
         """
-        journal, log, tail, effects = await self._load_past(fence)
-        _, fresh = await self._load_variables()
+        journal, log, tail, effects = await self._load_attempts(fence)
+        _, fresh = await self._load_chunks()
         head, steps = self._start, []
         for index, blob in enumerate(tail, head.count):
             steps.append(self._open_step(blob, index))
             head = extended(head, steps[-1].type, blob)
         for name, blob in fresh.items():
             if blob:
-                self._open_piece(name, blob)
-        self._head, self._pieces, self._knows_tail = head, dict(self._pieces_before), True
+                self._open_chunk(name, blob)
+        self._head, self._chunks, self._knows_tail = head, dict(self._chunks_before), True
         for name, blob in fresh.items():
-            self._note_piece(name, blob)
+            self._set_chunk(name, blob)
         written = {codec.text(name): blob for name, blob in zip(journal[::2], journal[1::2], strict=True)}
         if sum(map(bool, written.values())) != effects:
             raise SealBrokenError(JOURNAL_SENTENCE)
@@ -123,7 +119,7 @@ class TurnMemory:
         )
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
-        """Take a step under the head; give it and what belongs to it as a script takes it."""
+        """Append a step to the head, and return the arguments of its write."""
         index = self._head.count
         blob = self._seal(codec.step_to_bytes(step), "step", self.generation, index)
         self._head = extended(self._head, step.type, blob)
@@ -131,26 +127,26 @@ class TurnMemory:
         for name, data in step.attachments.items():
             sealed += [name, self._seal(data, "image", name)]
         sealed.append(len(step.variables))
-        for name, piece in step.variables.items():
-            blob = b"" if piece is None else self._seal(piece, "variable", self.generation, name)
-            self._note_piece(name, blob)
+        for name, chunk in step.variables.items():
+            blob = b"" if chunk is None else self._seal(chunk, "variable", self.generation, name)
+            self._set_chunk(name, blob)
             sealed += [name, blob]
         return sealed
 
     def seal_head(self) -> tuple[bytes, bytes]:
-        """Seal the list of the variables' pieces and the head, each if it changed."""
-        variables = b""
-        if self._pieces != self._pieces_before:
-            variables = self._seal(codec.pieces_to_bytes(self._pieces), "variables", self.generation)
-            self._head = replace(self._head, variables=tag_of(variables))
+        """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
+        chunk_list = b""
+        if self._chunks != self._chunks_before:
+            chunk_list = self._seal(codec.chunk_list_to_bytes(self._chunks), "variables", self.generation)
+            self._head = replace(self._head, variables=tag_of(chunk_list))
         if self._head == self._before:
             return b"", b""
-        return variables, self._seal(codec.head_to_bytes(self._head), "head")
+        return chunk_list, self._seal(codec.head_to_bytes(self._head), "head")
 
-    def _note_piece(self, name: str, blob: bytes) -> None:
-        self._pieces.pop(name, None)
+    def _set_chunk(self, name: str, blob: bytes) -> None:
+        self._chunks.pop(name, None)
         if blob:
-            self._pieces[name] = tag_of(blob)
+            self._chunks[name] = tag_of(blob)
 
     def _seal(self, data: bytes, *place: str | int) -> bytes:
         return self._partition.sealer.seal(data, self._scope, *place)
@@ -159,25 +155,24 @@ class TurnMemory:
         opened = self._partition.sealer.open(blob, self._scope, "step", self.generation, index)
         return codec.step_from_bytes(opened, index)
 
-    def _open_piece(self, name: str, blob: bytes) -> bytes:
+    def _open_chunk(self, name: str, blob: bytes) -> bytes:
         return self._partition.sealer.open(blob, self._scope, "variable", self.generation, name)
 
     def _open_effect(self, key: str, blob: bytes) -> bytes:
         return self._partition.sealer.open(blob, self._scope, "effect", self._turn.number, key)
 
-    async def _open_events(self, log: list[bytes]) -> tuple[Event, ...]:
-        events = []
-        for entry in log:
+    async def _open_events(self, entries: list[bytes]) -> tuple[Event, ...]:
+        events: list[Event] = []
+        turn_log = self._partition.log
+        for entry in entries:
             name, _, blob = entry.partition(b"\n")
-            with suppress(ValueError):  # of a newer release: nothing that this one would tell again
-                events.append(
-                    self._partition.log.decode(self._turn.ref, self._turn.number, 0, codec.text(name), blob).event
-                )
-            if len(events) % MOST_AT_ONCE == 0:
-                await asyncio.sleep(0)  # others want the loop, too
+            with suppress(ValueError):  # an event of a newer release: this one does not repeat it
+                events.append(turn_log.decode(self._turn.ref, self._turn.number, 0, codec.text(name), blob).event)
+            if len(events) % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         return tuple(events)
 
-    async def _load_past(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes], int]:
+    async def _load_attempts(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes], int]:
         state, *found = await self._partition.scripts.call(
             "past",
             ref=self._scope,
@@ -191,12 +186,13 @@ class TurnMemory:
         journal, log, tail, effects = found
         return journal, log, tail, codec.number(effects)
 
-    async def _load_variables(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    async def _load_chunks(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Load the chunks of the turn's start, and those of earlier attempts."""
         kept, fresh = await self._partition.scripts.call("variables", ref=self._scope, generation=self.generation)
         found = {codec.text(name): blob for name, blob in zip(kept[::2], kept[1::2], strict=True) if name}
         return found, {codec.text(name): blob for name, blob in zip(fresh[::2], fresh[1::2], strict=True)}
 
-    async def _load(self, first: int, end: int) -> list[bytes]:
+    async def _load_steps(self, first: int, end: int) -> list[bytes]:
         if end <= first:
             return []
         found = await self._partition.scripts.call("steps", ref=self._scope, first=first, last=end - 1)

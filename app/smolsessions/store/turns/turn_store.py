@@ -1,8 +1,10 @@
-"""Accepting a turn, and turns on record."""
+"""Turns in the store: submit, read, cancel."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -34,45 +36,63 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import AgentVersion, IdempotentRequest, OnBusy, Owner, Ref, Terms, Turn, TurnInput
+    from smolsessions.core.records import AgentVersion, OnBusy, IdempotentRequest, Owner, Ref, Terms, Turn, TurnInput
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.idempotency import IdempotencyKeys
     from smolsessions.store.turns.scheduler import Scheduler
     from smolsessions.store.turns.turn_log import LogReader
 
 MOST_GUESSES = 10_000
-MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun anew
-MOVING_PATIENCE_S = 10.0  # how long to try for a number while others take each one; somebody gets on all the while
+MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun again
+MOST_DERIVED_IDS = 20
+ID_CHARS = 24
+MOVING_PATIENCE_S = 10.0  # limit for retries while other submissions take each number
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
-LAST_SEQ_UNBEGUN = 2  # after `turn.queued`
-LARGE_BYTES = 256 * 1024  # sealing more is felt on the loop
+LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
+LARGE_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
+
+
+class IdempotencyKeys:
+    """Names and digests of Idempotency-Keys, keyed with the store's secret so that they reveal no request."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def name(self, owner: Owner, once: IdempotentRequest) -> str:
+        return self._digest("key", owner, once.key).hex()
+
+    def digest(self, owner: Owner, once: IdempotentRequest) -> str:
+        return self._digest("request", owner, once.key, once.request).hex()
+
+    def conversation_id(self, owner: Owner, once: IdempotentRequest, nth: int) -> str:
+        """Return the id of the nth conversation that begins with this key: derived at first, random in the end."""
+        if nth >= MOST_DERIVED_IDS:
+            return secrets.token_hex(ID_CHARS // 2)
+        return self._digest("conversation", owner, once.key, str(nth)).hex()[:ID_CHARS]
+
+    def _digest(self, *parts: str | bytes) -> bytes:
+        joined = b"\0".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+        return hmac.digest(self._secret, joined, "sha256")
 
 
 class TurnStore:
-    """The store's side of turns that are submitted and looked at."""
+    """Turns in the store."""
 
     def __init__(
-        self,
-        partitions: Partitions,
-        scheduler: Scheduler,
-        pepper: IdempotencyKeys,
-        *,
-        max_waiting: int,
-        max_queued: int,
+        self, partitions: Partitions, scheduler: Scheduler, keys: IdempotencyKeys, *, max_waiting: int, max_queued: int
     ) -> None:
-        """`scheduler` is asked whether this process's own worker waits, and told at once that there is work.
+        """`scheduler` wakes this process's own worker.
 
-        `max_waiting` is how many turns may wait behind a conversation's first, `max_queued` how many conversations of
-        an agent may wait for a thread; each partition has its share of these.
+        `max_waiting` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that
+        wait for a thread. Each partition has its share of the latter.
         """
         self._partitions = partitions
         self._scheduler = scheduler
-        self._pepper = pepper
+        self._keys = keys
         self._max_waiting = max_waiting
         self._max_queued = max_queued
-        self._moving: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
     async def submit(
@@ -86,17 +106,16 @@ class TurnStore:
         on_busy: OnBusy = "reject",
         once: IdempotentRequest | None = None,
     ) -> tuple[Turn, bool]:
-        """Hand a turn in; one that begins a conversation with a key takes the first id of that key that is free."""
-        wanted = _Wanted(turn_input, create, asked, version_of, on_busy, once)
+        submission = _Submission(turn_input, create, asked, version_of, on_busy, once)
         if once is None:
-            return await self._submit_to(turn, wanted)
-        submitted = await (self._submit_to(turn, wanted) if create is None else self._begin(turn, wanted, once))
-        await self._note(submitted[0].ref, once)
-        return submitted
+            return await self._submit_to(turn, submission)
+        accepted = await (self._submit_to(turn, submission) if create is None else self._begin(turn, submission, once))
+        await self._note(accepted[0].ref, once)
+        return accepted
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         state, *rest = await self._home(owner, once).scripts.call(
-            "recall", idem=self._pepper.name(owner, once), digest=self._pepper.digest(owner, once)
+            "recall", idem=self._keys.name(owner, once), digest=self._keys.digest(owner, once)
         )
         if state == b"attached":
             return await self._attached(owner, *rest)
@@ -104,32 +123,32 @@ class TurnStore:
             raise _refusal(state, rest)
         return None
 
-    async def _begin(self, turn: Turn, wanted: _Wanted, once: IdempotentRequest) -> tuple[Turn, bool]:
+    async def _begin(self, turn: Turn, submission: _Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
+        """Submit the first turn of a new conversation, under the first free id of its key."""
         for nth in range(MOST_OF_A_KEY):
-            ref = replace(turn.ref, id=self._pepper.conversation_id(turn.ref.owner, once, nth))
+            ref = replace(turn.ref, id=self._keys.conversation_id(turn.ref.owner, once, nth))
             with suppress(ConversationExistsError):
-                return await self._submit_to(replace(turn, ref=ref), wanted)
+                return await self._submit_to(replace(turn, ref=ref), submission)
         raise ConversationExistsError
 
     def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
-        """Give the partition where a key is looked up, whatever conversation it was sent for."""
-        return self._partitions.named(self._pepper.name(owner, once))
+        """Return the partition that knows a key, whichever conversation it was sent for."""
+        return self._partitions.named(self._keys.name(owner, once))
 
     async def _note(self, ref: Ref, once: IdempotentRequest) -> None:
-        """Leave word of a key whose turn lies elsewhere, so that another request with it is refused."""
+        """Record a key whose turn lies in another partition, so that another request with it is refused."""
         home = self._home(ref.owner, once)
         if home is self._partitions.of(ref):
             return
-        with suppress(StoreUnavailableError):  # the turn is accepted, and the same request again finds it
+        with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
             await home.scripts.call(
-                "note", idem=self._pepper.name(ref.owner, once), digest=self._pepper.digest(ref.owner, once)
+                "note", idem=self._keys.name(ref.owner, once), digest=self._keys.digest(ref.owner, once)
             )
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
-        """End a turn that nobody has begun; tell the worker of one that is played."""
         turn = await self.turn(ref, number)
         if turn.outcome:
             return turn, False
@@ -138,7 +157,7 @@ class TurnStore:
             timing=replace(turn.timing, started_at=None, finished_at=time.time()),
             attempts=0,
             outcome=Outcome("cancelled"),
-            last_seq=LAST_SEQ_UNBEGUN,
+            last_seq=LAST_SEQ_QUEUED,
         )
         partition = self._partitions.of(ref)
         record = partition.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
@@ -156,7 +175,7 @@ class TurnStore:
         return (await self.turn(ref, number) if state == b"over" else turn), False
 
     async def open_turns(self, ref: Ref) -> list[Turn]:
-        """Read the turns that run or wait, in their order."""
+        """Read the running and waiting turns, in order."""
         _, found = await self._read(ref, 1, 1)
         if not found.open:
             return []
@@ -165,21 +184,18 @@ class TurnStore:
         return [self._opened(ref, n, record, found) for n, record in enumerate(records, numbers[0]) if n in numbers]
 
     async def turn(self, ref: Ref, number: int) -> Turn:
-        """Read one turn."""
         page = await self.turns(ref, number, 1)
         if not page.items:
             raise TurnNotFoundError
         return page.items[0]
 
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
-        """Read turns from number `first` on."""
         records, known = await self._read(ref, first, first + limit)
         opened = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
         items = [await with_stored_images(self._partitions.of(ref).scripts, turn) for turn in opened]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _Known]:
-        """Give records, and what is known beside them."""
         found = await self._partitions.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
@@ -198,30 +214,32 @@ class TurnStore:
             turn = replace(turn, rolled_back=True)
         return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
-    async def _submit_to(self, turn: Turn, wanted: _Wanted) -> tuple[Turn, bool]:
-        """Seal for the number that should come next, and again where the store says that it is another.
+    async def _submit_to(self, turn: Turn, submission: _Submission) -> tuple[Turn, bool]:
+        """Seal the turn for the expected next number, and retry if another turn has taken it.
 
-        Those of this process that met another number go one by one, so that they do not meet each other again.
+        Retries of this process run one at a time, so that they do not collide again.
         """
-        moving = self._moving.get(turn.ref)
+        moving = self._locks.get(turn.ref)
         if moving is None or not moving.locked():
-            first = (1, turn.agent.name) if wanted.create is not None else await self._expected(turn, wanted)
-            if accepted := await self._try(turn, wanted, *first):
+            first = (1, turn.agent.name) if submission.create is not None else await self._expected(turn, submission)
+            if accepted := await self._try(turn, submission, *first):
                 return accepted
-        moving = self._moving.setdefault(turn.ref, asyncio.Lock())
+        moving = self._locks.setdefault(turn.ref, asyncio.Lock())
         async with moving:
             give_up_at = time.monotonic() + MOVING_PATIENCE_S
             while time.monotonic() < give_up_at:
-                if accepted := await self._try(turn, wanted, *await self._expected(turn, wanted)):
+                if accepted := await self._try(turn, submission, *await self._expected(turn, submission)):
                     return accepted
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    async def _try(self, turn: Turn, wanted: _Wanted, number: int, agent: AgentName) -> tuple[Turn, bool] | None:
-        """Submit as turn `number`; nothing where another one has it, and then the next one is known."""
-        if wanted.asked and agent != turn.agent.name:
+    async def _try(
+        self, turn: Turn, submission: _Submission, number: int, agent: AgentName
+    ) -> tuple[Turn, bool] | None:
+        """Submit as turn `number`. Returns None if another turn has taken it; the next number is known then."""
+        if submission.asked and agent != turn.agent.name:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = replace(turn, number=number, agent=wanted.version_of(agent))
-        state, *rest = await self._submit(turn, wanted)
+        turn = replace(turn, number=number, agent=submission.version_of(agent))
+        state, *rest = await self._submit(turn, submission)
         if state == b"ok":
             self._remember(turn.ref, number + 1, agent)
             partition = self._partitions.of(turn.ref)
@@ -243,9 +261,9 @@ class TurnStore:
             raise SealBrokenError
         return await self.turn(ref, codec.number(number))
 
-    async def _expected(self, turn: Turn, wanted: _Wanted) -> tuple[int, AgentName]:
+    async def _expected(self, turn: Turn, submission: _Submission) -> tuple[int, AgentName]:
         known = self._next.get(turn.ref)
-        if known and not (wanted.asked and known[1] != turn.agent.name):
+        if known and not (submission.asked and known[1] != turn.agent.name):
             return known
         return await self._peek(turn.ref)
 
@@ -257,13 +275,13 @@ class TurnStore:
         opened = self._partitions.of(ref).sealer.open(record or b"", str(ref), "conversation")
         return turns + 1, codec.agent_of(opened, agent)
 
-    async def _submit(self, turn: Turn, wanted: _Wanted) -> Any:
+    async def _submit(self, turn: Turn, submission: _Submission) -> Any:
         partition = self._partitions.of(turn.ref)
         scope, seal = str(turn.ref), partition.sealer.seal
-        conversation, once = b"", wanted.once
-        if wanted.create is not None:
-            conversation = seal(codec.conversation_to_bytes(turn.agent.name, wanted.create), scope, "conversation")
-        data = codec.input_to_bytes(wanted.turn_input)
+        conversation, once = b"", submission.once
+        if submission.create is not None:
+            conversation = seal(codec.conversation_to_bytes(turn.agent.name, submission.create), scope, "conversation")
+        data = codec.input_to_bytes(submission.turn_input)
         seal_input = partial(seal, data, scope, "input", turn.number)
         arguments: dict[str, Argument] = {
             "owner": turn.ref.owner,
@@ -276,14 +294,14 @@ class TurnStore:
             "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
             "me": partition.channel,
             "wake": "" if self._scheduler.waiting else partition.wake,
-            "on_busy": wanted.on_busy,
+            "on_busy": submission.on_busy,
             "most_waiting": self._max_waiting,
             "most_queued": -(-self._max_queued // len(self._partitions)),
-            "idem": self._pepper.name(turn.ref.owner, once) if once else "",
-            "digest": self._pepper.digest(turn.ref.owner, once) if once else "",
+            "idem": self._keys.name(turn.ref.owner, once) if once else "",
+            "digest": self._keys.digest(turn.ref.owner, once) if once else "",
         }
         give_up_at, lost = time.monotonic() + SUBMIT_PATIENCE_S, False
-        while True:  # the same sealed record again is the same turn, so asking twice makes one
+        while True:  # repeating the same sealed record makes no second turn
             try:
                 answer = await partition.scripts.call("submit", **arguments)
                 break
@@ -293,7 +311,7 @@ class TurnStore:
             lost = True
             await asyncio.sleep(RETRY_S)
         if lost and answer[0] != b"ok" and await self._is_there(turn):
-            return [b"ok", 1]  # an answer was lost, and the turn has gone on since
+            return [b"ok", 1]  # the reply was lost, and the turn has progressed since
         return answer
 
     async def _is_there(self, turn: Turn) -> bool:
@@ -311,10 +329,9 @@ class TurnStore:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a conversation's turns beside their records.
+    """State of a conversation beside its turn records.
 
-    `open`: of those that are not over, when they started (empty: not yet) and their attempts; `last`: the last number;
-    `agent`: whose workers they wait for.
+    `open`: start (empty if not started) and attempts of the turns that are not over. `last`: the last number.
     """
 
     open: dict[int, tuple[bytes, bytes]]
@@ -324,8 +341,8 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is asked of a submission, whichever number it gets."""
+class _Submission:
+    """Everything about a submission except its number."""
 
     turn_input: TurnInput
     create: dict[str, Any] | None
