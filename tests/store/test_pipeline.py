@@ -118,7 +118,7 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
 
 
 def test_a_process_that_changes_the_durability_of_the_store_warns_at_start(whole: Lines, tmp_path: Path) -> None:
-    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": KEY}
+    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
     for name, own, differs in (("weaker", "primary", True), ("same", "primary", False), ("back", "replicated", True)):
         with Service(tmp_path / name, settings | {"DURABILITY": own}, command=("web",)) as service:
             warning = f", this one with {own}: while both run, a failover may lose acknowledged writes"
