@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import AgentVersion, OnBusy, IdempotentRequest, Owner, Ref, Terms, Turn, TurnInput
+    from smolsessions.core.records import AgentVersion, IdempotentRequest, OnBusy, Owner, Ref, Terms, Turn, TurnInput
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.scheduler import Scheduler
