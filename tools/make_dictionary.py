@@ -87,26 +87,26 @@ def samples() -> Iterator[bytes]:
             if number % 12 == 1:
                 session = AgentSession(make(), Overlay(), {}, (), fork_client)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
-            yield codec.turn_to_bytes(turn)
+            yield codec.encode_turn(turn)
             turn = codec.started(turn, time.time(), 1)
             heard = Heard()
             outcome = session.run_turn(turn, TurnInput(), heard)
             kept += heard.steps
-            yield codec.turn_to_bytes(
+            yield codec.encode_turn(
                 replace(turn, outcome=outcome, timing=replace(turn.timing, finished_at=time.time()))
             )
             events = [TurnQueued(), TurnStarted(1, time.time()), *heard.events]
-            written = [(event.type, codec.event_to_bytes(event)) for event in events]
+            written = [(event.type, codec.encode_event(event)) for event in events]
             if number % 5 == 0:
                 yield from (data for _, data in written)
             if number % 3 == 0:
                 yield codec.pack_events(written)
-            yield codec.head_to_bytes(Head(0, number * 3, b"\1" * 16, 0, b"", {"task": number, "action": number * 2}))
-            yield codec.input_to_bytes(TurnInput())
+            yield codec.encode_head(Head(0, number * 3, b"\1" * 16, 0, b"", {"task": number, "action": number * 2}))
+            yield codec.encode_input(TurnInput())
             if number % 10 == 0:
                 kept.append(pack(_plan(message), number))
     # Twice: steps stay, events go after a while, so what they need is to win.
-    yield from (codec.step_to_bytes(step) for step in (*kept, *kept))
+    yield from (codec.encode_step(step) for step in (*kept, *kept))
 
 
 def _plan(message: str) -> PlanningStep:

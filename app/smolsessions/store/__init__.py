@@ -1,1 +1,1 @@
-"""All that knows Redis, or Valkey: the same protocol."""
+"""Store on Redis or Valkey."""

@@ -1,4 +1,4 @@
-"""Records ⇄ bytes: JSON, without what the record's place says already."""
+"""Records as bytes: JSON without the fields that are known from the record's place."""
 
 from __future__ import annotations
 
@@ -45,23 +45,30 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {
         StepFinished,
     )
 }
-_STEP = struct.Struct(">BIH")  # type, turn, number of attachments, whose names follow
+_STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
 NAME_BYTES = 16
 MOST_DIGITS = 16
-HEAD_MEMBERS = frozenset({7, 10})  # without, and with, the places that are out of the prompt
+HEAD_MEMBERS = frozenset({7, 10})  # the last three, sets of removed steps, are left out if all are empty
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
-_TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")  # by number: add, never move
+_TYPES: tuple[EntryType, ...] = (
+    "task",
+    "planning",
+    "action",
+    "note",
+    "summary",
+    "edit",
+)  # stored by number: append only
 
 
 def number(data: bytes | None, most: int = 2**53) -> int:
-    """Read a whole number that the store keeps unsealed."""
+    """Parse a whole number that the store keeps unsealed."""
     if data is None or not data.isdigit() or len(data) > MOST_DIGITS or (found := int(data)) > most:
         raise SealBrokenError(DAMAGED)
     return found
 
 
 def text(data: bytes) -> str:
-    """Read a name that the store keeps unsealed."""
+    """Parse a name that the store keeps unsealed."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -69,15 +76,15 @@ def text(data: bytes) -> str:
 
 
 def moment(data: bytes | None) -> float:
-    """Read a time of the store's clock, in Unix seconds."""
+    """Parse a time of the store's clock as Unix seconds."""
     return number(data) / 1_000_000
 
 
-def turn_to_bytes(turn: Turn) -> bytes:
+def encode_turn(turn: Turn) -> bytes:
     return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
-def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
+def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
     fields = from_json(data)
     fields["ref"] = ref
     fields["number"] = number
@@ -88,12 +95,12 @@ def turn_from_bytes(data: bytes, ref: Ref, number: int) -> Turn:
     return turn
 
 
-def event_to_bytes(event: Event) -> bytes:
-    assert not isinstance(event, TurnEnded), "a final event is the turn's record"
+def encode_event(event: Event) -> bytes:
+    assert not isinstance(event, TurnEnded), "a final event is stored as the turn's record"
     return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
 
 
-def event_from_bytes(name: str, data: bytes) -> Event:
+def decode_event(name: str, data: bytes) -> Event:
     if name not in _EVENTS:
         raise ValueError(f"an event {name!r} is of a newer release")
     event: Event = _EVENTS[name].validate_json(data)
@@ -101,39 +108,39 @@ def event_from_bytes(name: str, data: bytes) -> Event:
 
 
 def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
-    """Make one record of a whole log: names and events, a line each (JSON holds no line break)."""
+    """Join a whole log into one record: names and events, a line each, as JSON holds no line break."""
     return b"\n".join(name.encode() + b"\n" + data for name, data in events)
 
 
 def unpack_events(data: bytes) -> list[Event | None]:
-    """Give a log's events; None for one that only a newer release knows."""
+    """Return a log's events. None stands for an event of a newer release."""
     lines = data.split(b"\n")
     return [_known_event(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
 
 
 def _known_event(name: str, data: bytes) -> Event | None:
     try:
-        return event_from_bytes(name, data)
+        return decode_event(name, data)
     except ValueError:
         return None
 
 
-def chunk_list_to_bytes(pieces: dict[str, bytes]) -> bytes:
-    return to_json({name: tag.hex() for name, tag in pieces.items()})
+def encode_chunk_list(chunks: dict[str, bytes]) -> bytes:
+    return to_json({name: tag.hex() for name, tag in chunks.items()})
 
 
-def chunk_list_from_bytes(data: bytes) -> dict[str, bytes]:
+def decode_chunk_list(data: bytes) -> dict[str, bytes]:
     return {name: bytes.fromhex(tag) for name, tag in from_json(data).items()}
 
 
-def head_to_bytes(head: Head) -> bytes:
-    shown = [head.shown_from, head.shown_hash.hex()]
-    fields = [head.generation, head.count, head.hash.hex(), *shown, head.step_counts, head.variables.hex()]
+def encode_head(head: Head) -> bytes:
+    hidden = [head.shown_from, head.shown_hash.hex()]
+    fields = [head.generation, head.count, head.hash.hex(), *hidden, head.step_counts, head.variables.hex()]
     out = [f"{places:x}" for places in (head.archived, head.rolled_back, head.destroyed)] if head.out else []
     return to_json([*fields, *out])
 
 
-def head_from_bytes(data: bytes) -> Head:
+def decode_head(data: bytes) -> Head:
     members = from_json(data)
     if len(members) not in HEAD_MEMBERS:
         raise SealBrokenError(f"a conversation's head {NEWER}")
@@ -143,14 +150,14 @@ def head_from_bytes(data: bytes) -> Head:
     return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2], *places)
 
 
-def input_to_bytes(given: TurnInput) -> bytes:
-    if not given.images and not given.additional_args:
+def encode_input(turn_input: TurnInput) -> bytes:
+    if not turn_input.images and not turn_input.additional_args:
         return _NO_INPUT
-    header = {"sizes": [len(image) for image in given.images], "args": given.additional_args}
-    return json.dumps(header).encode() + b"\n" + b"".join(given.images)
+    header = {"sizes": [len(image) for image in turn_input.images], "args": turn_input.additional_args}
+    return json.dumps(header).encode() + b"\n" + b"".join(turn_input.images)
 
 
-def input_from_bytes(data: bytes) -> TurnInput:
+def decode_input(data: bytes) -> TurnInput:
     if data == _NO_INPUT:
         return TurnInput()
     line, _, rest = data.partition(b"\n")
@@ -162,13 +169,13 @@ def input_from_bytes(data: bytes) -> TurnInput:
     return TurnInput(tuple(images), header["args"])
 
 
-def step_to_bytes(step: PackedStep) -> bytes:
+def encode_step(step: PackedStep) -> bytes:
     names = b"".join(bytes.fromhex(name) for name in step.attachments)
     return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
 
 
-def step_from_bytes(data: bytes, index: int, head: Head | None = None) -> StoredStep:
-    """Read a step; `head` tells what has become of it since."""
+def decode_step(data: bytes, index: int, head: Head | None = None) -> StoredStep:
+    """Decode a step, marked as hidden, archived or rolled back by `head`."""
     kind, turn, count = _STEP.unpack_from(data)
     if kind >= len(_TYPES):
         raise SealBrokenError(f"a stored step {NEWER}")
@@ -186,26 +193,26 @@ def step_from_bytes(data: bytes, index: int, head: Head | None = None) -> Stored
 
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:
-    """Add what the store knows of a turn that runs."""
+    """Return a running turn with its start and attempts, which are not part of its record."""
     return replace(turn, timing=replace(turn.timing, started_at=at), attempts=attempts)
 
 
 def ref_of(scope: str) -> Ref:
-    """Take a conversation's name apart again."""
+    """Parse the name of a conversation."""
     owner, _, conversation_id = scope.partition("/")
     return Ref(Owner(owner), conversation_id)
 
 
-def conversation_to_bytes(agent: str, metadata: dict[str, Any], *, has_terms: bool = False) -> bytes:
+def encode_conversation(agent: str, metadata: dict[str, Any], *, has_terms: bool = False) -> bytes:
     return to_json({"agent": agent, "metadata": metadata} | ({"terms": True} if has_terms else {}))
 
 
 def has_terms(data: bytes) -> bool:
-    """Tell whether a conversation had terms when its record was sealed; a rollback may have added some since."""
+    """Return True if a conversation had terms when its record was sealed. A rollback may have added some since."""
     return "terms" in from_json(data)
 
 
-def terms_to_bytes(terms: Terms) -> bytes:
+def encode_terms(terms: Terms) -> bytes:
     return to_json(
         {
             "policy": None if terms.policy is None else policy_data(terms.policy),
@@ -215,7 +222,7 @@ def terms_to_bytes(terms: Terms) -> bytes:
     )
 
 
-def terms_from_bytes(data: bytes) -> Terms:
+def decode_terms(data: bytes) -> Terms:
     fields = from_json(data)
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
@@ -225,14 +232,14 @@ def terms_from_bytes(data: bytes) -> Terms:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error
 
 
-def agent_of(data: bytes, shown: bytes) -> AgentName:
-    """Give a conversation's agent as it was sealed; that it is also shown openly is for the scripts alone."""
+def agent_of(data: bytes, unsealed: bytes) -> AgentName:
+    """Return the sealed name of a conversation's agent. The scripts use an unsealed copy, which must be equal."""
     sealed = str(from_json(data)["agent"])
-    if sealed.encode() != shown:
+    if sealed.encode() != unsealed:
         raise SealBrokenError
     return AgentName(sealed)
 
 
-def metadata_from_bytes(data: bytes) -> dict[str, Any]:
+def decode_metadata(data: bytes) -> dict[str, Any]:
     metadata: dict[str, Any] = from_json(data)["metadata"]
     return metadata

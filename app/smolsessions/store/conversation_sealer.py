@@ -36,7 +36,7 @@ class ConversationSealer:
             return NO_TERMS
         known = self._known.get(scope)
         if known is None or known[0] != blob:
-            known = (blob, codec.terms_from_bytes(self._sealer.open(blob, scope, "terms")))
+            known = (blob, codec.decode_terms(self._sealer.open(blob, scope, "terms")))
             self._known[scope] = known
         self._known.move_to_end(scope)
         if len(self._known) > MOST_KNOWN:

@@ -1,8 +1,8 @@
-"""The envelope of everything at rest: compressed, then AES-256-GCM bound to its place; and the ring of keys.
+"""Sealing of all stored data: zstd, then AES-256-GCM bound to its place; and the parsing of keys.
 
-Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. The key of a
-conversation is derived from the master key and the conversation's name, so that random nonces stay far from their bound
-however many records the service writes; the place (what it is, generation, index) is the associated data.
+Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. Each conversation
+has a key derived from the master key and its name, so that random nonces stay far from their bound. The associated data
+is the place: kind, generation, index.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ _local = threading.local()
 
 
 class Sealer:
-    """Seals and opens what belongs to any conversation. Safe to share between threads."""
+    """Seals and opens blobs of all conversations. Safe to share between threads."""
 
     def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
-        """Take `(key id, 32 bytes)` pairs: the first seals, all of them open."""
+        """`keys` are `(key id, 32 bytes)` pairs: the first seals, all of them open."""
         self._keys = dict(keys)
         self._writing_id = keys[0][0]
         self._prefix = bytes((VERSION, len(self._writing_id))) + self._writing_id.encode()
         self._cipher = lru_cache(maxsize=8192)(self._derive)
 
     def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
-        """Bind `plaintext` to `place` within `scope` (a conversation's name); whoever opens it must name both."""
+        """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both."""
         nonce = os.urandom(NONCE_BYTES)
         packed = _compressor().compress(plaintext)
         return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, _bind(place))
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
-        """Give the plaintext back, or raise `SealBrokenError` before anything of it is read."""
+        """Return the plaintext. Raises `SealBrokenError` before any of it is decoded."""
         if blob and blob[0] > VERSION:
             raise SealBrokenError(f"a stored record was changed, or {NEWER}")
         if len(blob) < 2 + NONCE_BYTES + TAG_BYTES or blob[0] != VERSION:
@@ -79,17 +79,17 @@ class Sealer:
 
 
 def tag_of(blob: bytes) -> bytes:
-    """The authentication tag: what a conversation's running hash is made of."""
+    """Return the authentication tag, the input of a conversation's running hash."""
     return blob[-TAG_BYTES:]
 
 
 def new_key() -> str:
-    """A fresh key in the form that SEAL_KEYS takes."""
+    """Return a new key in the form of SEAL_KEYS."""
     return f"k{secrets.token_hex(3)}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}"
 
 
 def parse_keys(text: str) -> list[tuple[str, bytes]]:
-    """Read `id:base64` keys, separated by commas or white space; the first one seals."""
+    """Parse `id:base64` keys, separated by commas or white space. The first one seals."""
     keys: list[tuple[str, bytes]] = []
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for word in " ".join(lines).replace(",", " ").split():
@@ -108,13 +108,13 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
 
 
 def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
-    """Read the keys of a file that not all users may read; `create` makes a missing one, for its owner alone."""
+    """Read the keys of a private file. `create` makes a missing file, readable by its owner alone."""
     if create and not path.exists():
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".seal-", delete=False) as file:  # 0600
             file.write(new_key() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        Path(file.name).rename(path)  # whole or not at all, whenever the power fails
+        Path(file.name).rename(path)  # atomic, even if the power fails
     try:
         keys = parse_keys(path.read_text())
     except StartError as error:
@@ -141,7 +141,7 @@ def _bound(part: str | int) -> bytes:
 
 @cache
 def _dictionary() -> zstandard.ZstdCompressionDict:
-    # Part of format 1. Steps and turn records look alike, and a small one compresses only against its like.
+    # Part of format 1. A small record compresses well only against similar ones.
     data = importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
     return zstandard.ZstdCompressionDict(data)
 

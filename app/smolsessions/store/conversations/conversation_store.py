@@ -132,7 +132,7 @@ class ConversationStore:
                 ended, is_damaged = [], True
             given: list[Argument] = []
             for turn in ended:
-                given += [turn.number, self._seal(codec.turn_to_bytes(turn), ref, "turn", turn.number)]
+                given += [turn.number, self._seal(codec.encode_turn(turn), ref, "turn", turn.number)]
             state, *rest = await partition.scripts.call(
                 "delete",
                 *given,
@@ -243,7 +243,7 @@ class ConversationStore:
         return Conversation(
             ref=ref,
             agent=codec.agent_of(opened, agent),
-            metadata=codec.metadata_from_bytes(opened),
+            metadata=codec.decode_metadata(opened),
             created_at=codec.moment(created),
             updated_at=codec.moment(updated),
             turns=stored_turns,
@@ -258,7 +258,7 @@ class ConversationStore:
         )
 
     def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any], terms: Terms) -> bytes:
-        data = codec.conversation_to_bytes(agent, metadata, has_terms=terms != NO_TERMS)
+        data = codec.encode_conversation(agent, metadata, has_terms=terms != NO_TERMS)
         return self._seal(data, ref, "conversation")
 
     def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
@@ -267,7 +267,7 @@ class ConversationStore:
 
 def _step(partition: Partition, scope: str, head: Head, index: int, blob: bytes) -> StoredStep:
     opened = partition.sealer.open(blob, scope, "step", head.generation, index)
-    return codec.step_from_bytes(opened, index, head)
+    return codec.decode_step(opened, index, head)
 
 
 def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
@@ -285,7 +285,7 @@ def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, follo
 
 def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:
     """Seal a conversation's terms; most have none."""
-    return partition.sealer.seal(codec.terms_to_bytes(terms), scope, "terms") if terms != NO_TERMS else b""
+    return partition.sealer.seal(codec.encode_terms(terms), scope, "terms") if terms != NO_TERMS else b""
 
 
 def ttl_us(ttl_s: float | None) -> int | str:

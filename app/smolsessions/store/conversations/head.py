@@ -1,4 +1,4 @@
-"""The head of a conversation: what its steps are, sealed; and the attachments beside them."""
+"""Head of a conversation, sealed over its steps and variables, and the images of its steps."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ VARIABLES_SENTENCE = "The stored variables of this conversation are not those th
 
 
 def open_head(sealer: ConversationSealer, scope: str, generation: bytes, head: bytes) -> Head:
-    """Open a conversation's head; before its first commit it has none."""
-    opened = codec.head_from_bytes(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
+    """Open a conversation's head. Before the first commit it is empty."""
+    opened = codec.decode_head(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
     if codec.number(generation) != opened.generation:
         raise SealBrokenError(DAMAGED)
     return opened
 
 
 def check_count(head: Head, stored: int, queued: int) -> None:
-    """Compare the stored steps with the head. Only a turn that runs, or waits to go on, has steps behind it."""
+    """Compare the stored steps with the head. Only a running or waiting turn has steps behind it."""
     if stored < head.count or (stored > head.count and not queued):
         raise SealBrokenError(COUNT_SENTENCE)
 
 
 def open_chunk_list(sealer: ConversationSealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
-    """Open the list of the variables' pieces, which must be the very one that the head was sealed over."""
+    """Open the list of the variables' chunks. Raises unless the head was sealed over it."""
     if (tag_of(sealed) if sealed else b"") != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)
     if not sealed:
         return {}
-    return codec.chunk_list_from_bytes(sealer.open(sealed, scope, "variables", head.generation))
+    return codec.decode_chunk_list(sealer.open(sealed, scope, "variables", head.generation))
 
 
 async def load_images(partition: Partition, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
-    """Load and open the attachments of these steps, a few at a time: they may be large."""
+    """Load the attachments of these steps, a few at a time, as they may be large."""
     wanted = sorted({name for step in steps for name in step.attachments})
     opened = {}
     for start in range(0, len(wanted), IMAGES_AT_ONCE):
@@ -61,7 +61,7 @@ async def load_images(partition: Partition, scope: str, steps: Iterable[StoredSt
 
 
 async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) -> list[bytes | None]:
-    """Load attachments as they are sealed; None for one that is not there."""
+    """Load sealed attachments. None stands for a missing one."""
     terms, blobs = await partition.scripts.call("images", *names, ref=scope)
     partition.sealer.terms(scope, terms)
     found: list[bytes | None] = blobs
@@ -69,7 +69,7 @@ async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) ->
 
 
 async def with_stored_images(scripts: Scripts, turn: Turn) -> Turn:
-    """Leave out the images of a turn that are not in the store: not yet, or not any more."""
+    """Return a turn without the images that the store does not hold yet, or no longer holds."""
     answer = turn.outcome.images if turn.outcome else ()
     names = list(dict.fromkeys(image.name for image in (*turn.images, *answer)))
     if not names:
@@ -84,21 +84,21 @@ async def with_stored_images(scripts: Scripts, turn: Turn) -> Turn:
 
 
 def extended(head: Head, kind: EntryType, blob: bytes) -> Head:
-    """Take one more sealed step under the head."""
+    """Return the head after one more sealed step."""
     counts = counted(head.step_counts, kind, 1)
     return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
 
 
 def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:
-    """Return the counts with more steps of a kind. Edits are not counted."""
+    """Return the counts with `more` steps of a kind. Edits are not counted."""
     return counts if kind == "edit" else {**counts, kind: counts.get(kind, 0) + more}
 
 
 def extend_hash(running: bytes, blob: bytes) -> bytes:
-    """Carry the running hash over one more sealed step."""
+    """Return the running hash after one more sealed step."""
     return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
 
 
 def hidden_so_far(head: Head) -> Head:
-    """Hide all steps so far from the model."""
+    """Return the head with all steps so far hidden from the model."""
     return replace(head, shown_from=head.count, shown_hash=head.hash)

@@ -75,8 +75,8 @@ def open_claim(partition: Partition, reply: ClaimReply) -> Claim:
         policy = sealer.terms(scope, reply.terms).policy
         head = open_head(sealer, scope, reply.generation, reply.head)
         chunks = open_chunk_list(sealer, scope, head, reply.chunk_list)
-        turn = codec.turn_from_bytes(sealer.open(reply.record, scope, "turn", number), ref, number)
-        turn_input = codec.input_from_bytes(sealer.open(reply.input, scope, "input", number))
+        turn = codec.decode_turn(sealer.open(reply.record, scope, "turn", number), ref, number)
+        turn_input = codec.decode_input(sealer.open(reply.input, scope, "input", number))
         _check_claim(reply, turn, head)
     except SealBrokenError as error:
         defect = error

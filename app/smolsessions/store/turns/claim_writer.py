@@ -75,7 +75,7 @@ class EventBuffer:
 
     def hold(self, events: Iterable[Event]) -> bool:
         """Keep events for the packed log alone. Returns False if they must be written one by one."""
-        encoded = [(event.type, codec.event_to_bytes(event)) for event in events]
+        encoded = [(event.type, codec.encode_event(event)) for event in events]
         size = self._bytes + sum(len(data) for _, data in encoded)
         if self._logged != 1 or size > MOST_PACKED_BYTES:
             return False
@@ -88,7 +88,7 @@ class EventBuffer:
         """Return the log as one record, or nothing if it is large or was begun by an earlier attempt."""
         if self._logged != 1 or (self._bytes > MOST_PACKED_BYTES and not self._held):
             return b""
-        return codec.pack_events([(TurnQueued.type, codec.event_to_bytes(TurnQueued())), *self._events])
+        return codec.pack_events([(TurnQueued.type, codec.encode_event(TurnQueued())), *self._events])
 
 
 class ClaimWriter:
@@ -165,7 +165,7 @@ class ClaimWriter:
         """Queue one write. All writes of one round of the event loop are sent together."""
         arguments: list[Argument] = [key, effect, self.log.stored if events else "", *step, len(events)]
         for event in events:
-            data = codec.event_to_bytes(event)
+            data = codec.encode_event(event)
             self.log.add(event.type, data)
             sealed = self._partition.sealer.seal(data, self._scope, "event", self._turn, event.type)
             arguments += [event.type, sealed]

@@ -180,7 +180,7 @@ class HeldLease:
         writer, by = self._writer, stop.rollback_by
         turn = self.turn if self._was_over else self._ended(outcome, stop)
         # Sealed once: a retry must commit the same version as the first request, whose reply may be lost.
-        record = self._seal(codec.turn_to_bytes(turn), "turn", turn.number)
+        record = self._seal(codec.encode_turn(turn), "turn", turn.number)
         chunk_list, head = (b"", b"") if by or writer.defect else self._memory.seal_head()
         packed = b"" if writer.defect else writer.log.packed()
         if packed:

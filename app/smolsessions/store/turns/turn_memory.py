@@ -121,7 +121,7 @@ class TurnMemory:
     def seal_step(self, step: PackedStep) -> list[Argument]:
         """Append a step to the head, and return the arguments of its write."""
         index = self._head.count
-        blob = self._seal(codec.step_to_bytes(step), "step", self.generation, index)
+        blob = self._seal(codec.encode_step(step), "step", self.generation, index)
         self._head = extended(self._head, step.type, blob)
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
@@ -137,11 +137,11 @@ class TurnMemory:
         """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
         chunk_list = b""
         if self._chunks != self._chunks_before:
-            chunk_list = self._seal(codec.chunk_list_to_bytes(self._chunks), "variables", self.generation)
+            chunk_list = self._seal(codec.encode_chunk_list(self._chunks), "variables", self.generation)
             self._head = replace(self._head, variables=tag_of(chunk_list))
         if self._head == self._before:
             return b"", b""
-        return chunk_list, self._seal(codec.head_to_bytes(self._head), "head")
+        return chunk_list, self._seal(codec.encode_head(self._head), "head")
 
     def _set_chunk(self, name: str, blob: bytes) -> None:
         self._chunks.pop(name, None)
@@ -153,7 +153,7 @@ class TurnMemory:
 
     def _open_step(self, blob: bytes, index: int) -> StoredStep:
         opened = self._partition.sealer.open(blob, self._scope, "step", self.generation, index)
-        return codec.step_from_bytes(opened, index)
+        return codec.decode_step(opened, index)
 
     def _open_chunk(self, name: str, blob: bytes) -> bytes:
         return self._partition.sealer.open(blob, self._scope, "variable", self.generation, name)

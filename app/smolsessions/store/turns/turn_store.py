@@ -160,7 +160,7 @@ class TurnStore:
             last_seq=LAST_SEQ_QUEUED,
         )
         partition = self._partitions.of(ref)
-        record = partition.sealer.seal(codec.turn_to_bytes(ended), str(ref), "turn", number)
+        record = partition.sealer.seal(codec.encode_turn(ended), str(ref), "turn", number)
         state, *rest = await partition.scripts.call(
             "cancel",
             ref=str(ref),
@@ -206,7 +206,7 @@ class TurnStore:
 
     def _opened(self, ref: Ref, number: int, record: bytes, known: _Known) -> Turn:
         sealer = self._partitions.of(ref).sealer
-        turn = codec.turn_from_bytes(sealer.open(record, str(ref), "turn", number), ref, number)
+        turn = codec.decode_turn(sealer.open(record, str(ref), "turn", number), ref, number)
         if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
             raise SealBrokenError(DAMAGED)
         at, attempts = known.open.get(number, (b"", b""))
@@ -280,8 +280,8 @@ class TurnStore:
         scope, seal = str(turn.ref), partition.sealer.seal
         conversation, once = b"", submission.once
         if submission.create is not None:
-            conversation = seal(codec.conversation_to_bytes(turn.agent.name, submission.create), scope, "conversation")
-        data = codec.input_to_bytes(submission.turn_input)
+            conversation = seal(codec.encode_conversation(turn.agent.name, submission.create), scope, "conversation")
+        data = codec.encode_input(submission.turn_input)
         seal_input = partial(seal, data, scope, "input", turn.number)
         arguments: dict[str, Argument] = {
             "owner": turn.ref.owner,
@@ -289,9 +289,9 @@ class TurnStore:
             "agent": turn.agent.name,
             "conversation": conversation,
             "turn": turn.number,
-            "record": seal(codec.turn_to_bytes(turn), scope, "turn", turn.number),
+            "record": seal(codec.encode_turn(turn), scope, "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
-            "event": seal(codec.event_to_bytes(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
+            "event": seal(codec.encode_event(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
             "me": partition.channel,
             "wake": "" if self._scheduler.waiting else partition.wake,
             "on_busy": submission.on_busy,
