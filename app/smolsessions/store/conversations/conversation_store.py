@@ -1,4 +1,4 @@
-"""Conversations at rest: make, show, list, patch, delete, and their steps as bytes."""
+"""Conversations in the store: create, read, list, patch, delete."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
 MOST_PARTITIONS = 1000
-LOOKED_AT_ONCE = 100  # steps, for those of one kind
-MOST_LOOKED_AT = 2000  # for one page, which may then hold fewer than its limit
+SCANNED_AT_ONCE = 100  # steps, in search of one kind
+MOST_SCANNED = 2000  # for one page, which may then hold fewer than its limit
 
 
 class ConversationStore:
-    """The store's side of conversations."""
+    """Conversations in the store."""
 
     def __init__(self, partitions: Partitions, turns: TurnStore) -> None:
         self._partitions = partitions
@@ -51,7 +51,6 @@ class ConversationStore:
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
-        """Make an empty conversation."""
         partition, terms = self._partitions.of(ref), Terms(draft.policy)
         state, *rest = await partition.scripts.call(
             "create",
@@ -67,26 +66,25 @@ class ConversationStore:
         return self.of_row(*rest[0])
 
     async def conversation(self, ref: Ref) -> Conversation:
-        """Read one conversation."""
         return self.of_row(*await self._row(ref))
 
     async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Read a page, merged of all partitions; the cursor is the age of the last one shown, and its partition."""
+        """Read a page, merged from all partitions. The cursor is the age of the last item, and its partition."""
         pages = [
             self._rows(partition, place, owner, cursor, limit + 1) for place, partition in enumerate(self._partitions)
         ]
         rows = list(islice(heapq.merge(*await asyncio.gather(*pages), key=itemgetter(0)), limit + 1))
-        shown = rows[:limit]
-        found = [conversation for _, row in shown if (conversation := self._readable(row))]
+        listed = rows[:limit]
+        found = [conversation for _, row in listed if (conversation := self._readable(row))]
         if len(rows) <= limit:
             return Page(tuple(found), None)
-        age, place = shown[-1][0]
+        age, place = listed[-1][0]
         return Page(tuple(found), str(-age * MOST_PARTITIONS + place if len(self._partitions) > 1 else -age))
 
     async def _rows(
         self, partition: Partition, place: int, owner: Owner, cursor: str | None, most: int
     ) -> list[tuple[tuple[int, int], Any]]:
-        """Read what a partition has behind the cursor, newest first; each with what it is to be sorted by."""
+        """Read a partition's rows behind the cursor, newest first, each with its sort key."""
         before = "+inf"
         if cursor and len(self._partitions) > 1:
             age, last = divmod(int(cursor), MOST_PARTITIONS)
@@ -97,7 +95,7 @@ class ConversationStore:
         return [((-int(float(score)), place), row) for score, row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
-        """Read, change and write, until no other writer comes between; in this process one at a time."""
+        """Read, change and write, until no other writer interferes. In this process one call runs at a time."""
         lock = self._patching.setdefault(ref, asyncio.Lock())
         async with lock:
             return await self._patch(ref, change)
@@ -123,7 +121,6 @@ class ConversationStore:
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
-        """End what runs and what waits, then take everything away."""
         partition = self._partitions.of(ref)
         for _ in range(MOST_TRIES):
             try:
@@ -138,7 +135,7 @@ class ConversationStore:
                 *given,
                 owner=ref.owner,
                 ref=str(ref),
-                me=partition.channel,
+                own_channel=partition.channel,
                 log_ttl_s=partition.log_ttl_s,
                 tombstone_s=partition.id_reuse_s,
                 is_damaged=int(is_damaged),
@@ -154,44 +151,22 @@ class ConversationStore:
     async def steps(
         self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
-        """Read steps, each checked against its place, until there are enough of those that are wanted."""
-        scope, partition = str(ref), self._partitions.of(ref)
-        items: list[StoredStep] = []
-        place, end = first, first + MOST_LOOKED_AT
-        while True:
-            most = max(limit - len(items), LOOKED_AT_ONCE if kind or place > first else 0)
-            found = await partition.scripts.call("steps", ref=scope, first=place, last=place + most)
+        partition, scan = self._partitions.of(ref), _StepScan(first, limit, kind, archived=archived)
+        while not scan.is_done:
+            most = max(limit - len(scan.items), SCANNED_AT_ONCE if kind or scan.place > first else 0)
+            found = await partition.scripts.call("steps", ref=str(ref), first=scan.place, last=scan.place + most)
             if not found:
                 raise ConversationNotFoundError
-            shown, generation, head_blob, blobs, terms, stored, queued, record = found
-            partition.sealer.terms(scope, terms)
-            head = open_head(partition.sealer, scope, generation, head_blob)
-            check_count(head, stored, queued)
-            agent = codec.agent_of(partition.sealer.open(record, scope, "conversation"), shown)
-            left, last = head.destroyed if archived else head.out, place + len(blobs)
-            start = place
-            for index, blob in enumerate(blobs[:most], place):
-                if len(items) == limit:
-                    break
-                place = index + 1
-                if left >> index & 1:
-                    continue
-                step = _step(partition, scope, head, index, blob)
-                if step.type != "edit" and kind in {None, step.type}:
-                    items.append(_noted(partition, scope, head, step, blobs[place - start :]))
-            more = place < last
-            if len(items) == limit or not more or place >= end:
-                break
-        page = Page(tuple(items), str(place) if more else None)
+            scan.read(partition, str(ref), found, most)
+        page = Page(tuple(scan.items), str(scan.place) if scan.has_more else None)
         try:
-            return agent, page, await load_images(partition, scope, items)
+            return scan.agent, page, await load_images(partition, str(ref), scan.items)
         except SealBrokenError:
-            if ((await self._row(ref))[1][2] or b"") == head_blob:
+            if ((await self._row(ref))[1][2] or b"") == scan.head_blob:
                 raise
-        return await self.steps(ref, first, limit, kind, archived=archived)  # some were destroyed since they were read
+        return await self.steps(ref, first, limit, kind, archived=archived)  # steps were destroyed meanwhile
 
     async def image(self, ref: Ref, name: str) -> bytes:
-        """Read an attachment."""
         partition = self._partitions.of(ref)
         (blob,) = await image_blobs(partition, str(ref), [name])
         if blob is None:
@@ -199,17 +174,17 @@ class ConversationStore:
         return await asyncio.to_thread(partition.sealer.open, blob, str(ref), "image", name)
 
     def _readable(self, row: Any) -> Conversation | None:
-        """Open a row of a list; a broken one must not hide the others, and says what it is when it is asked for."""
+        """Open a row of a list. A damaged one is left out: a read of it alone raises the error."""
         scope, *fields = row
         try:
-            if shown := fields and self.of_row(scope, *fields):
-                return shown
+            if fields:
+                return self.of_row(scope, *fields)
         except SealBrokenError as error:
             log.error("conversation %r cannot be listed: %s", scope, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
         return None
 
     async def _row(self, ref: Ref) -> Any:
-        row = await self._partitions.of(ref).scripts.call("show", ref=str(ref))
+        row = await self._partitions.of(ref).scripts.call("read", ref=str(ref))
         if not row:
             raise ConversationNotFoundError
         return row
@@ -224,7 +199,7 @@ class ConversationStore:
         stored_steps: int,
         listed_at: bytes,
     ) -> Conversation:
-        """Open a conversation as scripts show it, and compare its parts."""
+        """Open a row of a script's reply, and check its parts against each other."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
         ref = codec.ref_of(codec.text(scope))
         sealer = self._partitions.of(ref).sealer
@@ -265,31 +240,70 @@ class ConversationStore:
         return self._partitions.of(ref).sealer.seal(data, str(ref), *place)
 
 
-def _step(partition: Partition, scope: str, head: Head, index: int, blob: bytes) -> StoredStep:
+class _StepScan:
+    """Scan for one page of steps, each checked against its place."""
+
+    def __init__(self, first: int, limit: int, kind: StepType | None, *, archived: bool) -> None:
+        self.items: list[StoredStep] = []
+        self.place = first
+        self.agent = AgentName("")
+        self.head_blob = b""
+        self.has_more = True
+        self._end = first + MOST_SCANNED
+        self._limit = limit
+        self._kind = kind
+        self._with_archived = archived
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.items) == self._limit or not self.has_more or (self.place >= self._end)
+
+    def read(self, partition: Partition, scope: str, found: list[Any], most: int) -> None:
+        """Take the wanted steps of a reply of steps.lua."""
+        unsealed, generation, self.head_blob, blobs, terms, stored, queued, record = found
+        partition.sealer.terms(scope, terms)
+        head = open_head(partition.sealer, scope, generation, self.head_blob)
+        check_count(head, stored, queued)
+        self.agent = codec.agent_of(partition.sealer.open(record, scope, "conversation"), unsealed)
+        skipped, start = head.destroyed if self._with_archived else head.out, self.place
+        for index, blob in enumerate(blobs[:most], start):
+            if len(self.items) == self._limit:
+                break
+            self.place = index + 1
+            if skipped >> index & 1:
+                continue
+            step = _open_step(partition, scope, head, index, blob)
+            if step.type != "edit" and self._kind in {None, step.type}:
+                self.items.append(_with_unanswered(partition, scope, head, step, blobs[self.place - start :]))
+        self.has_more = self.place < start + len(blobs)
+
+
+def _open_step(partition: Partition, scope: str, head: Head, index: int, blob: bytes) -> StoredStep:
     opened = partition.sealer.open(blob, scope, "step", head.generation, index)
     return codec.decode_step(opened, index, head)
 
 
-def _noted(partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
-    """Note on the task of a turn that is over whether the step after it, if any, is of another turn."""
+def _with_unanswered(
+    partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]
+) -> StoredStep:
+    """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""
     if step.type != "task" or step.index + 1 > head.count:
         return step
     for index, blob in enumerate(following, step.index + 1):
         if head.destroyed >> index & 1:
             return step
-        after = _step(partition, scope, head, index, blob)
+        after = _open_step(partition, scope, head, index, blob)
         if after.type != "edit":
             return replace(step, unanswered=after.turn != step.turn)
     return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
 def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:
-    """Seal a conversation's terms; most have none."""
+    """Seal a conversation's terms. Most have none."""
     return partition.sealer.seal(codec.encode_terms(terms), scope, "terms") if terms != NO_TERMS else b""
 
 
 def ttl_us(ttl_s: float | None) -> int | str:
-    """Give a time to live as scripts take it."""
     return "" if ttl_s is None else int(ttl_s * 1_000_000)
 
 

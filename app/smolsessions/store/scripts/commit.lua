@@ -1,23 +1,23 @@
--- End a turn: the tail up to `count` becomes the conversation's, the record is final, the lease goes back.
--- An empty `head` leaves the head as it is, an empty `count` the steps. `packed` (if there is one) is the whole log but for the final event, in one
--- record: it takes the place of its `logged` entries (empty: who commits does not know how many there are), and the final
--- event is number `last_seq`. Asked again by the same token it says that it is done; any other token has lost.
--- With `rollback` (the number of the turn that wants it) the conversation is left as the turn found it: its first `count`
--- steps (empty: all that there are) and its variables. A commit that does not know of a rollback is told, and ends nothing.
--- `written` is how many writes this claim made: where the store has fewer it went back behind what it had acknowledged.
--- An empty `count` ends a turn that was damaged: what stands in the way of its end is deleted.
--- The variables that came with the tail become the conversation's too; `variables` is the sealed list of all, if it changed.
--- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback me wake log_ttl_s
+-- Commit a turn: its steps up to `count` become part of the conversation, its record is final, its lease is released.
+-- A repeated commit with the same token returns `done`. Any other token has lost the lease.
+-- - An empty `head` keeps the head. An empty `count` ends a damaged turn: it keeps all steps, and deletes unusable keys.
+-- - `packed` (if not empty) is the whole log except the final event. It replaces the `logged` entries (empty: unknown), and the
+--   final event gets number `last_seq`.
+-- - `rollback` is the number of the turn that rolls this one back (or empty). It restores the first `count` steps and the
+--   variables. A commit without it is refused if a rollback was requested.
+-- - `written` is the number of writes of this claim. If the store has fewer, it lost acknowledged writes.
+-- - `variables` is the sealed list of the variables' chunks, if it changed.
+-- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback own_channel wake log_ttl_s
 local conversation = key('conversation', ref)
 local token = fence .. '#' .. turn
-if not holds(ref, fence) then
+if not holds_lease(ref, fence) then
   if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
   return {'lost'}
 end
 if count == '' then clear_damage(ref, turn) end
 local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end
-local stored_writes = whole(redis.call('HGET', key('run', ref, turn), 'written') or '0') or damaged('run')
+local stored_writes = parse_int(redis.call('HGET', key('run', ref, turn), 'written') or '0') or damaged('run')
 if stored_writes < tonumber(written) then return {'behind'} end
 check_logs(ref)
 if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
@@ -33,11 +33,11 @@ end
 if head ~= '' then
   redis.call('HSET', conversation, 'head', head)
   local fresh = redis.call('HGETALL', key('fresh', ref, generation))
-  for i = 1, #fresh, 2 do put_piece(ref, generation, fresh[i], fresh[i + 1]) end
-  if variables ~= '' then put_piece(ref, generation, '', variables) end
+  for i = 1, #fresh, 2 do put_chunk(ref, generation, fresh[i], fresh[i + 1]) end
+  if variables ~= '' then put_chunk(ref, generation, '', variables) end
 end
-note_moment(ref, turn)
-touch(ref)
+keep_head(ref, turn)
+refresh_ttl(ref)
 redis.call('DEL', key('fresh', ref, generation))
 redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')
@@ -47,9 +47,9 @@ end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
 local seq = tonumber(last_seq)
-if event == '' then  -- the turn was over already: a queue that was damaged named it again
+if event == '' then  -- a damaged queue named a finished turn again
 elseif packed == '' then
-  seq = append(ref, turn, event, '', record, me)
+  seq = append(ref, turn, event, '', record, own_channel)
 else
   redis.call('DEL', key('log', ref, turn))
   if log_ttl_s == '0' then
@@ -57,8 +57,8 @@ else
   else
     redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
   end
-  tell(ref, turn, seq, event, record, me)
+  publish(ref, turn, seq, event, record, own_channel)
 end
-close(ref, turn, log_ttl_s)
+close_turn(ref, turn, log_ttl_s)
 if redis.call('LLEN', key('queue', ref)) > 0 then make_ready(ref, wake) end
 return {'ok', seq}

@@ -1,3 +1,4 @@
+-- Create an empty conversation.
 -- ARGV: owner ref agent record terms ttl
 if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'exists'} end
 create(owner, ref, agent, record)

@@ -1,16 +1,16 @@
--- Every write of a running turn. Writes of one claim are numbered from 1 on, the first entry of this call is number `serial`:
--- what was written already is a no-op, and what does not follow (something before it was lost on the way) is `behind`.
--- An entry is: key in the journal (or empty), result, length of the log before its events (or empty), index and sealed step
--- (or two empty strings), n and n (name, sealed attachment) pairs, k and k (name, sealed piece of variables, or empty for one
--- that is gone) pairs, m and m (name, sealed event) pairs.
--- A step or an event that does not follow on the stored ones is a gap; what came before it in the call was written.
--- Who writes is alive: the lease is extended.
--- ARGV: ref turn fence generation me lease_us serial ...entries
-if not holds(ref, fence) then return {'lost'} end
+-- Append the writes of a running turn. The writes of one claim are numbered from 1. The first entry has number `serial`.
+-- A repeated write changes nothing. A write whose predecessor is missing is refused as `behind`.
+-- An entry is: key in the journal (or empty), result, length of the log before its events (or empty), index and sealed step (or
+-- two empty strings), then counted groups: (name, sealed image), (name, sealed chunk of variables or empty if it was deleted),
+-- (name, sealed event).
+-- A step or event after a gap is refused as `gap`. The entries before it are written.
+-- The lease is renewed.
+-- ARGV: ref turn fence generation own_channel lease_us serial ...entries
+if not holds_lease(ref, fence) then return {'lost'} end
 redis.call('ZADD', leases, 'XX', now() + lease_us, ref)
 local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
 local images, fresh_variables = key('images', ref), key('fresh', ref, generation)
-local written, number, seqs, i = whole(redis.call('HGET', run, 'written') or '0'), tonumber(serial), {}, 1
+local written, number, seqs, i = parse_int(redis.call('HGET', run, 'written') or '0'), tonumber(serial), {}, 1
 if not written then damaged('run') end
 if number > written + 1 then return {'behind'} end
 local function take() i = i + 1 return entries[i - 1] end
@@ -38,7 +38,7 @@ while i <= #entries do
   end
   for _ = 1, tonumber(take()) do
     local event, blob = take(), take()
-    seqs[#seqs + 1] = fresh and append(ref, turn, event, blob, blob, me) or 0
+    seqs[#seqs + 1] = fresh and append(ref, turn, event, blob, blob, own_channel) or 0
   end
   number = number + 1
 end

@@ -1,18 +1,18 @@
--- Make a conversation of the first `count` steps and `turn` turns of another one: copies of what is sealed there, with a head
--- and terms of its own. `wanted` are the pieces of variables as (name, tag).
+-- Copy the first `count` steps and `turn` turns of a conversation into a new one, with a head and terms of its own.
+-- `wanted` are the chunks of its variables as (name, tag).
 -- ARGV: owner ref read_head to agent record terms head count turn ttl ...wanted
 local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
-if not from[1] then check_missing(ref) return {'unknown'} end
-local first = first_of(ref)
+if not from[1] then check_not_damaged(ref) return {'unknown'} end
+local first = first_turn(ref)
 if first then return {'busy', first} end
 if (from[3] or '') ~= read_head then return {'moved'} end
 if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
-local generation, pieces = from[2] or damaged('conversation'), {}
-local last = turns_of(ref)
+local generation, chunks = from[2] or damaged('conversation'), {}
+local last = count_turns(ref)
 check_logs(ref)
 for i = 1, #wanted, 2 do
-  pieces[i] = piece_of(ref, generation, wanted[i], wanted[i + 1])
-  if not pieces[i] then return {'gone', wanted[i]} end
+  chunks[i] = find_chunk(ref, generation, wanted[i], wanted[i + 1])
+  if not chunks[i] then return {'gone', wanted[i]} end
 end
 local function copy(kind, part)
   redis.call('COPY', key(kind, ref, part), key(kind, to, part), 'REPLACE')
@@ -23,7 +23,7 @@ for number = turn + 1, last do
   redis.call('HDEL', key('logs', to), number)
 end
 for _, number in ipairs(long_logs(ref)) do
-  if (whole(number) or last + 1) <= tonumber(turn) then
+  if (parse_int(number) or last + 1) <= tonumber(turn) then
     copy('log', number)
     redis.call('SADD', key('longlogs', to), number)
   end
@@ -31,11 +31,11 @@ end
 copy('steps', generation)
 if count == '0' then redis.call('DEL', key('steps', to, generation)) else redis.call('LTRIM', key('steps', to, generation), 0, count - 1) end
 if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM', key('turns', to), 0, turn - 1) end
-for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], pieces[i]) end
+for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], chunks[i]) end
 create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
-  whole(redis.call('HGET', key('conversation', ref), 'old_bytes')) or 0)
+  parse_int(redis.call('HGET', key('conversation', ref), 'old_bytes')) or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
-if redis.call('EXISTS', key('moments', to)) == 0 then note_moment(to, turn) end  -- an older release kept none
+if redis.call('EXISTS', key('moments', to)) == 0 then keep_head(to, turn) end  -- the origin has none
 set_ttl(to, ttl)
 return {'ok', row(to)}

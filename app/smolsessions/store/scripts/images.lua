@@ -1,3 +1,3 @@
--- The conversation's images of these names.
+-- Return the terms, and the images of these names.
 -- ARGV: ref ...names
 return {redis.call('HGET', key('conversation', ref), 'terms') or '', redis.call('HMGET', key('images', ref), unpack(names))}

@@ -1,5 +1,5 @@
--- An owner's conversations at this partition with their scores, newest first, from the score `before` on (as
--- ZREVRANGEBYSCORE reads it). One that was damaged has its name alone.
+-- Return an owner's conversations in this partition with their scores, newest first, from the score `before` on (in the form of
+-- ZREVRANGEBYSCORE). A damaged conversation is returned as its name alone.
 -- ARGV: owner before limit
 local rows = {}
 local found = redis.call('ZREVRANGEBYSCORE', key('owner', owner), before, '(0', 'WITHSCORES', 'LIMIT', 0, limit)

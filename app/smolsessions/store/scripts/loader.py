@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
 NAMES = (
-    "adopt amend cancel claim commit create delete emit fork hand_back has_images images list moment note outage past "
-    "patch peek pieces queue recall renew show steps submit sweep turns variables watch"
+    "amend cancel chunks claim commit create delete emit find_key fork has_images images import list next_turn outage "
+    "patch queue read read_log record_key release renew replay_state snapshot steps submit sweep turns variables"
 ).split()
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 _SAFE_TO_REPEAT = frozenset(
-    "cancel has_images images list moment peek pieces recall show steps turns variables watch".split()
+    "cancel chunks find_key has_images images list next_turn read read_log snapshot steps turns variables".split()
 )
 _PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of scripts that work on one conversation, or one owner's

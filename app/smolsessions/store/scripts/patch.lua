@@ -1,9 +1,9 @@
--- Replace a conversation's record and its terms (empty: none), where they are still those that were read. `ttl` is its time
--- to live in microseconds (empty: it is kept).
+-- Replace a conversation's record, terms (empty: none) and time to live in microseconds (empty: none), if record and terms are
+-- still as read.
 -- ARGV: ref read written read_terms terms ttl
 local conversation = key('conversation', ref)
 local current = redis.call('HMGET', conversation, 'record', 'terms')
-if not current[1] then check_missing(ref) return {'unknown'} end
+if not current[1] then check_not_damaged(ref) return {'unknown'} end
 if current[1] ~= read or (current[2] or '') ~= read_terms then return {'moved'} end
 redis.call('HSET', conversation, 'record', written, 'updated', now())
 if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end

@@ -1,51 +1,51 @@
--- What every script shares. All keys carry the partition's tag (`{p000}`), so a script stays on one node of a cluster.
--- Times are microseconds of the server's clock.
+-- Functions shared by all scripts. All keys contain the partition's tag (`{p000}`), so a script runs on one node of a
+-- cluster. Times are microseconds of the server's clock.
 
 local function key(kind, ...)
   return partition .. ':' .. kind .. ':' .. table.concat({...}, ':')
 end
 
 local leases = partition .. ':leases'
-local MOST_QUEUED = 10000  -- entries of one queue that a script looks at
-local MOST_PIECES = 20000  -- of the variables of one conversation
-local MOST_WATCHING = 1000  -- replicas that are told of one turn
-local MOST_LONG_LOGS = 100000  -- of one conversation
-local LARGEST_COUNTED = 100  -- more attempts than this cannot count against one turn
+local MAX_QUEUED = 10000  -- entries of one queue that a script reads
+local MAX_CHUNKS = 20000  -- of the variables of one conversation
+local MAX_WATCHERS = 1000  -- processes that get the events of one turn
+local MAX_LONG_LOGS = 100000  -- of one conversation
+local MAX_COUNTED = 100  -- more attempts than this cannot count against one turn
 
--- Refuse a conversation whose keys are not as the service writes them: `seal_broken` for it alone.
+-- Raise `seal_broken` for a conversation whose keys are not as the service writes them.
 local function damaged(what)
   error({err = 'DAMAGED ' .. what})
 end
 
--- Whole numbers are the only ones that the store keeps; nil for anything else.
-local function whole(text)
+-- Parse a whole number, the only kind that the store keeps. Returns nil for anything else.
+local function parse_int(text)
   return text and #text <= 16 and string.match(text, '^%d+$') and tonumber(text) or nil
 end
 
--- Tell an id that was never used, or was deleted, from a conversation that lost its fields.
-local function check_missing(ref)
+-- Raise if a conversation lost its fields, unless its id was never used or was deleted.
+local function check_not_damaged(ref)
   local conversation = key('conversation', ref)
   if redis.call('EXISTS', conversation) == 1 and redis.call('HEXISTS', conversation, 'deleted') == 0 then
     damaged('conversation')
   end
 end
 
--- The number of the last turn. It equals the number of records, so a loop over turns is bounded by them.
-local function turns_of(ref)
+-- Return the number of the last turn. It equals the number of records, which bounds all loops over turns.
+local function count_turns(ref)
   local turns, stored = redis.call('HGET', key('conversation', ref), 'turns'), redis.call('LLEN', key('turns', ref))
   if turns ~= string.format('%d', stored) then damaged('turns') end
   return stored
 end
 
--- The number of the first turn that runs or waits, as text; nil: none does.
-local function first_of(ref)
+-- Return the number of the first open turn as text, or nil.
+local function first_turn(ref)
   local first = redis.call('LINDEX', key('queue', ref), 0)
-  if first and not whole(first) then damaged('queue') end
+  if first and not parse_int(first) then damaged('queue') end
   return first or nil
 end
 
--- Delete a key of another type. True: it was one, and `deleted` (if given) names it.
-local function delete_unless(expected, name, deleted)
+-- Delete a key that has another type. Returns true if so, and appends it to `deleted`.
+local function delete_wrong_type(expected, name, deleted)
   local found = redis.call('TYPE', name).ok
   if found == expected or found == 'none' then return false end
   redis.call('DEL', name)
@@ -53,16 +53,16 @@ local function delete_unless(expected, name, deleted)
   return true
 end
 
--- Rebuild `longlogs` of another type: it holds the turns whose logs have no time to live.
+-- Rebuild `longlogs` if it has another type. It holds the turns whose logs have no time to live.
 local function restore_long_logs(ref)
-  if not delete_unless('set', key('longlogs', ref)) then return end
+  if not delete_wrong_type('set', key('longlogs', ref)) then return end
   local turns = redis.pcall('LLEN', key('turns', ref))
-  for turn = 1, type(turns) == 'number' and math.min(turns, MOST_LONG_LOGS) or 0 do
+  for turn = 1, type(turns) == 'number' and math.min(turns, MAX_LONG_LOGS) or 0 do
     if redis.call('TTL', key('log', ref, turn)) == -1 then redis.call('SADD', key('longlogs', ref), turn) end
   end
 end
 
--- Delete everything that keeps a turn from being claimed or ended: keys of another type, counters that are no numbers or too large.
+-- Delete all that prevents a claim or commit of a turn: keys of another type, counters that are no numbers or too large.
 local function clear_damage(ref, turn)
   local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
   local types = {
@@ -72,17 +72,17 @@ local function clear_damage(ref, turn)
     set = {key('watch', ref, turn)},
   }
   for expected, names in pairs(types) do
-    for _, name in ipairs(names) do delete_unless(expected, name) end
+    for _, name in ipairs(names) do delete_wrong_type(expected, name) end
   end
   restore_long_logs(ref)
   for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started'}) do
     local value = redis.call('HGET', key('run', ref, turn), name)
-    local number = value and whole(value)
-    if value and (not number or (name == 'counted' and number > LARGEST_COUNTED)) then
+    local number = value and parse_int(value)
+    if value and (not number or (name == 'counted' and number > MAX_COUNTED)) then
       redis.call('HDEL', key('run', ref, turn), name)
     end
   end
-  if not whole(redis.call('HGET', key('conversation', ref), 'fences')) then
+  if not parse_int(redis.call('HGET', key('conversation', ref), 'fences')) then
     redis.call('HDEL', key('conversation', ref), 'fences')
   end
 end
@@ -92,7 +92,7 @@ local function now()
   return t[1] * 1000000 + t[2]
 end
 
--- Scores are unique within an owner's list, so that a page's cursor is a score.
+-- Create a conversation. Scores are unique in an owner's list, so that a score can be the cursor of a page.
 local function create(owner, ref, agent, record)
   local list, at = key('owner', owner), now()
   for _ = 1, 1000 do
@@ -104,41 +104,41 @@ local function create(owner, ref, agent, record)
     'turns', 0, 'generation', 0)
 end
 
--- The one way into a turn's log. Replicas with readers are told, but for the one that is writing: it has the reply.
--- A final event has no blob of its own: it is the turn's record, which is told instead.
-local function tell(ref, turn, seq, name, told, me)
+-- Publish an event to all processes with readers, except the writer, which has the reply. The payload of a final event is
+-- the turn's record.
+local function publish(ref, turn, seq, name, payload, own_channel)
   local watch, replica = key('watch', ref, turn), partition .. ':replica:'
-  for _, channel in ipairs(redis.call('SRANDMEMBER', watch, MOST_WATCHING)) do
-    if channel ~= me and string.sub(channel, 1, #replica) == replica then
-      redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, told}, '\n'))
+  for _, channel in ipairs(redis.call('SRANDMEMBER', watch, MAX_WATCHERS)) do
+    if channel ~= own_channel and string.sub(channel, 1, #replica) == replica then
+      redis.call('SPUBLISH', channel, table.concat({ref, turn, seq, name, payload}, '\n'))
     end
   end
 end
 
-local function append(ref, turn, name, blob, told, me)
+local function append(ref, turn, name, blob, payload, own_channel)
   local seq = redis.call('RPUSH', key('log', ref, turn), name .. '\n' .. blob)
-  tell(ref, turn, seq, name, told, me)
+  publish(ref, turn, seq, name, payload, own_channel)
   return seq
 end
 
-local function holds(ref, fence)
+local function holds_lease(ref, fence)
   return redis.call('HGET', key('conversation', ref), 'fence') == fence
 end
 
--- The ready set of an agent: `ready` holds its conversations by the time since when they wait, `share` those of one owner.
--- `owners` is the line of their owners, by the time since when each waits for its turn.
+-- Ready set of an agent: `ready` holds its conversations by the start of their wait, `share` those of one owner. `owners`
+-- holds the owners by the start of each owner's wait.
 local function owner_of(ref)
   return string.match(ref, '^(.*)/') or ''
 end
 
-local function enter(agent, ref, at)
+local function add_ready(agent, ref, at)
   local owner = owner_of(ref)
   redis.call('ZADD', key('ready', agent), 'NX', at, ref)
   redis.call('ZADD', key('share', agent, owner), 'NX', at, ref)
   redis.call('ZADD', key('owners', agent), 'NX', at, owner)
 end
 
-local function leave(agent, ref)
+local function remove_ready(agent, ref)
   local owner = owner_of(ref)
   redis.call('ZREM', key('ready', agent), ref)
   redis.call('ZREM', key('share', agent, owner), ref)
@@ -147,19 +147,19 @@ end
 
 local function make_ready(ref, wake)
   local agent = redis.call('HGET', key('conversation', ref), 'agent') or damaged('conversation')
-  enter(agent, ref, now())
+  add_ready(agent, ref, now())
   if wake ~= '' then redis.call('SPUBLISH', wake, owner_of(ref)) end
 end
 
--- Logs that last as long as their conversation (`log_ttl_s` is 0): `logs` holds the packed ones by turn. A log that is not
--- packed stays a list of its own, and `longlogs` holds its turn.
+-- Logs without a time to live (`log_ttl_s` is 0): `logs` holds packed logs by turn. A log that is not packed stays a list,
+-- and `longlogs` holds its turn. Raise if one of the two has another type.
 local function check_logs(ref)
   redis.call('HLEN', key('logs', ref))
   redis.call('SCARD', key('longlogs', ref))
 end
 
 local function long_logs(ref)
-  return redis.call('SRANDMEMBER', key('longlogs', ref), MOST_LONG_LOGS)
+  return redis.call('SRANDMEMBER', key('longlogs', ref), MAX_LONG_LOGS)
 end
 
 local function delete_log(ref, turn)
@@ -168,8 +168,8 @@ local function delete_log(ref, turn)
   redis.call('UNLINK', key('log', ref, turn))
 end
 
--- Delete the working keys of a turn that is over. Its log stays for `log_ttl_s`.
-local function close(ref, turn, log_ttl_s)
+-- Delete the working keys of a finished turn. Its log stays for `log_ttl_s`.
+local function close_turn(ref, turn, log_ttl_s)
   redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn))
   if log_ttl_s ~= '0' then
     redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
@@ -178,48 +178,47 @@ local function close(ref, turn, log_ttl_s)
   end
 end
 
--- Ask a turn to stop, for `1` (nothing more), `interrupt:N` or `rollback:N` (turn N wants so): a stronger wish stays. Its
--- worker is told the wish that counts, and finds it also when it renews its lease or claims the turn again.
-local function stop(ref, turn, why)
+-- Request a turn to stop: `1` (plain), `interrupt:N` or `rollback:N` (by turn N). A stronger request stays. The worker gets
+-- the strongest as a message, and finds it when it renews its lease or claims the turn again.
+local function request_stop(ref, turn, flag)
   local strength, run = {interrupt = 1, rollback = 2}, key('run', ref, turn)
-  local wish = redis.call('HGET', run, 'cancel')
-  if not wish or (strength[string.match(why, '^%a+') or ''] or 0) > (strength[string.match(wish, '^%a+') or ''] or 0) then
-    redis.call('HSET', run, 'cancel', why)
-    wish = why
+  local current = redis.call('HGET', run, 'cancel')
+  if not current or (strength[string.match(flag, '^%a+') or ''] or 0) > (strength[string.match(current, '^%a+') or ''] or 0) then
+    redis.call('HSET', run, 'cancel', flag)
+    current = flag
   end
   local worker = string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(.*):')
-  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. wish) end
+  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. current) end
 end
 
--- A conversation with a time to live is used: it begins anew.
-local function touch(ref)
-  local ttl = whole(redis.call('HGET', key('conversation', ref), 'ttl'))
+-- Restart the time to live of a conversation, if it has one.
+local function refresh_ttl(ref)
+  local ttl = parse_int(redis.call('HGET', key('conversation', ref), 'ttl'))
   if not ttl then return end
   local expires = string.format('%.0f', now() + ttl)
   redis.call('HSET', key('conversation', ref), 'expires', expires)
   redis.call('ZADD', partition .. ':expiring', expires, ref)
 end
 
--- Give a conversation a time to live, in microseconds, or none (empty).
+-- Set the time to live of a conversation in microseconds, or remove it (empty).
 local function set_ttl(ref, ttl)
   if ttl ~= '' then
     redis.call('HSET', key('conversation', ref), 'ttl', ttl)
-    touch(ref)
+    refresh_ttl(ref)
   else
     redis.call('HDEL', key('conversation', ref), 'ttl', 'expires')
     redis.call('ZREM', partition .. ':expiring', ref)
   end
 end
 
--- What a conversation was after a turn: its head as it is now (empty: it has none yet). Steps are only added, so the head
--- tells which they were.
-local function note_moment(ref, turn)
+-- Keep the present head as the head after a turn. Steps are only appended, so the head identifies the steps.
+local function keep_head(ref, turn)
   redis.call('HSET', key('moments', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
 end
 
--- Put a piece of the variables (empty: take it away; the one without a name is the sealed list of all). What was there is
--- kept by its tag, for going back: the newest 64 MiB of a conversation.
-local function put_piece(ref, generation, name, blob)
+-- Write a chunk of the variables, or delete it (empty). The chunk with an empty name is the sealed list. Replaced chunks are
+-- kept by tag for rollbacks: the newest 64 MiB of a conversation.
+local function put_chunk(ref, generation, name, blob)
   local variables = key('variables', ref, generation)
   local before = redis.call('HGET', variables, name)
   if blob == '' then redis.call('HDEL', variables, name) else redis.call('HSET', variables, name, blob) end
@@ -228,7 +227,7 @@ local function put_piece(ref, generation, name, blob)
   local tag = string.sub(before, -16)
   if redis.call('HSETNX', old, tag, before) == 0 then return end
   redis.call('RPUSH', order, tag)
-  local size = (whole(redis.call('HGET', conversation, 'old_bytes')) or 0) + #before
+  local size = (parse_int(redis.call('HGET', conversation, 'old_bytes')) or 0) + #before
   while size > 67108864 do
     local oldest = redis.call('LPOP', order)
     if not oldest then break end
@@ -238,15 +237,15 @@ local function put_piece(ref, generation, name, blob)
   redis.call('HSET', conversation, 'old_bytes', string.format('%.0f', math.max(0, size)))
 end
 
--- A piece by its name and tag: as it is, or as it was before; nothing where it is not kept any more.
-local function piece_of(ref, generation, name, tag)
+-- Return a chunk by name and tag, current or old, or false if it is not kept.
+local function find_chunk(ref, generation, name, tag)
   local blob = redis.call('HGET', key('variables', ref, generation), name)
   if blob and string.sub(blob, -16) == tag then return blob end
   return redis.call('HGET', key('old', ref), tag)
 end
 
--- All that a conversation has. A tombstone keeps the id for a while: numbers begin again with a new conversation.
-local function take_away(ref, owner, tombstone_s)
+-- Delete all keys of a conversation. A tombstone reserves the id for a while, as a new conversation begins with turn 1.
+local function delete_conversation(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
   local found = redis.pcall('HMGET', conversation, 'agent', 'generation')
   local agent, generation = found[1] or '', found[2] or 0
@@ -260,13 +259,13 @@ local function take_away(ref, owner, tombstone_s)
   redis.call('EXPIRE', conversation, tombstone_s)
   redis.call('ZREM', leases, ref)
   redis.call('ZREM', partition .. ':expiring', ref)
-  leave(agent, ref)
+  remove_ready(agent, ref)
   redis.call('ZREM', key('owner', owner), ref)
 end
 
--- What became of the request that was first sent with an Idempotency-Key (nothing: it is new). `idem` stands for owner and
--- key, `digest` for all that was asked. Of one whose turn lies at another partition there is but word.
-local function recall(idem, digest)
+-- Return the state of the request that first used an Idempotency-Key, or nil for a new key. `idem` is a digest of owner and
+-- key, `digest` of the whole request. A key whose turn lies in another partition is recorded without a turn.
+local function find_request(idem, digest)
   local known = idem ~= '' and redis.call('GET', key('idem', idem))
   if not known then return nil end
   local ref, turn, created, asked = string.match(known, '^(.-)\n(.-)\n(.-)\n(.*)$')
@@ -277,11 +276,11 @@ local function recall(idem, digest)
   return {'attached', ref, turn}
 end
 
--- The fields that lists and pages show of a conversation, and the lengths that its sealed head is compared with.
+-- Return the fields of a conversation, and the lengths that are checked against its sealed head.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
     'updated', 'turns', 'terms', 'ttl', 'expires')
-  local first, running = first_of(ref), ''
+  local first, running = first_turn(ref), ''
   if first and redis.call('HEXISTS', key('run', ref, first), 'started') == 1 then running = first end
   return {ref, fields, running, redis.call('LLEN', key('queue', ref)), redis.call('LLEN', key('turns', ref)),
     redis.call('LLEN', key('steps', ref, fields[4] or '')),

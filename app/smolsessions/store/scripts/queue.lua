@@ -1,4 +1,4 @@
--- How many conversations of each agent wait for a thread, and for how long the oldest does, in microseconds.
+-- Return for each agent how many conversations wait for a thread, and for how long the oldest has waited, in microseconds.
 -- ARGV: ...agents
 local found, at = {}, now()
 for i, agent in ipairs(agents) do

@@ -1,12 +1,12 @@
--- Accept a turn: conversation (made if `conversation` holds its record), turn record, queue, log, ready set, at once.
--- The caller sealed the record for turn number `turn` of `agent`; where that is not what comes next it is told what is.
--- A turn that meets others goes behind them, at most `most_waiting` behind the first; `on_busy` says what becomes of that
--- one (reject, enqueue, interrupt, rollback). What an Idempotency-Key (`idem`, with the request's `digest`) has made before
--- is the answer, whatever else is so; a refusal is not kept. Where `most_queued` conversations of the agent wait for a thread,
--- one more may not. An owner may have three times as many waiting as there are places left: each leaves a quarter of the
--- places that it found.
--- ARGV: owner ref agent conversation turn record input event me wake on_busy most_waiting most_queued idem digest
-local known = recall(idem, digest)
+-- Accept a turn: conversation (created if `conversation` holds its record), turn record, queue, log and ready set.
+-- - The record is sealed for turn number `turn` of `agent`. If another number or agent is due, the reply is `moved` with both.
+-- - `on_busy` (reject, enqueue, interrupt, rollback) says what happens if a turn is open. At most `most_waiting` turns wait
+--   behind the first.
+-- - A known Idempotency-Key (`idem`, with the request's `digest`) returns its turn. A refusal is not recorded.
+-- - At most `most_queued` conversations of an agent wait for a thread. An owner may have three times as many of them as places
+--   are left, so that each owner leaves a quarter of the places that it found.
+-- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest
+local known = find_request(idem, digest)
 if known then return known end
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
@@ -14,7 +14,7 @@ local function is_overloaded()
 end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
 if not found[1] then
-  check_missing(ref)
+  check_not_damaged(ref)
   if conversation == '' then return {'unknown'} end
   if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'taken'} end
   if turn ~= '1' then return {'unknown'} end
@@ -22,26 +22,26 @@ if not found[1] then
   create(owner, ref, agent, conversation)
 else
   if not found[2] then damaged('conversation') end
-  if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- asked again: the answer was lost
+  if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- a retry after a lost reply
   if conversation ~= '' and idem ~= '' then return {'taken'} end
-  found[2] = turns_of(ref)
-  first = first_of(ref)
+  found[2] = count_turns(ref)
+  first = first_turn(ref)
   if first and on_busy == 'reject' then return {'busy', first} end
   if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_waiting) then return {'full', most_waiting} end
   if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved', found[1], found[2] + 1} end
   if not first and is_overloaded() then return {'overloaded'} end
 end
 redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
-touch(ref)
+refresh_ttl(ref)
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)
 redis.call('HSET', key('run', ref, turn), 'input', input)
-redis.call('SADD', key('watch', ref, turn), me)
-local seq = append(ref, turn, 'turn.queued', event, event, me)
+redis.call('SADD', key('watch', ref, turn), own_channel)
+local seq = append(ref, turn, 'turn.queued', event, event, own_channel)
 if not first then
   make_ready(ref, wake)
 elseif on_busy ~= 'enqueue' then
-  stop(ref, first, on_busy .. ':' .. turn)
+  request_stop(ref, first, on_busy .. ':' .. turn)
 end
 if idem ~= '' then
   local created = redis.call('HGET', key('conversation', ref), 'created')

@@ -1,25 +1,26 @@
--- Put conversations whose lease expired back into the ready set. A sweep that finds its own last beat long ago, or none (the
--- server stood still, or nobody was there) extends all leases instead, since their owners had no chance to. `all`: no other
--- process can have been there, so every lease is over. An attempt that began and was lost before it wrote an effect counts, unless
--- a process that lives had lost the store meanwhile; one that got on clears what was counted.
--- Conversations whose time to live is over go. A damaged conversation stops no other: it loses its lease, and the next claim finds
--- what is wrong. The answer names those that were made ready, and what was thrown away.
+-- Make conversations with an expired lease ready, and delete conversations whose time to live is over.
+-- - If the last sweep was long ago, or none was (the server or all processes stood still), all leases are extended instead, as
+--   their workers had no chance to renew them. `all` 1: no other process exists, so all leases are over.
+-- - An attempt that started and wrote no effect is counted against its turn, unless a living process had lost the store. An
+--   attempt with a new effect clears the count.
+-- - A damaged conversation loses its lease. The next claim finds the damage.
+-- Returns the conversations that became ready, and names that were removed as damaged.
 -- ARGV: lease_us all wake tombstone_s
-local at, taken, thrown, expiring = now(), {}, {}, partition .. ':expiring'
-local MOST_EXTENDED = 10000
+local at, ready, removed, expiring = now(), {}, {}, partition .. ':expiring'
+local MAX_EXTENDED = 10000
 
 local function expire(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'expires', 'deleted')
-  local expires = whole(fields[1])
+  local expires = parse_int(fields[1])
   if not expires or fields[2] then
     redis.call('ZREM', expiring, ref)
-    thrown[#thrown + 1] = ref
+    removed[#removed + 1] = ref
   elseif expires > at then
     redis.call('ZADD', expiring, expires, ref)
   elseif redis.call('LLEN', key('queue', ref)) == 0 then
-    take_away(ref, string.match(ref, '^(.*)/'), tombstone_s)
+    delete_conversation(ref, string.match(ref, '^(.*)/'), tombstone_s)
   else
-    touch(ref)
+    refresh_ttl(ref)
   end
 end
 
@@ -28,7 +29,7 @@ local function count_attempt(ref, turn, outage)
   local began = redis.call('HEXISTS', key('journal', ref, turn), 'started:' .. (run[3] or '')) == 1
   if (run[1] or '0') ~= (run[2] or '0') then
     redis.call('HDEL', key('run', ref, turn), 'counted')
-  elseif began and whole(run[4]) > outage then
+  elseif began and parse_int(run[4]) > outage then
     redis.call('HINCRBY', key('run', ref, turn), 'counted', 1)
   end
 end
@@ -40,30 +41,30 @@ local function take_back(ref, outage)
   if not turn then return end
   pcall(count_attempt, ref, turn, outage)
   make_ready(ref, wake)
-  taken[#taken + 1] = ref
+  ready[#ready + 1] = ref
 end
 
-delete_unless('zset', leases, thrown)
-delete_unless('zset', expiring, thrown)
+delete_wrong_type('zset', leases, removed)
+delete_wrong_type('zset', expiring, removed)
 local last = redis.pcall('GET', partition .. ':beat')
 redis.call('SET', partition .. ':beat', at)
-last = type(last) == 'string' and whole(last)
+last = type(last) == 'string' and parse_int(last)
 if all ~= '1' and (not last or at - last > lease_us / 2) then
-  for _, ref in ipairs(redis.call('ZRANGE', leases, 0, MOST_EXTENDED - 1)) do
+  for _, ref in ipairs(redis.call('ZRANGE', leases, 0, MAX_EXTENDED - 1)) do
     redis.call('ZADD', leases, 'XX', at + lease_us, ref)
   end
-  return {taken, thrown}
+  return {ready, removed}
 end
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', at, 'LIMIT', 0, 100)) do
   if not pcall(expire, ref) then
     redis.call('ZREM', expiring, ref)
-    thrown[#thrown + 1] = ref
+    removed[#removed + 1] = ref
   end
 end
 local outage = all ~= '1' and redis.pcall('GET', partition .. ':outage')
-outage = type(outage) == 'string' and whole(outage) or 0
+outage = type(outage) == 'string' and parse_int(outage) or 0
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', all == '1' and '+inf' or at, 'LIMIT', 0, 100)) do
   redis.call('ZREM', leases, ref)
-  if not pcall(take_back, ref, outage) then thrown[#thrown + 1] = ref end
+  if not pcall(take_back, ref, outage) then removed[#removed + 1] = ref end
 end
-return {taken, thrown}
+return {ready, removed}

@@ -1,3 +1,3 @@
--- The pieces of a conversation's variables with the sealed list of them (its name is empty), and those of an unfinished turn.
+-- Return the chunks of a conversation's variables with their sealed list (empty name), and the chunks of the open turn.
 -- ARGV: ref generation
 return {redis.call('HGETALL', key('variables', ref, generation)), redis.call('HGETALL', key('fresh', ref, generation))}

@@ -112,7 +112,7 @@ class ClaimWriter:
             "turn": self._turn,
             "fence": claim.fence,
             "generation": claim.head.generation,
-            "me": partition.channel,
+            "own_channel": partition.channel,
             "lease_us": int(partition.lease_s * 1_000_000),
         }
         self._loop = asyncio.get_running_loop()

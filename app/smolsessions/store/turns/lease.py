@@ -225,7 +225,7 @@ class HeldLease:
             last_seq=turn.last_seq or 0,
             written=0 if is_broken else writer.made,
             rollback=by or "",
-            me=self._partition.channel,
+            own_channel=self._partition.channel,
             wake=self._partition.wake,
             log_ttl_s=self._partition.log_ttl_s,
         )

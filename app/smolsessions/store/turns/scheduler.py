@@ -1,4 +1,4 @@
-"""Who plays what: claiming conversations at all partitions, keeping their leases, taking back what expired."""
+"""Scheduler of this process's worker: claims turns in all partitions, and renews and sweeps leases."""
 
 from __future__ import annotations
 
@@ -29,98 +29,96 @@ if TYPE_CHECKING:
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
 
-
 log = logging.getLogger(__name__)
 
-MOST_UNHEARD = 1000
-_STOP = re.compile(rb"([^\n]+)\n(\d+)(?:\n([^\n]+))?")  # conversation, turn, and why (older releases said nothing)
-LONGEST_ALONE_S = 60.0  # how long a turn whose process died waits for a worker of its own
-LATE_S = 0.5  # how long a partition may hold up the others
-QUEUES_S = 1.0  # how long one may take to say how long its queues are
+MOST_EARLY_STOPS = 1000
+_STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, stop flag
+LONGEST_ALONE_S = 60.0  # limit for the wait of a suspect turn for an idle worker
+LATE_S = 0.5  # limit for the delay that one partition causes to the others
+QUEUES_S = 1.0
 
 
 class Scheduler:
-    """Claims conversations for this process's worker and keeps its leases."""
+    """Claims conversations and keeps their leases."""
 
     def __init__(
         self, partitions: Partitions, *, worker: str, lease_s: float, patience_s: float = 0.0, affinity_s: float = 0.0
     ) -> None:
-        """`patience_s` is how long a turn that another kind of agent began is left to those that have it.
+        """`patience_s` reserves a begun turn for workers with its agent's fingerprint.
 
-        `affinity_s` is how long a conversation is left to the worker that played it last.
+        `affinity_s` reserves a conversation for its last worker.
         """
         self._partitions = partitions
         self._worker = worker
-        self._work = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._waiting = False
-        self._rounds = PartitionOrder(partitions)
-        self._late: dict[Partition, Reply] = {}  # claims that are not answered yet
-        self._pause_s = math.inf  # after which something that was due can be asked for again
-        self._room = 0  # how many more leases the worker could play
+        self._order = PartitionOrder(partitions)
+        self._late: dict[Partition, Reply] = {}
+        self._pause_s = math.inf  # until a postponed partition can be asked again
+        self._room = 0
         self._stopped = False
-        self._taken: list[HeldLease] = []
-        self._given_back: set[asyncio.Task[None]] = set()
+        self._claimed: list[HeldLease] = []
+        self._releases: set[asyncio.Task[None]] = set()
         self._running: dict[tuple[str, Partition], asyncio.Task[int]] = {}
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
-        self._unheard: dict[tuple[str, int], bytes] = {}
+        self._early_stops: dict[tuple[str, int], bytes] = {}  # stop requests that came before their claim's reply
         self.lease_s = lease_s
         self._patience_s = patience_s
         self._affinity_s = affinity_s
 
     @property
     def waiting(self) -> bool:
-        """This process's own worker has nothing to do, so a nudge is enough and no other worker need be woken."""
+        """True if this process's worker is idle: a nudge wakes it, and no other worker is needed."""
         return self._waiting
 
     def nudge(self, partition: Partition | None = None, owner: str = "") -> None:
-        """A conversation of `owner` has become ready at this partition, or may be at any."""
+        """Wake the worker: a conversation of `owner` is ready in this partition, or any may be ready."""
         if partition:
-            self._rounds.woken(partition, owner)
+            self._order.woken(partition, owner)
         else:
-            self._rounds.all_due()
-        self._work.set()
+            self._order.all_due()
+        self._has_work.set()
 
     def look(self, partition: Partition) -> None:
-        """Nobody knows what is ready at this partition: messages of it may have been lost."""
-        self._rounds.due(partition)
-        self._work.set()
+        """Wake the worker: wake-ups of this partition may have been lost."""
+        self._order.due(partition)
+        self._has_work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
-        self._waiting = not self._work.is_set()
+        self._waiting = not self._has_work.is_set()
         try:
             async with asyncio.timeout(min(timeout_s, self._pause_s)):
-                await self._work.wait()
+                await self._has_work.wait()
         except TimeoutError:
             if self._pause_s >= timeout_s:
-                self._rounds.all_due()
+                self._order.all_due()
         finally:
             self._waiting = False
         self._pause_s = math.inf
-        self._work.clear()
+        self._has_work.clear()
 
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
-        """Visit the partitions that are due until there is no more room."""
-        self._room = 0 if self._stopped else most - len(self._taken)
-        for partition in self._rounds.next():
+        """Ask the due partitions until `most` leases are held."""
+        self._room = 0 if self._stopped else most - len(self._claimed)
+        for partition in self._order.next():
             if self._room <= 0:
                 break
             if partition in self._late or (len(self._partitions) > 1 and not partition.scripts.is_up):
                 self._pause_s = min(self._pause_s, LATE_S)  # it stays due
                 continue
-            self._rounds.asked(partition)
+            self._order.asked(partition)
             try:
-                await self._claim_at(partition, agents, idle=idle and not self._taken)
+                await self._claim_in(partition, agents, idle=idle and not self._claimed)
             except StoreUnavailableError:
-                self._rounds.due(partition)
+                self._order.due(partition)
                 self._pause_s = min(self._pause_s, LATE_S)
-        self._unheard.clear()
-        leases, self._taken = self._taken, []
+        self._early_stops.clear()
+        leases, self._claimed = self._claimed, []
         return leases
 
-    async def _claim_at(self, partition: Partition, agents: Mapping[AgentName, str], *, idle: bool) -> None:
-        """Claim what there is room for."""
+    async def _claim_in(self, partition: Partition, agents: Mapping[AgentName, str], *, idle: bool) -> None:
         at = time.monotonic()
-        answer = partition.scripts.send(
+        reply = partition.scripts.send(
             "claim",
             *(part for agent in agents.items() for part in agent),
             worker=self._worker,
@@ -132,98 +130,91 @@ class Scheduler:
             most_counted=MAX_CRASHES,
             affinity_us=int(self._affinity_s * 1_000_000),
         )
-        if len(self._partitions) > 1:  # the others must not wait for this one
-            await asyncio.wait((answer,), timeout=LATE_S)
-            if not answer.done():
-                self._late[partition] = answer
-                answer.add_done_callback(lambda answer: self._claimed_late(partition, answer, at))
+        if len(self._partitions) > 1:  # do not delay the other partitions
+            await asyncio.wait((reply,), timeout=LATE_S)
+            if not reply.done():
+                self._late[partition] = reply
+                reply.add_done_callback(lambda reply: self._on_late_reply(partition, reply, at))
                 return
-        self._claimed(partition, await reply_of("claim", answer), at)
+        self._on_reply(partition, await reply_of("claim", reply), at)
 
-    def _claimed(self, partition: Partition, answer: Any, at: float) -> None:
-        is_enough, left_since, is_soon, found, left_owner, aside = answer
-        _say_thrown(aside)
+    def _on_reply(self, partition: Partition, reply: Any, at: float) -> None:
+        is_enough, left_since, is_soon, claims, left_owner, removed = reply
+        _log_removed(removed)
         if is_soon:
-            self._rounds.due(partition)
+            self._order.due(partition)
             self._pause_s = self._affinity_s
         if left_since:
-            self._rounds.due(partition, int(left_since) / 1_000_000, left_owner.decode(errors="replace"))
-        opened = [self._opened(partition, fields, at) for fields in found]
-        leases = [lease for lease in opened if lease]
+            self._order.due(partition, int(left_since) / 1_000_000, left_owner.decode(errors="replace"))
+        leases = [lease for fields in claims if (lease := self._opened(partition, fields, at))]
         for lease in leases:
-            self._rounds.served(lease.turn.ref.owner)
-        self._take(leases)
-        if is_enough:  # nothing beside a suspect, anywhere; and it comes first when there is room for it
-            self._rounds.due(partition, FIRST)
+            self._order.served(lease.turn.ref.owner)
+        room = max(0, self._room)  # another partition may have filled it meanwhile
+        self._claimed += leases[:room]
+        self._room -= len(leases[:room])
+        self._release_all(leases[room:])
+        if is_enough:  # a suspect turn runs alone, and is the next to be claimed once the worker is idle
+            self._order.due(partition, FIRST)
             self._room = 0
 
-    def _claimed_late(self, partition: Partition, answer: Reply, at: float) -> None:
+    def _on_late_reply(self, partition: Partition, reply: Reply, at: float) -> None:
         del self._late[partition]
-        if not answer.exception():
-            self._claimed(partition, answer.result(), at)
+        if not reply.exception():
+            self._on_reply(partition, reply.result(), at)
         self.nudge(partition)
-
-    def _take(self, leases: list[HeldLease]) -> None:
-        """Keep what there is room for, and give the rest back: while one partition was asked, another may have come."""
-        room = max(0, self._room)
-        self._taken += leases[:room]
-        self._room -= len(leases[:room])
-        self._give_back(leases[room:])
-
-    def _give_back(self, leases: list[HeldLease]) -> None:
-        for lease in leases:
-            self._begin_giving_back(self.hand_back(lease))
-
-    def _begin_giving_back(self, call: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(_without_outage(call))
-        self._given_back.add(task)
-        task.add_done_callback(self._given_back.discard)
-
-    def stop_claiming(self) -> None:
-        self._stopped, self._room = True, 0
-        self._give_back(self._taken)
-        self._taken = []
-
-    async def all_given_back(self) -> None:
-        while waiting := {*self._late.values(), *self._given_back}:
-            await asyncio.wait(waiting)
 
     def _opened(self, partition: Partition, fields: Sequence[Any], at: float) -> HeldLease | None:
         try:
             claim = open_claim(partition, ClaimReply(*fields))
         except SealBrokenError:
-            _say_thrown(fields[:1])
-            self._begin_giving_back(_release(partition, *fields[:3], is_aside=True))
+            _log_removed(fields[:1])
+            self._start_release(_release(partition, *fields[:3], is_damaged=True))
             return None
         lease = HeldLease(partition, claim)
         lease.confirm(at)
         name = (lease.scope, lease.turn.number)
         self._held[name] = lease
-        if name in self._unheard:
-            lease.cancel(self._unheard[name])
+        if name in self._early_stops:
+            lease.cancel(self._early_stops[name])
         return lease
 
+    def _release_all(self, leases: list[HeldLease]) -> None:
+        for lease in leases:
+            self._start_release(self.hand_back(lease))
+
+    def _start_release(self, call: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(_without_outage(call))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    def stop_claiming(self) -> None:
+        self._stopped, self._room = True, 0
+        self._release_all(self._claimed)
+        self._claimed = []
+
+    async def all_given_back(self) -> None:
+        while waiting := {*self._late.values(), *self._releases}:
+            await asyncio.wait(waiting)
+
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
-        """A turn that this worker plays is to be stopped."""
+        """Pass a stop request to its lease."""
         match = _STOP.fullmatch(payload)
         if match is None:
             return
-        scope, turn, why = match.groups(b"")
+        scope, turn, flag = match.groups()
         name = (scope.decode(errors="replace"), int(turn))
         if lease := self._held.get(name):
-            lease.cancel(why)
-        elif len(self._unheard) < MOST_UNHEARD:
-            self._unheard[name] = why  # a claim of ours may be on its way back
+            lease.cancel(flag)
+        elif len(self._early_stops) < MOST_EARLY_STOPS:
+            self._early_stops[name] = flag
 
     async def renew(self, leases: Sequence[Lease]) -> None:
-        at_partition: defaultdict[Partition, list[Lease]] = defaultdict(list)
+        by_partition: defaultdict[Partition, list[Lease]] = defaultdict(list)
         for lease in leases:
-            at_partition[self._partitions.of(lease.turn.ref)].append(lease)
-        await self._everywhere(
-            "renew", at_partition, lambda partition: self._renew_at(partition, at_partition[partition])
-        )
+            by_partition[self._partitions.of(lease.turn.ref)].append(lease)
+        await self._in_each("renew", by_partition, lambda partition: self._renew_in(partition, by_partition[partition]))
 
-    async def _renew_at(self, partition: Partition, leases: Sequence[Lease]) -> int:
+    async def _renew_in(self, partition: Partition, leases: Sequence[Lease]) -> int:
         held: list[Argument] = []
         for lease in leases:
             held += [str(lease.turn.ref), lease.fence, lease.turn.number]
@@ -233,64 +224,62 @@ class Scheduler:
             lease.confirm(at)
         for place in lost:
             leases[place].lose()
-        for place, why in stopped:
-            leases[place].cancel(why)
+        for place, flag in stopped:
+            leases[place].cancel(flag)
         return len(leases)
 
     async def sweep(self, *, all_are_over: bool = False) -> int:
-        """Also give up all leases, where no other process can hold one."""
-        return await self._everywhere(
-            "sweep", self._partitions, lambda partition: self._sweep_at(partition, all_are_over)
-        )
+        """Make conversations with an expired lease ready. `all_are_over`: every lease is of a dead process."""
+        return await self._in_each("sweep", self._partitions, lambda partition: self._sweep_in(partition, all_are_over))
 
-    async def _sweep_at(self, partition: Partition, all_are_over: bool) -> int:
-        taken, thrown = await partition.scripts.call(
+    async def _sweep_in(self, partition: Partition, all_are_over: bool) -> int:
+        ready, removed = await partition.scripts.call(
             "sweep",
             lease_us=self._lease_us,
             all=int(all_are_over),
             wake=partition.wake,
             tombstone_s=partition.id_reuse_s,
         )
-        _say_thrown(thrown)
-        return len(taken)
+        _log_removed(removed)
+        return len(ready)
 
     async def hand_back(self, lease: Lease) -> None:
         turn = lease.turn
         await _release(self._partitions.of(turn.ref), str(turn.ref), turn.number, lease.fence)
 
     async def queues(self, agents: Iterable[AgentName]) -> Queues:
-        """Ask all partitions; one that is away or late is left out, and counted."""
+        """Return the queues of all partitions. Those without an answer are counted as silent."""
         names = list(agents)
-        found = await asyncio.gather(*(_queue_at(partition, names) for partition in self._partitions))
-        told = [queue for queue in found if queue is not None]
+        replies = await asyncio.gather(*(_queues_in(partition, names) for partition in self._partitions))
+        found = [reply for reply in replies if reply is not None]
         queues = {
             name: Queue(sum(length for length, _ in here), max(age for _, age in here) / 1_000_000)
-            for name, *here in zip(names, *told, strict=False)
+            for name, *here in zip(names, *found, strict=False)
             if here
         }
-        return Queues(queues, silent=len(found) - len(told))
+        return Queues(queues, silent=len(replies) - len(found))
 
-    async def _everywhere(
+    async def _in_each(
         self, what: str, partitions: Iterable[Partition], job: Callable[[Partition], Coroutine[None, None, int]]
     ) -> int:
-        """Do something at each partition, and wait for those that are not late; where it still runs it is not begun."""
+        """Run a job in each partition where it does not run yet, and wait for those that are not late."""
         if len(self._partitions) == 1:
             return sum([await job(partition) for partition in partitions])
         for partition in partitions:
             name = (what, partition)
             if name not in self._running:
                 task = self._running[name] = asyncio.create_task(job(partition))
-                task.add_done_callback(partial(self._forget, name))
+                task.add_done_callback(partial(self._on_done, name))
         running = [task for (which, _), task in self._running.items() if which == what]
         if not running:
             return 0
         done, _ = await asyncio.wait(running, timeout=LATE_S)
         return sum(task.result() for task in done if not task.exception())
 
-    def _forget(self, name: tuple[str, Partition], task: asyncio.Task[int]) -> None:
+    def _on_done(self, name: tuple[str, Partition], task: asyncio.Task[int]) -> None:
         del self._running[name]
         error = None if task.cancelled() else task.exception()
-        if error and not isinstance(error, StoreUnavailableError):  # an outage is over some time: the next round comes
+        if error and not isinstance(error, StoreUnavailableError):  # after an outage the next round succeeds
             log.error("a %s of leases met a defect", name[0], exc_info=error, extra={"action": "lease.defect"})
 
     @property
@@ -299,10 +288,10 @@ class Scheduler:
 
 
 async def _release(
-    partition: Partition, ref: Argument, turn: Argument, fence: Argument, *, is_aside: bool = False
+    partition: Partition, ref: Argument, turn: Argument, fence: Argument, *, is_damaged: bool = False
 ) -> None:
     await partition.scripts.call(
-        "hand_back", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_aside=int(is_aside)
+        "release", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_damaged=int(is_damaged)
     )
 
 
@@ -311,13 +300,13 @@ async def _without_outage(call: Coroutine[None, None, None]) -> None:
         await call
 
 
-def _say_thrown(names: Iterable[bytes]) -> None:
+def _log_removed(names: Iterable[bytes]) -> None:
     for name in names:
         log.error("%r is damaged, and no worker looks at it any more", name, extra={"action": "store.damaged"})
 
 
-async def _queue_at(partition: Partition, agents: Sequence[AgentName]) -> Any:
-    """Give length and age of each agent's queue; nothing where the partition is away or late."""
+async def _queues_in(partition: Partition, agents: Sequence[AgentName]) -> Any:
+    """Return length and age of each agent's queue, or None without an answer."""
     with suppress(StoreUnavailableError, TimeoutError):
         async with asyncio.timeout(QUEUES_S):
             return await partition.scripts.call("queue", *agents)

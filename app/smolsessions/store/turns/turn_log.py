@@ -98,7 +98,7 @@ class TurnLog:
         A turn that is over always yields its final event, even if the log has expired or the cursor is behind it.
         """
         state, *rest = await self._scripts.call(
-            "watch", ref=str(ref), turn=turn, after=after, most=MOST_READ, me=self._channel
+            "read_log", ref=str(ref), turn=turn, after=after, most=MOST_READ, own_channel=self._channel
         )
         if state == b"unknown":
             raise TurnNotFoundError

@@ -174,7 +174,7 @@ class TurnMemory:
 
     async def _load_attempts(self, fence: str) -> tuple[list[bytes], list[bytes], list[bytes], int]:
         state, *found = await self._partition.scripts.call(
-            "past",
+            "replay_state",
             ref=self._scope,
             turn=self._turn.number,
             fence=fence,

@@ -46,7 +46,7 @@ MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun again
 MOST_DERIVED_IDS = 20
 ID_CHARS = 24
-MOVING_PATIENCE_S = 10.0  # limit for retries while other submissions take each number
+NUMBER_PATIENCE_S = 10.0  # limit for retries while other submissions take each number
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
 LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
@@ -108,14 +108,16 @@ class TurnStore:
     ) -> tuple[Turn, bool]:
         submission = _Submission(turn_input, create, asked, version_of, on_busy, once)
         if once is None:
-            return await self._submit_to(turn, submission)
-        accepted = await (self._submit_to(turn, submission) if create is None else self._begin(turn, submission, once))
+            return await self._submit_next(turn, submission)
+        accepted = await (
+            self._submit_next(turn, submission) if create is None else self._begin(turn, submission, once)
+        )
         await self._note(accepted[0].ref, once)
         return accepted
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         state, *rest = await self._home(owner, once).scripts.call(
-            "recall", idem=self._keys.name(owner, once), digest=self._keys.digest(owner, once)
+            "find_key", idem=self._keys.name(owner, once), digest=self._keys.digest(owner, once)
         )
         if state == b"attached":
             return await self._attached(owner, *rest)
@@ -128,7 +130,7 @@ class TurnStore:
         for nth in range(MOST_OF_A_KEY):
             ref = replace(turn.ref, id=self._keys.conversation_id(turn.ref.owner, once, nth))
             with suppress(ConversationExistsError):
-                return await self._submit_to(replace(turn, ref=ref), submission)
+                return await self._submit_next(replace(turn, ref=ref), submission)
         raise ConversationExistsError
 
     def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
@@ -142,7 +144,7 @@ class TurnStore:
             return
         with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
             await home.scripts.call(
-                "note", idem=self._keys.name(ref.owner, once), digest=self._keys.digest(ref.owner, once)
+                "record_key", idem=self._keys.name(ref.owner, once), digest=self._keys.digest(ref.owner, once)
             )
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
@@ -166,7 +168,7 @@ class TurnStore:
             ref=str(ref),
             turn=number,
             record=record,
-            me=partition.channel,
+            own_channel=partition.channel,
             log_ttl_s=partition.log_ttl_s,
         )
         if state == b"ended":
@@ -195,16 +197,16 @@ class TurnStore:
         items = [await with_stored_images(self._partitions.of(ref).scripts, turn) for turn in opened]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
-    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _Known]:
+    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _OpenTurns]:
         found = await self._partitions.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
         if not found:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found
         terms = self._partitions.of(ref).sealer.terms(str(ref), sealed)
         known = {codec.number(number): (at, attempts) for number, at, attempts in still_open}
-        return records, _Known(known, terms, last_turn, agent)
+        return records, _OpenTurns(known, terms, last_turn, agent)
 
-    def _opened(self, ref: Ref, number: int, record: bytes, known: _Known) -> Turn:
+    def _opened(self, ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
         sealer = self._partitions.of(ref).sealer
         turn = codec.decode_turn(sealer.open(record, str(ref), "turn", number), ref, number)
         if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
@@ -214,32 +216,31 @@ class TurnStore:
             turn = replace(turn, rolled_back=True)
         return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
-    async def _submit_to(self, turn: Turn, submission: _Submission) -> tuple[Turn, bool]:
+    async def _submit_next(self, turn: Turn, submission: _Submission) -> tuple[Turn, bool]:
         """Seal the turn for the expected next number, and retry if another turn has taken it.
 
         Retries of this process run one at a time, so that they do not collide again.
         """
-        moving = self._locks.get(turn.ref)
-        if moving is None or not moving.locked():
+        lock = self._locks.get(turn.ref)
+        if lock is None or not lock.locked():
             first = (1, turn.agent.name) if submission.create is not None else await self._expected(turn, submission)
-            if accepted := await self._try(turn, submission, *first):
+            if accepted := await self._submit_as(turn, submission, *first):
                 return accepted
-        moving = self._locks.setdefault(turn.ref, asyncio.Lock())
-        async with moving:
-            give_up_at = time.monotonic() + MOVING_PATIENCE_S
+        async with self._locks.setdefault(turn.ref, asyncio.Lock()):
+            give_up_at = time.monotonic() + NUMBER_PATIENCE_S
             while time.monotonic() < give_up_at:
-                if accepted := await self._try(turn, submission, *await self._expected(turn, submission)):
+                if accepted := await self._submit_as(turn, submission, *await self._expected(turn, submission)):
                     return accepted
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    async def _try(
+    async def _submit_as(
         self, turn: Turn, submission: _Submission, number: int, agent: AgentName
     ) -> tuple[Turn, bool] | None:
         """Submit as turn `number`. Returns None if another turn has taken it; the next number is known then."""
         if submission.asked and agent != turn.agent.name:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = replace(turn, number=number, agent=submission.version_of(agent))
-        state, *rest = await self._submit(turn, submission)
+        state, *rest = await self._send(turn, submission)
         if state == b"ok":
             self._remember(turn.ref, number + 1, agent)
             partition = self._partitions.of(turn.ref)
@@ -268,23 +269,40 @@ class TurnStore:
         return await self._peek(turn.ref)
 
     async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        found = await self._partitions.of(ref).scripts.call("peek", ref=str(ref))
+        found = await self._partitions.of(ref).scripts.call("next_turn", ref=str(ref))
         if not found:
             raise ConversationNotFoundError
         agent, turns, record = found
         opened = self._partitions.of(ref).sealer.open(record or b"", str(ref), "conversation")
         return turns + 1, codec.agent_of(opened, agent)
 
-    async def _submit(self, turn: Turn, submission: _Submission) -> Any:
+    async def _send(self, turn: Turn, submission: _Submission) -> Any:
+        """Run submit.lua, and retry for a moment: the same sealed record makes no second turn."""
+        arguments = await self._sealed(turn, submission)
+        give_up_at, is_retry = time.monotonic() + SUBMIT_PATIENCE_S, False
+        while True:
+            try:
+                reply = await self._partitions.of(turn.ref).scripts.call("submit", **arguments)
+                break
+            except StoreUnavailableError:
+                if time.monotonic() > give_up_at:
+                    raise
+            is_retry = True
+            await asyncio.sleep(RETRY_S)
+        if is_retry and reply[0] != b"ok" and await self._is_stored(turn):
+            return [b"ok", 1]  # the first reply was lost, and the turn has progressed since
+        return reply
+
+    async def _sealed(self, turn: Turn, submission: _Submission) -> dict[str, Argument]:
         partition = self._partitions.of(turn.ref)
-        scope, seal = str(turn.ref), partition.sealer.seal
+        owner, scope, seal = turn.ref.owner, str(turn.ref), partition.sealer.seal
         conversation, once = b"", submission.once
         if submission.create is not None:
             conversation = seal(codec.encode_conversation(turn.agent.name, submission.create), scope, "conversation")
         data = codec.encode_input(submission.turn_input)
         seal_input = partial(seal, data, scope, "input", turn.number)
-        arguments: dict[str, Argument] = {
-            "owner": turn.ref.owner,
+        return {
+            "owner": owner,
             "ref": scope,
             "agent": turn.agent.name,
             "conversation": conversation,
@@ -292,32 +310,19 @@ class TurnStore:
             "record": seal(codec.encode_turn(turn), scope, "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
             "event": seal(codec.encode_event(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
-            "me": partition.channel,
+            "own_channel": partition.channel,
             "wake": "" if self._scheduler.waiting else partition.wake,
             "on_busy": submission.on_busy,
             "most_waiting": self._max_waiting,
             "most_queued": -(-self._max_queued // len(self._partitions)),
-            "idem": self._keys.name(turn.ref.owner, once) if once else "",
-            "digest": self._keys.digest(turn.ref.owner, once) if once else "",
+            "idem": self._keys.name(owner, once) if once else "",
+            "digest": self._keys.digest(owner, once) if once else "",
         }
-        give_up_at, lost = time.monotonic() + SUBMIT_PATIENCE_S, False
-        while True:  # repeating the same sealed record makes no second turn
-            try:
-                answer = await partition.scripts.call("submit", **arguments)
-                break
-            except StoreUnavailableError:
-                if time.monotonic() > give_up_at:
-                    raise
-            lost = True
-            await asyncio.sleep(RETRY_S)
-        if lost and answer[0] != b"ok" and await self._is_there(turn):
-            return [b"ok", 1]  # the reply was lost, and the turn has progressed since
-        return answer
 
-    async def _is_there(self, turn: Turn) -> bool:
+    async def _is_stored(self, turn: Turn) -> bool:
         with suppress(NotFoundError):
-            there = await self.turn(turn.ref, turn.number)
-            return (there.message, there.timing.submitted_at) == (turn.message, turn.timing.submitted_at)
+            stored = await self.turn(turn.ref, turn.number)
+            return (stored.message, stored.timing.submitted_at) == (turn.message, turn.timing.submitted_at)
         return False
 
     def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:
@@ -328,7 +333,7 @@ class TurnStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _OpenTurns:
     """State of a conversation beside its turn records.
 
     `open`: start (empty if not started) and attempts of the turns that are not over. `last`: the last number.
@@ -357,8 +362,8 @@ def _refusal(state: bytes, rest: list[bytes]) -> Exception:
         case b"busy":
             running = codec.number(rest[0])
             return BusyError(
-                f"Turn {running} of this conversation is running; wait for its end, then send the next, or say with "
-                "on_busy what is to become of the two.",
+                f"Turn {running} of this conversation is running; wait for its end, or choose with on_busy how "
+                "both turns go on.",
                 running_turn=running,
             )
         case b"full":

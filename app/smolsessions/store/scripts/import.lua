@@ -1,5 +1,5 @@
--- Make a conversation of what was taken out of another one, or of another program. `given` are numbers of things and the things:
--- turns' records, steps, (name, image), (name, piece of variables) and (turn, head after it) pairs; all sealed for it.
+-- Create a conversation from an export. `given` holds counted groups: turn records, steps, (name, image), (name, chunk of
+-- variables), (turn, head after it). All are sealed for this conversation.
 -- ARGV: owner ref agent record terms ttl head ...given
 if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'exists'} end
 local i = 1
@@ -13,7 +13,7 @@ end
 create(owner, ref, agent, record)
 redis.call('HSET', key('conversation', ref), 'turns', turns)
 if head ~= '' then redis.call('HSET', key('conversation', ref), 'head', head) end
-if turns > 0 then note_moment(ref, turns) end
+if turns > 0 then keep_head(ref, turns) end
 if terms ~= '' then redis.call('HSET', key('conversation', ref), 'terms', terms) end
 set_ttl(ref, ttl)
 return {'ok', row(ref)}
