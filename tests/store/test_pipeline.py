@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smolsessions.store.connection.pipeline import REPLY_TIMEOUT_S, KEEPALIVE_S
+from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.scripts.loader import script

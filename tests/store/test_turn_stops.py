@@ -117,7 +117,7 @@ async def test_a_claim_brings_what_leaves_least(
 async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores
     lease = await second_turn(stores, raw)
-    one.scheduler.hear_stop(b"", b"local/c\n2")  # an older release's words
+    one.scheduler.hear_stop(b"", b"local/c\n2\n1")
     assert await lease.stop_reason == "cancelled"
     raw.client_kill_filter(_type="pubsub")
     await submit(other, "c", on_busy="interrupt")

@@ -206,7 +206,7 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
         "turn": lease.turn.number,
         "fence": lease.fence,
         "generation": 0,
-        "me": "nobody",
+        "own_channel": "none",
         "lease_us": int(LEASE_S * 1_000_000),
         "serial": serial,
     }
@@ -230,7 +230,7 @@ def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> 
         "record": f"{record} {turn}",
         "input": "sealed",
         "event": "sealed",
-        "me": "nobody",
+        "own_channel": "none",
         "wake": "",
         "on_busy": on_busy,
         "most_waiting": 2,

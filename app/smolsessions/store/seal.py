@@ -1,4 +1,4 @@
-"""Sealing of all stored data: zstd, then AES-256-GCM bound to its place; and the parsing of keys.
+"""Sealing of all stored data: zstd, then AES-256-GCM bound to its place. Keys are parsed here, too.
 
 Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. Each conversation
 has a key derived from the master key and its name, so that random nonces stay far from their bound. The associated data

@@ -43,7 +43,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of a store. `partitions` is for a new store; None accepts any number.
+    """Options of a store. `partitions` is the number that the store must have, if any.
 
     `replicated`: no write is acknowledged before a replica has it. `ours_alone`: no other process uses the store, so
     all leases of an earlier process end at once.

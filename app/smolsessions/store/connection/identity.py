@@ -83,7 +83,7 @@ class IdentityCheck:
         self._sealer = sealer
         self._task: asyncio.Task[None] | None = None
         self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with a `StartError` if the store was replaced; otherwise it stays pending."""
+        """Fails with a `StartError` if the store was replaced. Otherwise it stays pending."""
 
     def on_gap(self) -> None:
         if self._task is None or self._task.done():

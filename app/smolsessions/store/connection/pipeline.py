@@ -64,7 +64,7 @@ class Pipeline:
         on_loss: Callable[[], None],
         replicated: bool,
     ) -> None:
-        """`on_connect` opens every connection; `on_reconnect` is sent on all but the first, and may fail.
+        """`on_connect` opens every connection. `on_reconnect` is sent after a loss, and may fail.
 
         `replicated`: replies and messages wait until a replica has the writes before them.
         """

@@ -25,12 +25,11 @@ from smolsessions.store.conversations.head import (
     VARIABLES_SENTENCE,
     counted,
     extend_hash,
-    extended,
     load_images,
     open_chunk_list,
     open_head,
 )
-from smolsessions.store.seal import tag_of
+from smolsessions.store.conversations.sealed_import import seal_import
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
         Turn,
     )
     from smolsessions.store.conversations.conversation_store import ConversationStore
-    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.partition import Partitions
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.turn_store import TurnStore
 
@@ -54,7 +53,6 @@ STEPS_AT_ONCE = 500
 TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
-MOST_NAMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ class HistoryStore:
         partition, scope = self._partitions.of(ref), str(ref)
         terms = Terms(draft.policy, jumps=brought.jumps)
         record = codec.encode_conversation(agent, draft.metadata, has_terms=terms != NO_TERMS)
-        sealed, head = await asyncio.to_thread(_sealed_import, partition, scope, brought)
+        sealed, head = await asyncio.to_thread(seal_import, partition, scope, brought)
         state, *rest = await partition.scripts.call(
             "import",
             *sealed,
@@ -275,11 +273,8 @@ class HistoryStore:
 
     async def _all_turns(self, ref: Ref, count: int) -> tuple[Turn, ...]:
         turns: list[Turn] = []
-        while len(turns) < count:
-            page = await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)
-            turns += page.items
-            if page.next_cursor is None:
-                break
+        for first in range(1, count + 1, TURNS_AT_ONCE):
+            turns += (await self._turns.turns(ref, first, TURNS_AT_ONCE)).items
         return tuple(turns[:count])
 
     async def _steps(self, ref: Ref, head: Head, first: int = 0, end: int | None = None) -> list[StoredStep]:
@@ -390,55 +385,14 @@ class HistoryStore:
 
     def _neighbour(self, ref: Ref) -> Ref:
         """Return an unused id in the same partition, so that one script can copy."""
-        for _ in range(MOST_NAMES):
+        while True:
             new = Ref(ref.owner, secrets.token_hex(12))
             if self._partitions.of(new) is self._partitions.of(ref):
                 return new
-        raise AssertionError("no id of this partition was found")
 
 
 def _bits(places: Iterable[int]) -> int:
     return sum(1 << place for place in places)
-
-
-def _sealed_import(partition: Partition, scope: str, brought: ImportedConversation) -> tuple[list[Argument], bytes]:
-    """Seal an imported conversation as the arguments of import.lua, and its head."""
-    seal, memory = partition.sealer.seal, brought.memory
-    turns = [seal(codec.encode_turn(turn), scope, "turn", turn.number) for turn in brought.turns]
-    hidden = next((place for place in range(len(memory.steps)) if place not in memory.hidden), len(memory.steps))
-    archived = memory.archived | {place for place in memory.hidden if place > hidden}  # hidden singly: as by a prune
-    head = Head()
-    steps: list[bytes] = []
-    images: dict[str, bytes] = {}
-    moments: list[tuple[int, bytes]] = []
-    for index, step in enumerate(memory.steps):
-        if index and step.turn > memory.steps[index - 1].turn:
-            moments.append((memory.steps[index - 1].turn, _sealed_head(partition, scope, head, archived)))
-        steps.append(seal(codec.encode_step(step), scope, "step", 0, index))
-        head = extended(head, step.type, steps[-1])
-        if index in archived:
-            head = replace(head, step_counts=counted(head.step_counts, step.type, -1))
-        if index < hidden:
-            head = replace(head, shown_from=index + 1, shown_hash=head.hash)
-        images |= step.attachments
-    chunks = {name: seal(chunk, scope, "variable", 0, name) for name, chunk in memory.variables.items()}
-    if chunks:
-        tags = {name: tag_of(blob) for name, blob in chunks.items()}
-        chunks[""] = seal(codec.encode_chunk_list(tags), scope, "variables", 0)
-        head = replace(head, variables=tag_of(chunks[""]))
-        moments = []  # the variables after an earlier turn are unknown
-    sealed_images = [(name, seal(data, scope, "image", name)) for name, data in images.items()]
-    arguments: list[Argument] = [len(turns), *turns, len(steps), *steps]
-    for pairs in (sealed_images, list(chunks.items()), moments):
-        arguments.append(len(pairs))
-        for pair in pairs:
-            arguments += pair
-    return arguments, _sealed_head(partition, scope, head, archived) if steps or chunks else b""
-
-
-def _sealed_head(partition: Partition, scope: str, head: Head, archived: Iterable[int]) -> bytes:
-    out = _bits(place for place in archived if place < head.count)
-    return partition.sealer.seal(codec.encode_head(replace(head, archived=out)), scope, "head")
 
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:

@@ -37,14 +37,14 @@ class _RolledBackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Request that a turn stops; `by` is the number of the turn that makes it, 0 for a caller."""
+    """Request that a turn stops, made by turn `by`, or by a caller (0)."""
 
     reason: Literal["cancelled", "interrupted", "rolled_back"] = "cancelled"
     by: int = 0
 
     @classmethod
     def from_flag(cls, flag: bytes) -> StopRequest:
-        """Parse `interrupt:N` or `rollback:N`; everything else is a plain stop."""
+        """Parse `interrupt:N` or `rollback:N`. Everything else is a plain stop."""
         kind, _, number = flag.partition(b":")
         return cls(_REASONS[kind], int(number)) if kind in _REASONS and number.isdigit() else cls()
 

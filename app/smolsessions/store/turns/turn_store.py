@@ -236,7 +236,7 @@ class TurnStore:
     async def _submit_as(
         self, turn: Turn, submission: _Submission, number: int, agent: AgentName
     ) -> tuple[Turn, bool] | None:
-        """Submit as turn `number`. Returns None if another turn has taken it; the next number is known then."""
+        """Submit as turn `number`. Returns None if another turn has it, and notes the next."""
         if submission.asked and agent != turn.agent.name:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = replace(turn, number=number, agent=submission.version_of(agent))
