@@ -130,7 +130,7 @@ def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
     ):
         with pytest.raises(ResponseError) as raised:
             raw.eval(source, 0)
-        errors[source] = type(as_service_error("show", raised.value))
+        errors[source] = type(as_service_error("read", raised.value))
     assert [*errors.values()] == [StoreUnavailableError] * 2 + [SealBrokenError] * 8, errors
 
 
