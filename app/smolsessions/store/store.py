@@ -87,13 +87,6 @@ async def open_store(
             patience_s=options.patience_s,
             affinity_s=options.affinity_s,
         )
-        turns = TurnStore(
-            partitions,
-            scheduler,
-            IdempotencyKeys(identity.pepper),
-            max_waiting=options.max_waiting,
-            max_queued=options.max_queued,
-        )
         check = IdentityCheck(pipelines[0], identity, sealer)
         for pipeline, name, partition in zip(pipelines, names, partitions, strict=True):
             on_gap = check.on_gap if pipeline is pipelines[0] else None
@@ -102,9 +95,13 @@ async def open_store(
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
+            keys = IdempotencyKeys(identity.pepper)
+            turns = TurnStore(
+                partitions, scheduler, keys, max_waiting=options.max_waiting, max_queued=options.max_queued
+            )
             conversations = ConversationStore(partitions, turns)
-            memories = HistoryStore(partitions, conversations, turns)
-            yield Store(server, turns, conversations, memories, scheduler, (*running, check.changed))
+            history = HistoryStore(partitions, conversations, turns)
+            yield Store(server, turns, conversations, history, scheduler, (*running, check.changed))
         finally:
             check.close()
             await _cancel(running)
