@@ -23,8 +23,8 @@ from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from smolsessions.core.store_ports import Lease
     from smolsessions.core.records import AgentName
+    from smolsessions.core.store_ports import Lease
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
