@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import smolagents.agents
@@ -55,7 +55,7 @@ def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction
     if type(agent.logger) is DefaultLogger and agent.logger.level in _SILENT:
         agent.logger = agent.monitor.logger = SilentLogger()
     if type(agent).initialize_system_prompt in _KNOWN_PROMPTS:
-        agent.initialize_system_prompt = _CachedSystemPrompt(agent)  # type: ignore[method-assign]
+        agent.initialize_system_prompt = partial(_cached_system_prompt, agent)  # type: ignore[method-assign]
     if type(agent.step_callbacks) is CallbackRegistry:
         agent.step_callbacks = CachedCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
@@ -114,21 +114,16 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
 
 
-class _CachedSystemPrompt:
-    """Rendered system prompt, shared by all agents with the same inputs."""
-
-    def __init__(self, agent: MultiStepAgent) -> None:
-        self._agent = agent
-
-    def __call__(self) -> str:
-        inputs = _prompt_inputs(self._agent)
-        prompt = _rendered.get(inputs)
-        if prompt is None:
-            prompt = type(self._agent).initialize_system_prompt(self._agent)
-            if len(_rendered) >= MAX_CACHED_PROMPTS:
-                _rendered.clear()
-            _rendered[inputs] = prompt
-        return prompt
+def _cached_system_prompt(agent: MultiStepAgent) -> str:
+    """Return the rendered system prompt, which all agents with the same inputs share."""
+    inputs = _prompt_inputs(agent)
+    prompt = _rendered.get(inputs)
+    if prompt is None:
+        prompt = type(agent).initialize_system_prompt(agent)
+        if len(_rendered) >= MAX_CACHED_PROMPTS:
+            _rendered.clear()
+        _rendered[inputs] = prompt
+    return prompt
 
 
 def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:

@@ -12,7 +12,7 @@ from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMess
 from smolsessions.agents.memory.step_cache import StepCache, text_in
 from smolsessions.agents.memory.step_types import replaced_notes
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
-from smolsessions.core.policies import Summarize
+from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
 
 if TYPE_CHECKING:
@@ -127,8 +127,16 @@ class PromptBuilder:
         shown, memory, end = self._last
         if shown is memory:
             return LeftOut(0, 0, 0, 0)
-        places, shortened, characters, estimate = self._difference(memory, end, shown)
-        return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
+        if any(isinstance(rule, OwnRule) for rule in self.policy):
+            places, shortened, characters, estimate = self._difference(memory, end, shown)
+            return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
+        # Each step is shown at most once, so the totals are enough. In long memories they are faster than sets.
+        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
+        replaced = _places(self._replaced(memory, end), map(id, islice(memory, end)))
+        characters = whole.characters() - whole.characters(replaced) - part.characters()
+        estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
+        left = end - len(replaced) - len(shown)
+        return LeftOut(left, part.copies, characters, self._tokens.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> PrunePreview:
         """Return the size of the prompt without a policy, and after a prune with this one."""

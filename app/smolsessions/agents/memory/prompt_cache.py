@@ -84,8 +84,8 @@ class RuleCache:
         prefix, results, ends = self._results[name]
         known = prefix.advance(steps, end)
         del results[ends[known] :], ends[known + 1 :]
-        for step in islice(steps, known, end):
-            result = rule(step)
+        for place in range(known, end):  # islice would step over the known ones
+            result = rule(steps[place])
             if result is not None:
                 results.append(result)
             ends.append(len(results))
@@ -127,8 +127,8 @@ class StepMessages:
         """Return the messages. The next call changes the list."""
         known = self._prefix.advance(steps, len(steps))
         del self._messages[self._ends[known] :], self._ends[known + 1 :]
-        for step in islice(steps, known, None):
-            self._messages += self._cache.messages(step)
+        for place in range(known, len(steps)):
+            self._messages += self._cache.messages(steps[place])
             self._ends.append(len(self._messages))
         return self._messages
 
@@ -148,7 +148,8 @@ class StepTotals:
         end = len(steps) if end is None else end
         known = self._prefix.advance(steps, end)
         del self._estimates[known + 1 :], self._characters[known + 1 :], self._copies[known + 1 :], self.origins[known:]
-        for step in islice(steps, known, end):
+        for place in range(known, end):
+            step = steps[place]
             origin = self._cache.origin(step)
             self._estimates.append(self._estimates[-1] + self._cache.estimate(step))
             self._characters.append(self._characters[-1] + self._cache.characters(step))
