@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,14 @@ CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
 
 @cache
 def reader() -> VariableReader:
-    """Give a reader whose processes end with that of the tests."""
-    return VariableReader(ForkClient([]))
+    """Return a reader of variables. Its processes end with the test process."""
+    client = ForkClient([])
+    atexit.register(client.close)
+    return VariableReader(client)
 
 
 def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
-    """Give the steps as the store has them, with their images."""
+    """Return the steps as the store has them, with their images."""
     for step in steps:
         strip(step)
     packed = [pack(step, 1, carries) for step in steps]
@@ -46,7 +49,7 @@ def exported(
 
 
 def document_of(portable: ExportedMemory, **more: Any) -> dict[str, Any]:
-    """Put what was exported into a document, all in one turn."""
+    """Return an exported memory as a document of one turn."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -61,7 +64,7 @@ def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
 
 
 def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
-    """Take in a document that came as the bytes of its JSON."""
+    """Import a document from the bytes of its JSON."""
     return documents.import_document(
         read_json(json.dumps(document, allow_nan=False).encode()), CODE if places is None else places, MAX_PIXELS
     )
@@ -72,7 +75,7 @@ def steps_of(imported: ImportedMemory) -> list[Step]:
 
 
 def again(portable: ExportedMemory) -> ExportedMemory:
-    """Export what an import of it made."""
+    """Import and export again."""
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
     return documents.export([step.data for step in imported.steps], attachments, imported.variables, (), reader().read)

@@ -55,7 +55,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service with another store and another key."""
+    """Yield a service with another store and another key."""
     with Service(tmp_path_factory.mktemp("elsewhere"), SETTINGS | {"SEAL_KEYS": new_key()}) as running_service:
         yield running_service
 
@@ -68,7 +68,7 @@ def refused(service: Service, document: Any, pointer: str, **query: str) -> None
 
 
 def lived(service: Service, kind: str, folder: Path) -> str:
-    """Give a conversation with all that can be in one."""
+    """Return a conversation with all kinds of content."""
     past = history_of(kind, folder)
     name = new_conversation(service, kind)
     past.play(service, name, 1, 7)
@@ -243,7 +243,7 @@ def document(service: Service) -> dict[str, Any]:
 
 
 def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Give a copy with another value at a place; `...` takes the place away."""
+    """Return a copy with another value at a place. `...` removes the place."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
     *way, last = [int(part) if part.isdigit() else part for part in path.split("/")[1:]]
     place: Any = copy
@@ -365,7 +365,7 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
 
 
 def refusable(document: dict[str, Any], data: st.DataObject, value: Any) -> dict[str, Any]:
-    """Give a copy with a value in the place of any other, or of none where it has become a member more."""
+    """Return a copy with one value replaced, or one member added."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
     places: list[tuple[Any, Any]] = []
 

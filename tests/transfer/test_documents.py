@@ -1,4 +1,4 @@
-"""Steps and images ⇄ JSON: what the model is shown and what the record says come back; what is wrong is named."""
+"""Export and import of steps and images: prompt and record stay the same, and faults are named."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def coder() -> Any:
 
 
 def shown(step: MemoryStep) -> list[Any]:
-    """Give what the model is shown of a step, in both modes; images by their pixels."""
+    """Return the messages of a step in both modes, with the pixels of images."""
     return [
         [(message.role, _parts(message.content)) for message in step.to_messages(summary_mode=mode)]
         for mode in (False, True)
@@ -99,7 +99,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def same(steps: list[Any]) -> list[Step]:
-    """Take steps out and in; they are shown and described as before, and their JSON is the same the next time."""
+    """Export and import steps. Their messages, descriptions and JSON stay the same."""
     data, attachments = stored(steps)
     before = [unpack(one, attachments) for one in data]
     portable = documents.export(data, attachments, {}, (), reader().read)
@@ -211,7 +211,7 @@ def test_no_calls_and_an_empty_list_of_them_are_told_apart(calls: list[ToolCall]
         (1 << 9000, None),
     ],
 )
-def test_what_is_no_json_is_labelled_and_says_so_also_when_it_is_taken_out_again(value: Any, text: Any) -> None:
+def test_a_value_without_exact_json_has_a_label_that_later_exports_keep(value: Any, text: Any) -> None:
     portable = exported([action(action_output=[value])], carries=(agents.Money,))
     (step,) = portable.steps
     assert step["labels"] == ["/action_output"]
@@ -219,7 +219,7 @@ def test_what_is_no_json_is_labelled_and_says_so_also_when_it_is_taken_out_again
     assert again(portable) == portable
 
 
-def test_json_is_no_label() -> None:
+def test_exact_json_has_no_label() -> None:
     assert document([action(action_output={"a": [1, "x"]})])["steps"][0]["labels"] == []
 
 
@@ -241,7 +241,7 @@ def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
     assert again(portable) == portable
 
 
-def test_what_is_of_a_wrong_type_becomes_a_text_with_a_label() -> None:
+def test_a_value_of_a_wrong_type_becomes_a_text_with_a_label() -> None:
     odd: Any = "narrator"
     message = ChatMessage(odd, [1, 2])  # type: ignore[list-item]
     step = action(observations=[1, None], model_output_message=message, model_output=7)
@@ -263,7 +263,7 @@ def test_a_count_or_a_time_that_is_none_is_nothing() -> None:
     assert again(portable) == portable
 
 
-def test_half_a_character_is_replaced_on_its_way_out() -> None:
+def test_a_lone_surrogate_is_replaced_at_export() -> None:
     half = "a\ud800b"
     step = action(observations=half, model_output=half, action_output=half, tool_calls=[ToolCall(half, half, half)])
     portable = exported([step, TaskStep(half), NoteStep(1, half)])
@@ -278,7 +278,7 @@ def photo() -> tuple[bytes, PIL.Image.Image]:
     return buffer.getvalue(), image_from_bytes(buffer.getvalue())
 
 
-def test_images_go_once_each_with_the_very_bytes_that_came() -> None:
+def test_each_image_is_exported_once_with_its_original_bytes() -> None:
     data, image = photo()
     portable = exported(
         [TaskStep("Look.", [image]), action(observations_images=[image, PIL.Image.new("CMYK", (2, 2))])]
@@ -481,7 +481,7 @@ def test_a_step_of_smolagents_that_is_wrong_is_refused_with_the_place(step: Any,
 
 
 def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
-    """Give a document whose steps show images, each as often as wanted."""
+    """Return a document whose steps show images."""
     kind = RAW_TYPE if images[0].startswith(b"raw") else "image/png"
     named = {hashlib.sha256(data).hexdigest()[:32]: base64.b64encode(data).decode() for data in images}
     return document([]) | {
@@ -509,7 +509,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     session.close()
 
 
-def test_an_agent_that_is_not_there_exports_nothing() -> None:
+def test_an_unknown_agent_exports_nothing() -> None:
     with pytest.raises(AgentUnavailableError):
         Catalog([("scripted", agents.make_scripted)]).export(AgentName("other"), [], {}, {})
 

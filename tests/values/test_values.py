@@ -1,4 +1,4 @@
-"""Values ⇄ bytes: data comes back as it was, nothing of a hostile class runs, and hostile bytes are errors."""
+"""Encoding of values: data comes back unchanged, hostile classes do not run, and hostile bytes are errors."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _spread(value: Any) -> list[Any] | None:
-    """Give what has to be equal, where == says too little."""
+    """Return a form that compares parts which == ignores."""
     if isinstance(value, float):
         return ["nan" if math.isnan(value) else struct.pack("d", value)]
     if isinstance(value, complex):
@@ -235,7 +235,7 @@ def test_an_opened_picture_file_comes_back_as_its_pixels_with_palette_and_transp
     assert not crossed(PIL.Image.new("L", (0, 7))).width
 
 
-def test_what_smolagents_wraps_crosses_as_what_is_inside() -> None:
+def test_a_value_that_smolagents_wraps_is_encoded_without_the_wrapper() -> None:
     image = PIL.Image.new("RGB", (2, 2), "red")
     assert same(crossed([AgentText("x"), Pair(1, [2])]), ["x", (1, [2])])
     assert crossed(AgentImage(image)).tobytes() == image.tobytes()
@@ -262,7 +262,7 @@ def test_instances_of_carried_classes_come_back_without_their_methods() -> None:
     assert crossed(Slim(1)) == Slim(1)
 
 
-def test_of_a_carried_class_not_one_method_runs() -> None:
+def test_no_method_of_a_carried_class_runs() -> None:
     wary = object.__new__(Wary)
     Wary.__dict__["slot"].__set__(wary, 1)
     Wary.__dict__["__dict__"].__get__(wary).update(inner=[2])
@@ -274,14 +274,14 @@ def test_of_a_carried_class_not_one_method_runs() -> None:
 
 
 def test_a_carried_class_that_is_a_kind_of_builtin_is_refused_by_name() -> None:
-    with pytest.raises(CodecError, match=r"test_crossing\.Pair cannot be handed over; a carried class must not be"):
+    with pytest.raises(CodecError, match=r"test_values\.Pair cannot be handed over; a carried class must not be"):
         dumps(Pair(1, 2), (Pair,))
     with pytest.raises(CodecError, match="no single member"):
         dumps(Rights.READ | Rights.WRITE, (Rights,))
 
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
-def test_what_cannot_cross_is_refused_and_runs_nothing(name: str) -> None:
+def test_a_value_without_an_encoding_is_refused_and_runs_nothing(name: str) -> None:
     began = time.monotonic()
     with pytest.raises(CodecError, match="cannot be handed over") as caught:
         dumps({"x": [1, 2, 3, hostile.REFUSED_VALUES[name]]})
@@ -291,16 +291,16 @@ def test_what_cannot_cross_is_refused_and_runs_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
-def test_what_cannot_cross_becomes_a_label_where_labels_are_wanted(name: str) -> None:
+def test_a_value_without_an_encoding_becomes_a_label_on_request(name: str) -> None:
     value = [hostile.REFUSED_VALUES[name], "kept"]
     whole = loads(dumps(value, labels=True))
     assert whole[1] == "kept"
     assert "[" in str(whole[0])
-    assert "test_crossing" not in str(whole[0])
+    assert "test_values" not in str(whole[0])
 
 
 @pytest.mark.parametrize("name", hostile.ACCEPTED_VALUES)
-def test_what_its_base_can_read_crosses_as_the_base_and_runs_nothing(name: str) -> None:
+def test_an_instance_of_a_subclass_is_encoded_as_its_base_and_runs_nothing(name: str) -> None:
     value, wanted = hostile.ACCEPTED_VALUES[name]
     data = dumps([value])
     assert hostile.MARKS == []
@@ -322,7 +322,7 @@ def test_an_error_names_the_path_and_the_kind() -> None:
         dumps(lambda: 1)
 
 
-def test_a_size_may_be_asked_for() -> None:
+def test_the_size_has_a_limit() -> None:
     assert loads(dumps("x" * 900, max_bytes=1000), max_bytes=1000) == "x" * 900
     with pytest.raises(CodecError, match="1,000 bytes"):
         dumps(["x" * 600] * 2, max_bytes=1000)
@@ -433,8 +433,8 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a class that is not carried": parts("instance", text("builtins.object"), pairs()),
     "a class of another module": parts("instance", text("subprocess.Popen"), pairs(args=text("true"))),
     "a class whose name is no text": parts("instance", ONE, pairs()),
-    "fields that are no dict": parts("instance", text("tests.values.test_crossing.Point"), many(b"l")),
-    "fields that have no name": parts("instance", text("tests.values.test_crossing.Old"), many(b"d", ONE + ONE)),
+    "fields that are no dict": parts("instance", text("tests.values.test_values.Point"), many(b"l")),
+    "fields that have no name": parts("instance", text("tests.values.test_values.Old"), many(b"d", ONE + ONE)),
     "a field that is missing": carried(Point, y=ONE),
     "a slot that is not there": carried(Slim, x=ONE, y=ONE, z=ONE),
     "a field in place of a method": carried(Old, name=text("x"), shout=text("y")),
@@ -444,9 +444,9 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a field in place of the dict": carried(Old, __dict__=pairs()),
     "a field with two underscores": carried(Old, __reduce__=text("x")),
     "an enum as an instance": carried(Colour, _name_=text("RED"), _value_=text("x")),
-    "an unknown member": parts("member", text("tests.values.test_crossing.Colour"), text("GREEN")),
-    "a member that is an attribute": parts("member", text("tests.values.test_crossing.Colour"), text("__class__")),
-    "a member of no enum": parts("member", text("tests.values.test_crossing.Old"), text("name")),
+    "an unknown member": parts("member", text("tests.values.test_values.Colour"), text("GREEN")),
+    "a member that is an attribute": parts("member", text("tests.values.test_values.Colour"), text("__class__")),
+    "a member of no enum": parts("member", text("tests.values.test_values.Old"), text("name")),
 }
 
 
@@ -473,7 +473,7 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_the_most_that_is_read_needs_a_bounded_memory(name: str) -> None:
+def test_the_largest_message_needs_bounded_memory(name: str) -> None:
     node, nodes = GREEDY[name]
     part = 50  # of all that may be in a message; memory is traced slowly
     data = many(b"l", *[node] * (1_000_000 // nodes // part))

@@ -1,4 +1,4 @@
-"""Variables ⇄ JSON: what JSON says exactly comes back, all else is named, and nothing that code made is loaded."""
+"""Export and import of variables: exact JSON comes back, other values are named, and no class is loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MB = 1024 * 1024
 
 
 def pieces_of(code: str) -> dict[str, bytes]:
-    """Give the pieces of what a block defines."""
+    """Return the chunks of the names that a block defines."""
     executor = LocalPythonExecutor(["math", "functools", "collections", "datetime"], timeout_seconds=None)
     executor.send_tools({})
     variables = Variables(executor, 4_000_000)
@@ -46,7 +46,7 @@ def in_piece(changed: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
-    """Give the pieces of values as a block had made them."""
+    """Return the chunks of values, as if a block had defined them."""
     executor = LocalPythonExecutor([], timeout_seconds=None)
     executor.send_tools({})
     executor.state.update(values)
@@ -54,7 +54,7 @@ def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
 
 
 def values_in(pieces: dict[str, bytes]) -> dict[str, Any]:
-    """Give what the first agent's code finds under its names."""
+    """Return the variables that the first agent's code finds."""
     executor = LocalPythonExecutor([], timeout_seconds=None)
     executor.send_tools({})
     variables = Variables(executor, 4_000_000)
@@ -72,7 +72,7 @@ NAMES = st.from_regex(r"[a-z]{1,9}", fullmatch=True)
 
 @given(st.dictionaries(NAMES, JSON | TEXTS | st.lists(st.integers()), max_size=3))
 @settings(max_examples=40, deadline=None)
-def test_values_that_json_can_say_come_back_from_it(values: dict[str, Any]) -> None:
+def test_values_with_exact_json_come_back(values: dict[str, Any]) -> None:
     values = json.loads(json.dumps(values))  # nothing in them is there twice
     portable = exported(variables=pieces_with(values))
     code = portable.variables.get("", {"code": {}})["code"]
@@ -125,14 +125,14 @@ def test_functions_classes_and_their_instances_are_named() -> None:
     assert portable.variables[""]["code"] == {}
 
 
-def test_what_shares_an_object_is_named_and_what_only_has_the_same_text_is_not() -> None:
+def test_variables_that_share_an_object_are_named_and_equal_texts_are_not() -> None:
     portable = exported(variables=pieces_of("one = [1]\nother = {'in': one}\ntext = 'x' * 50\nsame = [text, text]"))
     assert missing(portable).keys() == {"one", "other"}
     assert all("shares an object" in reason for reason in missing(portable).values())
     assert portable.variables[""]["code"] == {"text": "x" * 50, "same": ["x" * 50] * 2}
 
 
-def test_what_holds_an_object_twice_or_itself_is_named() -> None:
+def test_a_value_that_holds_an_object_twice_or_itself_is_named() -> None:
     portable = exported(
         variables=pieces_of("inner = []\ntwice = [inner, inner]\ndel inner\nloop = []\nloop.append(loop)")
     )
@@ -152,7 +152,7 @@ def test_a_function_and_a_variable_of_one_name_leave_the_variable_there() -> Non
     assert missing(portable).keys() == {"f"}
 
 
-def test_what_is_too_deep_is_named() -> None:
+def test_a_value_that_is_too_deep_is_named() -> None:
     portable = exported(variables=pieces_with({"deep": nested(150), "well": nested(100)}))
     assert missing(portable).keys() == {"deep"}
 
@@ -219,7 +219,7 @@ def piece(name: str, pickled: bytes, keys: list[str] | None = None) -> dict[str,
     return {f":v:{chunk_id((name,))}": header + b"\n" + pickled}
 
 
-def test_nothing_that_code_has_made_is_loaded(tmp_path: Path) -> None:
+def test_no_class_of_model_written_code_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "made"
     pickled = pickle.dumps({"x": _Writes(path)}, 5)
     portable = exported(variables=piece("x", pickled))
@@ -267,7 +267,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE)
-def test_bytes_that_are_no_plain_value_are_named(pickled: bytes) -> None:
+def test_bytes_that_are_no_json_value_are_named(pickled: bytes) -> None:
     portable = exported(variables=piece("x", pickled) | pieces_with({"good": [1]}))
     assert missing(portable).keys() == {"x"}
     assert portable.variables[""]["code"] == {"good": [1]}
@@ -276,13 +276,13 @@ def test_bytes_that_are_no_plain_value_are_named(pickled: bytes) -> None:
 @pytest.mark.parametrize(
     "header", [b"[", b"[" * 100_000, b"1", b"[[1], []]", b'[["a b"], []]', b'[["\\ud800"], []]', b""]
 )
-def test_a_piece_that_says_nothing_sensible_is_named_by_its_own_name(header: bytes) -> None:
+def test_a_chunk_with_a_broken_header_is_named_by_its_id(header: bytes) -> None:
     portable = exported(variables={":v:0123456789abcdef": header + b"\n" + pickle.dumps({"x": 1}, 5)})
     assert missing(portable).keys() == {"0123456789abcdef"}
     json.dumps(portable.not_exported, ensure_ascii=False).encode()
 
 
-def test_a_piece_under_another_ones_name_is_named() -> None:
+def test_a_chunk_under_another_id_is_named() -> None:
     data = next(iter(piece("x", pickle.dumps({"x": 1}, 5)).values()))
     portable = exported(variables={":v:0123456789abcdef": data})
     assert missing(portable).keys() == {"x"}
@@ -333,7 +333,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("variables", "where"), WRONG)
-def test_variables_that_are_wrong_are_refused_with_the_place(variables: Any, where: str) -> None:
+def test_invalid_variables_are_refused_with_a_pointer(variables: Any, where: str) -> None:
     data = document_of(exported()) | {"variables": variables}
     places = {**CODE, "helper": ImportTarget(None, frozenset())}
     assert pointer_of(lambda: documents.import_document(data, places, MAX_PIXELS)).startswith(where)
@@ -357,7 +357,7 @@ class Notes(Tool):  # type: ignore[misc, unused-ignore]
         """Take it."""
 
 
-def test_an_agents_places_are_those_of_its_family() -> None:
+def test_import_targets_cover_an_agent_and_its_managed_agents() -> None:
     make_notes: Any = Notes
 
     def quiet(kind: Any, **options: Any) -> Any:
@@ -388,7 +388,7 @@ def interpreter(fork_client: ForkClient) -> ChildInterpreter:
     return child
 
 
-def test_code_in_a_process_goes_on_with_what_was_taken_in_and_is_told_what_is_gone(fork_client: ForkClient) -> None:
+def test_code_continues_with_imported_variables_and_gets_an_error_for_lost_ones(fork_client: ForkClient) -> None:
     before = interpreter(fork_client)
     before("count = {'a': [1, 2.0, None]}\nname = 'é'\nimport math\npair = (1, 2)\ndef f():\n    return 1")
     before.stop()
