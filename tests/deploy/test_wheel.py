@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.environments import INSTALL
 from tests.support.service import ROOT, Service
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "pins.txt").write_text("\n".join(pins))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=30)
     made = str(folder / "env" / "bin" / "python")
-    install = ["--python", made, "install", "-c", str(folder / "pins.txt"), f"{wheel}[embedded]"]
-    subprocess.run([*PIP, *install], check=True, timeout=240)
+    install = ["--python", made, "-c", str(folder / "pins.txt"), f"{wheel}[embedded]"]
+    subprocess.run([*INSTALL, *install], check=True, timeout=240)
     return made
 
 

@@ -35,7 +35,7 @@ AT_REST = "conversation turns steps images variables moments old oldest log logs
 OPEN = "conversation turns steps images variables fresh moments queue run journal watch log".split()
 MANY = 100_000
 ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
-TIMES = ("large", "cut", "another's")
+TIMES = ("large", "another's")
 SEALED_BYTES = 30  # what is sealed is longer
 IMAGE_LINKS = re.compile(r'"(?:output_)?images": ?\[[^]]*\],? ?')
 
@@ -151,7 +151,6 @@ def damages(it: Victim, snapshot: Snapshot, kind: str) -> Iterator[Damage]:
         theirs = name.replace(it.id.encode(), it.like.encode())
         yield f"{name!r} deleted", partial(raw.delete, name)
         yield f"{name!r} a text", partial(raw.set, name, "junk")
-        yield f"{name!r} a number", partial(raw.set, name, 7)
         yield f"{name!r} a sorted set", partial(_other_type, raw, name)
         if theirs in snapshot.keys:
             yield f"{name!r} another's", partial(raw.copy, theirs, name, replace=True)
@@ -192,7 +191,7 @@ def _of_list(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
     yield f"{name!r} with junk behind", partial(raw.rpush, name, b"\xff\xfe junk")
     yield f"{name!r} with a large number before", partial(raw.lpush, name, 2**40)
     yield f"{name!r} with much junk before", partial(raw.lpush, name, *range(MANY))
-    for place in sorted({0, length // 2, length - 1}):
+    for place in sorted({0, length - 1}):
         for what, junk in _spoilt(raw.lindex(name, place)):
             yield f"{name!r}[{place}] {what}", partial(raw.lset, name, place, junk)
         if place < len(others):
@@ -200,14 +199,13 @@ def _of_list(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
 
 
 def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
-    made = {"junk": b"\xff\xfe\x00 junk", "empty": b"", "cut": value[:-1], "longer": value + b"\x00"}
+    """Return one value of each kind that the readers tell apart: a sealed value too short, or whose tag is wrong."""
+    made = {"junk": b"\xff\xfe\x00 junk", "empty": b""}
     if len(value) < SEALED_BYTES:
-        made |= {
-            "huge": b"9" * 30,
-            "large": b"%d" % 2**40,
-            "negative": b"-7",
-            "hexadecimal": b"0x7",
-        }
+        made |= {"huge": b"9" * 30, "large": b"%d" % 2**40, "negative": b"-7", "hexadecimal": b"0x7"}
+        made |= {"longer": value + b"\x00"}
+    else:
+        made |= {"cut": value[:-1]}
     return [(what, junk) for what, junk in made.items() if junk != value]
 
 
