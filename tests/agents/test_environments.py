@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import old_data
-from tests.support.doomed import SETTINGS, doom, hand_in, killed
 from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
+from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
 from tests.support.old_data import TALKS, OldData
 from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
 from tests.support.service import AGENTS, ROOT, Service
@@ -84,11 +84,11 @@ def test_another_environment_reads_and_continues_data_of_earlier_releases(python
 
 
 def test_a_turn_that_another_smolagents_began_ends_with_its_finished_steps(older: str, tmp_path: Path) -> None:
-    it = doom(tmp_path, 4, agent="teller")
+    it = make_killed_turn(tmp_path, 4, agent="teller")
     service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"}, python=older)
     service.start()
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     service.python = sys.executable
     with service:
         ended = wait_for_end(service, it.turn)

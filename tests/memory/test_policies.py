@@ -10,7 +10,7 @@ import pytest
 from smolsessions.agents.catalog import Catalog
 from smolsessions.core.errors import StartError
 from tests.support import agents, remembering
-from tests.support.doomed import Doomed, killed
+from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
 from tests.support.policies import (
@@ -420,16 +420,16 @@ def test_a_killed_turn_has_the_prompts_of_an_uninterrupted_one(tmp_path: Path, p
         assert turn["left_out"]["steps"] + turn["left_out"]["shortened"]
         calls = [line.split()[0] for line in spared.calls]
         assert calls.count("summary") == (policy["name"] == "summarize"), calls
-        doomed = []
+        killed_turns = []
         for number in range(1, len(calls) + 1):
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            doomed.append(Doomed(ledger, "teller", script(ledger)))
-            doomed[-1].turn = start(ledger)
+            killed_turns.append(KilledTurn(ledger, "teller", script(ledger)))
+            killed_turns[-1].turn = start(ledger)
             wait_until(lambda: ledger.stands)  # noqa: B023 - called at once
-            patch_policy(service, doomed[-1].turn, "no_pruning")
-        killed(service, doomed)
+            patch_policy(service, killed_turns[-1].turn, "no_pruning")
+        kill_when_blocked(service, killed_turns)
         service.start()
-        for each in doomed:
+        for each in killed_turns:
             again = wait_for_end(service, each.turn, 30)
             assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
             assert again["reply"].replace(str(each.ledger.path), str(spared.path)) == turn["reply"]

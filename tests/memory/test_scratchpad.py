@@ -12,7 +12,7 @@ from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
 from tests.support import noters
-from tests.support.doomed import Doomed, killed
+from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
@@ -212,11 +212,11 @@ def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> N
         assert (last, sorted(notes)) == (3, [[1, "one", None], [2, "two", None], [3, "three", None]])
 
 
-@pytest.mark.parametrize("agent", ["doomed", "doomed-planner", "doomed-writer"])
+@pytest.mark.parametrize("agent", ["killed", "killed-planner", "killed-writer"])
 @pytest.mark.timeout(120)
 def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str) -> None:
     """Kill the turn at every call. The notes before that call are in the journal."""
-    in_code = agent == "doomed-writer"
+    in_code = agent == "killed-writer"
 
     def script(ledger: str) -> list[dict[str, Any]]:
         wait = [["note", {"what": "x", "ledger": ledger}]]
@@ -234,14 +234,14 @@ def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str
         turn = service.play(*script(str(spared.path)), agent=agent)
         assert turn["status"] == "finished", turn["error"]
         calls = len(spared.calls)
-        doomed = []
+        killed_turns = []
         for number in range(1, calls + 1):
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            doomed.append(Doomed(ledger, agent, script(str(ledger.path))))
-            doomed[-1].turn = submit_turn(service, *doomed[-1].script, agent=agent)
-        killed(service, doomed)
+            killed_turns.append(KilledTurn(ledger, agent, script(str(ledger.path))))
+            killed_turns[-1].turn = submit_turn(service, *killed_turns[-1].script, agent=agent)
+        kill_when_blocked(service, killed_turns)
         service.start()
-        for each in doomed:
+        for each in killed_turns:
             again = wait_for_end(service, each.turn, 30)
             assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
             assert sorted(notes_of(service, again)) in (

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.debian import path_or_skip
-from tests.support.doomed import SETTINGS, Doomed, noting
+from tests.support.killed_turns import SETTINGS, KilledTurn, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
@@ -79,7 +79,7 @@ def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
 def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_path: Path) -> None:
     """In a pid namespace of its own if this user may: the kernel drops signals that a first process does not handle."""
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
-    it = Doomed(ledger, "teller", [noting(str(ledger.path), "a"), noting(str(ledger.path), "b"), DONE])
+    it = KilledTurn(ledger, "teller", [note_call(str(ledger.path), "a"), note_call(str(ledger.path), "b"), DONE])
     settings = SETTINGS | {"DRAIN_S": "600"}
     wrapper = (*NEW_NAMESPACE, *TINI) if MAY_UNSHARE else TINI
     service = Service(tmp_path / "service", settings, wrapper=wrapper)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from redis import Redis
 
-from tests.support.doomed import SETTINGS, Doomed, check_log, noting
+from tests.support.killed_turns import SETTINGS, KilledTurn, check_log, note_call
 from tests.support.launch import ON_LOOPBACK
 from tests.support.ledgers import Ledger
 from tests.support.metrics import samples
@@ -58,14 +58,14 @@ def started(server: StoreServer, folder: Path, *roles: str, **settings: str) -> 
         ]
 
 
-def doom(folder: Path, name: str, *at: int) -> Doomed:
+def make_killed_turn(folder: Path, name: str, *at: int) -> KilledTurn:
     (folder / name).mkdir()
     ledger = Ledger.at(folder / name / "turn.ledger", *at)
     path = str(ledger.path)
-    return Doomed(ledger, "teller", [noting(path, "a"), noting(path, "b"), DONE])
+    return KilledTurn(ledger, "teller", [note_call(path, "a"), note_call(path, "b"), DONE])
 
 
-def calls_of(it: Doomed) -> list[str]:
+def calls_of(it: KilledTurn) -> list[str]:
     """Give what a turn called, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
@@ -179,7 +179,7 @@ def test_a_web_whose_turns_nobody_plays_says_so_in_its_log(server: StoreServer, 
 
 def test_what_web_takes_in_waits_until_there_is_a_work(server: StoreServer, tmp_path: Path) -> None:
     with started(server, tmp_path, "web") as (web,):
-        it = doom(tmp_path, "turn")
+        it = make_killed_turn(tmp_path, "turn")
         it.turn = submit_turn(web, *it.script, agent=it.agent)
         answer = web.client.post(
             "/turn",
@@ -214,7 +214,7 @@ def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(server: 
 def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(
     first: str, server: StoreServer, tmp_path: Path
 ) -> None:
-    it = doom(tmp_path, "turn", 4)
+    it = make_killed_turn(tmp_path, "turn", 4)
     with started(server, tmp_path, "web", "work") as (web, work), ExitStack() as stack:
         with posting(web, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
@@ -236,7 +236,7 @@ def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(
 def test_a_web_that_ends_leaves_its_streams_to_another_one_and_the_turn_alone(
     server: StoreServer, tmp_path: Path
 ) -> None:
-    it = doom(tmp_path, "turn", 2)
+    it = make_killed_turn(tmp_path, "turn", 2)
     with started(server, tmp_path, "web", "web", "work") as (web, other, _work):
         with posting(web, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
@@ -292,13 +292,13 @@ def several(folder: Path, count: int = 3, **settings: str) -> Iterator[Service]:
             process.kill()
 
 
-def standing(service: Service, folder: Path, count: int) -> list[Doomed]:
+def standing(service: Service, folder: Path, count: int) -> list[KilledTurn]:
     """Begin turns that stand still in their first tool, all at once."""
-    doomed = [doom(folder, str(number), 2) for number in range(count)]
-    for it in doomed:
+    killed_turns = [make_killed_turn(folder, str(number), 2) for number in range(count)]
+    for it in killed_turns:
         it.turn = submit_turn(service, *it.script, agent=it.agent)
-    wait_until(lambda: all(it.ledger.stands for it in doomed), SOON_S)
-    return doomed
+    wait_until(lambda: all(it.ledger.stands for it in killed_turns), SOON_S)
+    return killed_turns
 
 
 def player_of(service: Service, turn: Event) -> str:
@@ -313,13 +313,13 @@ def test_a_set_spreads_turns_and_shows_all_figures_in_one_scrape(tmp_path: Path)
         assert service.said[-1].split() == ["processes", "3"]
         assert str(tmp_path / "set" / "data") in "".join(service.said)
         assert len(pids(service)) == 3
-        doomed = standing(service, tmp_path, 3)
-        assert sorted(player_of(service, it.turn) for it in doomed) == ["0", "1", "2"]
+        killed_turns = standing(service, tmp_path, 3)
+        assert sorted(player_of(service, it.turn) for it in killed_turns) == ["0", "1", "2"]
         busy = {name[1]: value for name, value in samples(service).items() if name[0] == "threads_busy"}
         assert busy == {"0": 1, "1": 1, "2": 1}
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
-        assert [wait_for_end(service, it.turn)["attempts"] for it in doomed] == [1, 1, 1]
+        assert [wait_for_end(service, it.turn)["attempts"] for it in killed_turns] == [1, 1, 1]
         wait_until(lambda: [samples(service).get(("turns_total", number)) for number in "012"] == [1, 1, 1])
         found = samples(service)
         assert found["processes_silent", ""] == 0
@@ -333,13 +333,13 @@ def test_a_set_spreads_turns_and_shows_all_figures_in_one_scrape(tmp_path: Path)
 
 def test_a_process_of_a_set_that_is_killed_is_started_again_and_loses_no_turn(tmp_path: Path) -> None:
     with several(tmp_path) as service:
-        doomed = standing(service, tmp_path, 3)
+        killed_turns = standing(service, tmp_path, 3)
         first = pids(service)
-        victim = player_of(service, doomed[0].turn)
+        victim = player_of(service, killed_turns[0].turn)
         os.kill(first[victim], signal.SIGKILL)
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
-        ended = [wait_for_end(service, it.turn, SOON_S) for it in doomed]
+        ended = [wait_for_end(service, it.turn, SOON_S) for it in killed_turns]
         assert [(turn["status"], turn["reply"], turn["attempts"]) for turn in ended] == [
             ("finished", "done", 2),
             ("finished", "done", 1),
@@ -352,7 +352,7 @@ def test_a_process_of_a_set_that_is_killed_is_started_again_and_loses_no_turn(tm
         assert {number: pid for number, pid in pids(service).items() if number != victim} == {
             number: pid for number, pid in first.items() if number != victim
         }
-        again = [doom(tmp_path, f"again-{number}", 2) for number in range(3)]
+        again = [make_killed_turn(tmp_path, f"again-{number}", 2) for number in range(3)]
         for it in again:
             it.turn = submit_turn(service, *it.script, agent=it.agent)
         wait_until(lambda: all(it.ledger.stands for it in again), SOON_S)
@@ -391,25 +391,25 @@ def test_a_process_that_was_asked_to_end_is_replaced(tmp_path: Path) -> None:
 
 def test_a_set_finishes_the_steps_that_run_and_its_store_outlives_them(tmp_path: Path) -> None:
     with several(tmp_path, 2, LEASE_S="30") as service:
-        doomed = standing(service, tmp_path, 2)
+        killed_turns = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
         wait_until(lambda: service.log().count("smolsessions stopping") == 2)
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
         assert service.process.wait(SOON_S) == 0
         wait_gone(everyone)
-        assert [calls_of(it) for it in doomed] == [["model", "note a"]] * 2
+        assert [calls_of(it) for it in killed_turns] == [["model", "note a"]] * 2
         assert service.stop() == 0
         service.start()
-        ended = [wait_for_end(service, it.turn) for it in doomed]
+        ended = [wait_for_end(service, it.turn) for it in killed_turns]
         assert [(turn["reply"], turn["attempts"]) for turn in ended] == [("done", 2)] * 2
-        assert [calls_of(it) for it in doomed] == [["model", "note a", "model", "note b", "model"]] * 2
+        assert [calls_of(it) for it in killed_turns] == [["model", "note a", "model", "note b", "model"]] * 2
 
 
 def test_a_second_signal_hurries_all_processes(tmp_path: Path) -> None:
     with several(tmp_path, 2, DRAIN_S="600", LEASE_S="30") as service:
-        doomed = standing(service, tmp_path, 2)
+        killed_turns = standing(service, tmp_path, 2)
         everyone = family(service)
         service.process.send_signal(signal.SIGTERM)
         wait_until(lambda: service.log().count("smolsessions stopping") == 2)
@@ -418,20 +418,20 @@ def test_a_second_signal_hurries_all_processes(tmp_path: Path) -> None:
         assert service.process.wait(SOON_S) == 0
         wait_gone(everyone)
         assert service.log().count("is handed back") == 2
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
 
 
 def test_a_signal_that_goes_to_all_processes_hurries_none(tmp_path: Path) -> None:
     with several(tmp_path, 2, DRAIN_S="600", LEASE_S="30") as service:
-        doomed = standing(service, tmp_path, 2)
+        killed_turns = standing(service, tmp_path, 2)
         service.process.send_signal(signal.SIGTERM)
         wait_until(lambda: service.log().count("smolsessions stopping") == 2)
         for pid in pids(service).values():
             os.kill(pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             service.process.wait(4)
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
         assert service.process.wait(SOON_S) == 0
 
@@ -459,14 +459,14 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> Non
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     with several(tmp_path, LEASE_S="30") as service:
-        doomed = standing(service, tmp_path, 3)
+        killed_turns = standing(service, tmp_path, 3)
         everyone = family(service)
         service.kill()
         wait_gone(everyone, SOON_S)
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
         service.start()
-        assert [wait_for_end(service, it.turn)["reply"] for it in doomed] == ["done"] * 3
+        assert [wait_for_end(service, it.turn)["reply"] for it in killed_turns] == ["done"] * 3
         assert service.stop() == 0
 
 
@@ -490,13 +490,13 @@ def test_works_share_a_health_port_and_one_outside_store(server: StoreServer, tm
     with ExitStack() as stack:
         web = stack.enter_context(Service(tmp_path / "web", settings, command=("web", "--processes", "2")))
         work = stack.enter_context(Service(tmp_path / "work", settings, command=("work", "--processes", "2")))
-        doomed = standing(web, tmp_path, 2)
+        killed_turns = standing(web, tmp_path, 2)
         found: dict[Any, float] = samples(work)
         assert [found["threads_busy", number] for number in "01"] == [1, 1]
         assert [samples(web)["threads_free", number] for number in "01"] == [0, 0]
-        for it in doomed:
+        for it in killed_turns:
             it.ledger.go()
-        assert [wait_for_end(web, it.turn)["reply"] for it in doomed] == ["done"] * 2
+        assert [wait_for_end(web, it.turn)["reply"] for it in killed_turns] == ["done"] * 2
         everyone = [*family(web), *family(work)]
         assert (work.stop(), web.stop()) == (0, 0)
         wait_gone(everyone)

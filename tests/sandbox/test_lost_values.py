@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.code_turns import GONE, code_script, printed, shown_outputs, tasks
-from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting
+from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.turns import DONE
@@ -88,14 +88,14 @@ def test_a_replayed_call_drops_the_same_state(tmp_path: Path) -> None:
         path = str(ledger.path)
         script = [
             {"call": [["keep", {"under": "db", "what": "connection"}]]},
-            noting(path, "a"),
-            noting(path, "b"),
+            note_call(path, "a"),
+            note_call(path, "b"),
             DONE,
         ]
-        doomed = Doomed(ledger, "caller", script)
-        killed_amid(service, [doomed])
-    assert doomed.turn["attempts"] == 2
-    assert doomed.turn["dropped_variables"] == ["my_db"]
+        killed_turn = KilledTurn(ledger, "caller", script)
+        kill_and_resume(service, [killed_turn])
+    assert killed_turn.turn["attempts"] == 2
+    assert killed_turn.turn["dropped_variables"] == ["my_db"]
 
 
 @pytest.mark.parametrize("agent", ["threaded", "threaded_keeper"])

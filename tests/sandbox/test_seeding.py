@@ -11,7 +11,7 @@ from smolagents import tool
 from tests.support import coders
 from tests.support.agents import show_forced
 from tests.support.code_turns import code_script, play_code, variable_chunks
-from tests.support.doomed import SETTINGS, Doomed, killed_amid
+from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import running_store
@@ -109,14 +109,14 @@ def test_states_of_unseeded_generators_are_not_stored(cold: Service, outside: St
 def test_seeds_and_logs_outlive_a_killed_process(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "a.ledger", 4)
     seeded = "import random\nrandom.seed(5)\nprint(random.random())"
-    noting = f"one = random.random()\nnote(str(one), {str(ledger.path)!r})\nprint(one)"
-    script = [*code_script(seeded), *BROKEN, *code_script(noting, "print(random.random())"), SHOWN]
-    doomed = Doomed(ledger, "writer", script)
+    note_call = f"one = random.random()\nnote(str(one), {str(ledger.path)!r})\nprint(one)"
+    script = [*code_script(seeded), *BROKEN, *code_script(note_call, "print(random.random())"), SHOWN]
+    killed_turn = KilledTurn(ledger, "writer", script)
     with Service(tmp_path / "service", SETTINGS) as service:
-        killed_amid(service, [doomed])
-    assert doomed.turn["attempts"] == 2
+        kill_and_resume(service, [killed_turn])
+    assert killed_turn.turn["attempts"] == 2
     bare = coders.make_coder(("random",), tools=[note])
     expected = bare.run(json.dumps(script), reset=False)
-    assert doomed.turn["reply"] == expected
+    assert killed_turn.turn["reply"] == expected
     first, again = (call for call in ledger.calls if call.startswith("note"))
     assert again == first

@@ -279,13 +279,13 @@ def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
     gates = [Gate(tmp_path / f"gate {number}") for number in range(24)]
-    doomed = Service(tmp_path / "doomed", cluster.settings | REPLICATED)
-    with doomed:
-        turns = [submit_turn(doomed, ECHO, gate.script, DONE) for gate in gates]
+    killed = Service(tmp_path / "killed", cluster.settings | REPLICATED)
+    with killed:
+        turns = [submit_turn(killed, ECHO, gate.script, DONE) for gate in gates]
         for gate in gates:
             gate.reached()
         assert len({partition_of(cluster, turn) for turn in turns}) > 4
-        doomed.kill()
+        killed.kill()
         for gate in gates:
             gate.open()
         ended = [wait_for_end(pair[number % 2], turn) for number, turn in enumerate(turns)]

@@ -67,7 +67,7 @@ class Victim:
     raw: Raw
     turn: dict[str, Any]
     like: str
-    beside: dict[str, Any]
+    untouched: dict[str, Any]
     rest: Snapshot
     left: Snapshot
     image: str
@@ -124,7 +124,7 @@ def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         assert patched.status_code == 200, patched.text
         service.play({"code": "x += [2]"}, {"say": "two"}, agent=AGENT, conversation_id=fork["id"])
         like = service.play({"code": "z = 1"}, {"say": "other"}, agent=AGENT, images=[png("blue")])
-        beside = service.play({"say": "beside"})
+        untouched = service.play({"say": "untouched"})
         blocks = [{"code": "y = 3\nx += [y]"}, {"code": f"echo('w')\nwait_for({str(gate.path)!r})"}, {"say": "three"}]
         turn = submit_turn(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
         gate.reached(60)
@@ -138,7 +138,7 @@ def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         turn = wait_for_end(service, turn, 60)
         assert (turn["status"], turn["attempts"]) == ("finished", 2)
         image = raw.hkeys(f"{PARTITION}:images:local/{fork['id']}")[0].decode()
-        it = Victim(service, raw, turn, like["conversation_id"], beside, Snapshot(raw), left, image)
+        it = Victim(service, raw, turn, like["conversation_id"], untouched, Snapshot(raw), left, image)
         it.answers = {path: it.get(path)[:2] for path in it.reads}
         assert {status for status, _ in it.answers.values()} == {200}, it.answers
         yield it
@@ -279,11 +279,13 @@ def faults_of_others(it: Victim) -> Iterator[str]:
     """Nothing else is touched."""
     started = time.monotonic()
     listed = it.service.client.get("/conversations")
-    if listed.status_code != 200 or it.beside["conversation_id"] not in [one["id"] for one in listed.json()["items"]]:
+    if listed.status_code != 200 or it.untouched["conversation_id"] not in [
+        one["id"] for one in listed.json()["items"]
+    ]:
         yield f"the list: {listed.status_code} {listed.text[:300]}"
     if (metrics := it.service.client.get("/metrics")).status_code != 200:
         yield f"the metrics: {metrics.text[:300]}"
-    status, turn, _ = it.post("/turn", conversation_id=it.beside["conversation_id"], message='[{"say": "on"}]')
+    status, turn, _ = it.post("/turn", conversation_id=it.untouched["conversation_id"], message='[{"say": "on"}]')
     if status != 200 or turn["reply"] != "on":
         yield f"another conversation: {status} {str(turn)[:300]}"
     if time.monotonic() - started > LONGEST_S:

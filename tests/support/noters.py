@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 AGENTS = ",".join(
     f"{name}=tests.support.noters:make_{name.replace('-', '_')}"
-    for name in "noter code-noter thread-noter boss doomed doomed-writer doomed-planner".split()
+    for name in "noter code-noter thread-noter boss killed killed-writer killed-planner".split()
 )
 
 
@@ -37,15 +37,15 @@ def make_boss() -> ToolCallingAgent:
     return _noting(agents.make_scripted(managed_agents=[helper]))
 
 
-def make_doomed() -> ToolCallingAgent:
+def make_killed() -> ToolCallingAgent:
     return _noting(ledgers.make_teller())
 
 
-def make_doomed_writer() -> CodeAgent:
+def make_killed_writer() -> CodeAgent:
     return _noting(ledgers.make_writer())
 
 
-def make_doomed_planner() -> ToolCallingAgent:
+def make_killed_planner() -> ToolCallingAgent:
     return _noting(ledgers.make_planner())
 
 

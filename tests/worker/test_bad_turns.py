@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.doomed import SETTINGS, Doomed, killed_amid, noting, plain, spoken
+from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, note_call, plain, spoken
 from tests.support.ledgers import Ledger
 from tests.support.llm import LLM
 from tests.support.service import Service
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.doomed import Script
+    from tests.support.killed_turns import Script
     from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
@@ -258,22 +258,22 @@ def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: P
     """The answer that cannot be read is not asked for again where it was journaled, nor is the one that is forced."""
 
     def script(ledger: str) -> Script:
-        note = noting(ledger, "b")
-        return [noting(ledger, "a"), GARBLED, note | {"forced": ANSWER}]
+        note = note_call(ledger, "b")
+        return [note_call(ledger, "a"), GARBLED, note | {"forced": ANSWER}]
 
     with Service(tmp_path / "service", SETTINGS) as service:
         path = tmp_path / "0.ledger"
-        spared = Doomed(Ledger.at(path), "teller", script(str(path)), {"max_steps": 3})
+        spared = KilledTurn(Ledger.at(path), "teller", script(str(path)), {"max_steps": 3})
         spared.watch(service)
-        calls, doomed = len(spared.ledger.calls), []
+        calls, killed_turns = len(spared.ledger.calls), []
         for number in range(1, calls + 1):
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            doomed.append(Doomed(ledger, "teller", script(str(ledger.path)), {"max_steps": 3}))
-        killed_amid(service, doomed, watched=True)
+            killed_turns.append(KilledTurn(ledger, "teller", script(str(ledger.path)), {"max_steps": 3}))
+        kill_and_resume(service, killed_turns, watched=True)
         steps = plain(service.steps(spared.turn), spared.ledger)
         expected = plain(shown_next(service, service.get(place(spared.turn))), spared.ledger)
         assert expected[-1] == ["assistant", ANSWER]
-        for it in doomed:
+        for it in killed_turns:
             assert (it.turn["attempts"], it.turn["reply"]) == (2, ANSWER)
             assert len(it.ledger.calls) == calls + 1  # the one that was in flight
             assert plain(service.steps(it.turn), it.ledger) == steps

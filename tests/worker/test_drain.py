@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import ledgers
-from tests.support.doomed import SETTINGS, Doomed, check_log, noting
+from tests.support.killed_turns import SETTINGS, KilledTurn, check_log, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import running_store
@@ -23,20 +23,20 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.doomed import Script
+    from tests.support.killed_turns import Script
     from tests.support.streaming import Event, Frame
 
 LEASE = {"LEASE_S": "30"}  # so that what goes on at once was handed back, and did not expire
 UNKNOWN = "it is not known whether this call of charge had its effect"
 
 
-def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None) -> Doomed:
+def make_killed_turn(folder: Path, *at: int, agent: str = "teller", script: Script | None = None) -> KilledTurn:
     ledger = Ledger.at(folder / "turn.ledger", *at)
     path = str(ledger.path)
-    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE])
+    return KilledTurn(ledger, agent, script or [note_call(path, "a"), note_call(path, "b"), DONE])
 
 
-def called(it: Doomed) -> list[str]:
+def called(it: KilledTurn) -> list[str]:
     """Give what a turn called, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
@@ -49,7 +49,7 @@ def told(service: Service, turn: Event) -> list[Frame]:
     return frames
 
 
-def goes_on(service: Service, it: Doomed, turn: Event) -> bool:
+def goes_on(service: Service, it: KilledTurn, turn: Event) -> bool:
     """Tell whether the next turn's model is shown what a bare agent's is that was never handed over."""
     bare = getattr(ledgers, f"make_{it.agent}")()
     bare.run(json.dumps(it.script), reset=False)
@@ -61,7 +61,7 @@ def goes_on(service: Service, it: Doomed, turn: Event) -> bool:
 def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
     tmp_path: Path, at: int, where: str
 ) -> None:
-    it = doom(tmp_path, at)
+    it = make_killed_turn(tmp_path, at)
     service = Service(tmp_path / "service", SETTINGS | LEASE)
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
@@ -86,7 +86,7 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
         assert goes_on(service, it, ended)
 
 
-def told_to_end_amid(service: Service, it: Doomed) -> None:
+def told_to_end_amid(service: Service, it: KilledTurn) -> None:
     """Play a turn until it stands still at its call, ask its process to end, and let the call go."""
     it.turn = submit_turn(service, *it.script, agent=it.agent)
     wait_until(lambda: it.ledger.stands)
@@ -99,8 +99,8 @@ def told_to_end_amid(service: Service, it: Doomed) -> None:
 def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path) -> None:
     ledger = Ledger.at(tmp_path / "turn.ledger", 3)
     path = str(ledger.path)
-    task = json.dumps([noting(path, "a"), noting(path, "b"), {"say": "helped"}])
-    it = Doomed(ledger, "boss", [{"call": [["helper", {"task": task}]]}, noting(path, "c"), DONE])
+    task = json.dumps([note_call(path, "a"), note_call(path, "b"), {"say": "helped"}])
+    it = KilledTurn(ledger, "boss", [{"call": [["helper", {"task": task}]]}, note_call(path, "c"), DONE])
     service = Service(tmp_path / "service", SETTINGS | LEASE)
     with service:
         told_to_end_amid(service, it)
@@ -114,7 +114,7 @@ def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path)
 
 
 def test_a_plan_that_is_made_is_kept(tmp_path: Path) -> None:
-    it = doom(tmp_path, 1, agent="planner")
+    it = make_killed_turn(tmp_path, 1, agent="planner")
     service = Service(tmp_path / "service", SETTINGS | LEASE)
     with service:
         told_to_end_amid(service, it)
@@ -131,7 +131,7 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     path = str(ledger.path)
     block = f"import time\nfor n in range(100):\n    note(str(n), {path!r})\n    time.sleep(0.02)"
-    it = Doomed(ledger, "writer", [{"code": block}, DONE])
+    it = KilledTurn(ledger, "writer", [{"code": block}, DONE])
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.5"})
     with service:
         it.turn = submit_turn(service, *it.script, agent=it.agent)
@@ -161,7 +161,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
 ) -> None:
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     path = str(ledger.path)
-    it = Doomed(ledger, "teller", [{"call": [[tool, {"what": "a", "ledger": path}]]}, DONE])
+    it = KilledTurn(ledger, "teller", [{"call": [[tool, {"what": "a", "ledger": path}]]}, DONE])
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.3"})
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
@@ -193,7 +193,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
 
 
 def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_path: Path) -> None:
-    it = doom(tmp_path, 2)
+    it = make_killed_turn(tmp_path, 2)
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "600"})
     with service:
         it.turn = submit_turn(service, *it.script, agent=it.agent)
@@ -214,7 +214,7 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
 
 
 def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) -> None:
-    it = doom(tmp_path, 2, 3, 4, 5, 6)
+    it = make_killed_turn(tmp_path, 2, 3, 4, 5, 6)
     service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.1"})
     for number in (2, 3, 4, 5):
         with service:
@@ -232,29 +232,29 @@ def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) 
 
 @pytest.mark.timeout(180)
 def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path) -> None:
-    doomed = []
+    killed_turns = []
     for number in range(6):
         (tmp_path / str(number)).mkdir()
-        it = doom(tmp_path / str(number))
+        it = make_killed_turn(tmp_path / str(number))
         slowly = {"pace_s": 0.03}
-        it.script = [*(noting(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]
-        doomed.append(it)
+        it.script = [*(note_call(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]
+        killed_turns.append(it)
     with running_store(tmp_path / "store") as server, ExitStack() as stack:
         settings = SETTINGS | LEASE | server.settings
         services = [stack.enter_context(Service(tmp_path / name, settings)) for name in "abc"]
-        for it, service in zip(doomed, services * 2, strict=True):
+        for it, service in zip(killed_turns, services * 2, strict=True):
             it.turn = submit_turn(service, *it.script, agent=it.agent)
-        wait_until(lambda: all(it.ledger.calls for it in doomed))
+        wait_until(lambda: all(it.ledger.calls for it in killed_turns))
         for service in services:
             assert service.stop() == 0
             service.start()
-        ended = [wait_for_end(services[0], it.turn, 60) for it in doomed]
+        ended = [wait_for_end(services[0], it.turn, 60) for it in killed_turns]
         assert [(turn["status"], turn["reply"]) for turn in ended] == [("finished", "done")] * 6
         assert sum(turn["attempts"] for turn in ended) > len(ended)
-        for it, turn in zip(doomed, ended, strict=True):
+        for it, turn in zip(killed_turns, ended, strict=True):
             assert called(it) == [*(part for n in range(9) for part in ("model", f"note {n}")), "model"]
             assert [call["repeated"] for call in turn["tool_calls"]] == [False] * 9
             frames = log_of(services[1], turn)
             check_log(frames, frames, turn["attempts"])
             assert services[2].get(place(turn)) == turn
-        assert goes_on(services[0], doomed[0], ended[0])
+        assert goes_on(services[0], killed_turns[0], ended[0])

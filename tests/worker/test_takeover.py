@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import ledgers
-from tests.support.doomed import (
+from tests.support.killed_turns import (
     SETTINGS,
-    Doomed,
+    KilledTurn,
     calls_of,
     check_log,
-    killed,
-    killed_amid,
+    kill_and_resume,
+    kill_when_blocked,
     named,
-    noting,
+    note_call,
     plain,
     spoken,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from smolagents import MultiStepAgent
 
-    from tests.support.doomed import Script
+    from tests.support.killed_turns import Script
     from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
@@ -47,8 +47,8 @@ def told(ledger: str) -> Script:
     """Sequential and parallel calls, some of them equal; a tool's error, a parse error, a tool that is none."""
     declined = {"call": [["decline", {"what": "x", "ledger": ledger}]]}
     return [
-        noting(ledger, "a"),
-        noting(ledger, "b", "c", "b"),
+        note_call(ledger, "a"),
+        note_call(ledger, "b", "c", "b"),
         declined,
         {"text": "no call"},
         {"call": [["none", {}]]},
@@ -65,11 +65,11 @@ def bossed(ledger: str) -> Script:
     first = {"code": f"x = [note('d', {ledger!r})]\nx.append('kept')"}
     second = {"code": f"note(x[1], {ledger!r})"}
     return [
-        {"call": [to("helper", noting(ledger, "a"))]},
-        {"call": [to("helper", noting(ledger, "b")), to("writer", first), *noting(ledger, "c")["call"]]},
+        {"call": [to("helper", note_call(ledger, "a"))]},
+        {"call": [to("helper", note_call(ledger, "b")), to("writer", first), *note_call(ledger, "c")["call"]]},
         {
             "call": [
-                to("lead", {"call": [to("deputy", noting(ledger, "e"))]}, noting(ledger, "f")),
+                to("lead", {"call": [to("deputy", note_call(ledger, "e"))]}, note_call(ledger, "f")),
                 to("writer", second),
             ]
         },
@@ -104,7 +104,7 @@ def written(ledger: str, loop: str = "kept") -> Script:
 
 def authored(ledger: str) -> Script:
     """Code that calls an agent that plans, twice."""
-    task = json.dumps([noting(ledger, "a"), {"say": "helped"}])
+    task = json.dumps([note_call(ledger, "a"), {"say": "helped"}])
     return [
         {"code": f"one = helper({task!r})\nprint(one)\nL = {ledger!r}"},
         {"code": f"two = helper(task={task!r})\nfinal_answer(note(one + two, L))"},
@@ -112,7 +112,7 @@ def authored(ledger: str) -> Script:
 
 
 def planned(ledger: str) -> Script:
-    return [*(noting(ledger, word) for word in "abc"), DONE]
+    return [*(note_call(ledger, word) for word in "abc"), DONE]
 
 
 def carried(ledger: str) -> Script:
@@ -132,7 +132,7 @@ def valued(ledger: str) -> Script:
 
 def judged(ledger: str) -> Script:
     """An answer that its check refuses, and one that it takes."""
-    return [noting(ledger, "a"), {"say": "no full stop"}, {"say": "done."}]
+    return [note_call(ledger, "a"), {"say": "no full stop"}, {"say": "done."}]
 
 
 def failing(ledger: str) -> Script:
@@ -141,7 +141,7 @@ def failing(ledger: str) -> Script:
     def to(*script: Event) -> Event:
         return {"call": [["helper", {"task": json.dumps([*script, {"raise": f"kaputt {ledger}"}])}]]}
 
-    return [to(noting(ledger, "a")), to(), noting(ledger, "b"), DONE]
+    return [to(note_call(ledger, "a")), to(), note_call(ledger, "b"), DONE]
 
 
 KINDS: dict[str, tuple[Callable[[], MultiStepAgent], Callable[[str], Script]]] = {
@@ -171,17 +171,17 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
     factory, script = KINDS[kind]
     with Service(tmp_path / "service", SETTINGS) as service:
         agent = AGENT_OF.get(kind, kind)
-        spared = Doomed(Ledger.at(tmp_path / "0.ledger"), agent, script(str(tmp_path / "0.ledger")))
+        spared = KilledTurn(Ledger.at(tmp_path / "0.ledger"), agent, script(str(tmp_path / "0.ledger")))
         spared.watch(service)
         spared.turn = service.get(place(spared.turn), include_internal_tools=True)
         assert spared.turn["status"] == "finished", spared.turn
         everything = spared.ledger.calls
-        doomed = []
+        killed_turns = []
         for number in range(1, len(everything) + 1):
             ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            doomed.append(Doomed(ledger, agent, script(str(ledger.path))))
-        killed_amid(service, doomed, watched=watched)
-        for number, each in enumerate(doomed, 1):
+            killed_turns.append(KilledTurn(ledger, agent, script(str(ledger.path))))
+        kill_and_resume(service, killed_turns, watched=watched)
+        for number, each in enumerate(killed_turns, 1):
             check_taken_over(service, each, spared, factory, number)
 
 
@@ -193,20 +193,20 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
-    doomed = []
+    killed_turns = []
     for number in range(2, number_of_calls + 2 - apart):  # who is killed at the first one is played when all others are
         ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-        it = Doomed(ledger, kind, script(str(ledger.path)))
+        it = KilledTurn(ledger, kind, script(str(ledger.path)))
         it.turn = submit_turn(service, *it.script, agent=kind)
-        doomed.append(it)
-    killed(service, doomed)
-    in_flight = [Counter(it.in_flight) for it in doomed]
-    for it in doomed:
+        killed_turns.append(it)
+    kill_when_blocked(service, killed_turns)
+    in_flight = [Counter(it.in_flight) for it in killed_turns]
+    for it in killed_turns:
         (it.ledger.path / "at").write_text(str(len(it.calls) + apart))
     service.start()
-    killed(service, doomed)
+    kill_when_blocked(service, killed_turns)
     with service:
-        for it, first in zip(doomed, in_flight, strict=True):
+        for it, first in zip(killed_turns, in_flight, strict=True):
             turn = wait_for_end(service, it.turn, 30)
             assert (turn["status"], turn["attempts"]) == ("finished", 3)
             after = it.ledger.calls
@@ -221,7 +221,7 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
 
 
 def check_taken_over(
-    service: Service, it: Doomed, spared: Doomed, factory: Callable[[], MultiStepAgent], number: int
+    service: Service, it: KilledTurn, spared: KilledTurn, factory: Callable[[], MultiStepAgent], number: int
 ) -> None:
     ledger = it.ledger
     after = ledger.calls
@@ -254,7 +254,7 @@ def check_taken_over(
     assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False)), number
 
 
-def got_further(service: Service, it: Doomed, before: int) -> bool:
+def got_further(service: Service, it: KilledTurn, before: int) -> bool:
     """Tell whether a turn made a call, and another one after it, or is over."""
     return len(it.ledger.calls) > before + 1 or service.get(place(it.turn))["status"] not in {"queued", "running"}
 
@@ -264,23 +264,23 @@ def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(
     """Here nothing stands still: the kills come when they come."""
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    doomed = []
+    killed_turns = []
     for number, kind in enumerate(["teller", "boss", "writer", "planner", "author", "judged"]):
         ledger = Ledger.at(tmp_path / f"{number}.ledger")
         slowly = [entry | {"pace_s": 0.02} for entry in KINDS[kind][1](str(ledger.path))]
-        doomed.append(Doomed(ledger, kind, slowly))
-        doomed[-1].turn = submit_turn(service, *slowly, agent=kind)
+        killed_turns.append(KilledTurn(ledger, kind, slowly))
+        killed_turns[-1].turn = submit_turn(service, *slowly, agent=kind)
     kills = 3
     for number in range(kills):
-        before = [len(it.ledger.calls) for it in doomed]
+        before = [len(it.ledger.calls) for it in killed_turns]
         # Each got further or is over: three kills without an effect would be the turn's own fault.
-        wait_until(lambda before=before: all(map(partial(got_further, service), doomed, before)), 30)  # type: ignore[misc]
+        wait_until(lambda before=before: all(map(partial(got_further, service), killed_turns, before)), 30)  # type: ignore[misc]
         service.kill()
         if number < kills - 1:
             service.start()
     with service:
-        ended = [wait_for_end(service, it.turn, 60) for it in doomed]
-        for it, turn in zip(doomed, ended, strict=True):
+        ended = [wait_for_end(service, it.turn, 60) for it in killed_turns]
+        for it, turn in zip(killed_turns, ended, strict=True):
             assert turn["status"] == "finished", turn["error"]
             after = Counter(it.ledger.calls)
             bare, expected = calls_of(KINDS[it.agent][0], it.script, it.ledger)

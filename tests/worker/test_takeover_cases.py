@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 
 from tests.support import agents, ledgers
-from tests.support.doomed import SETTINGS, Doomed, killed, noting
+from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked, note_call
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
 from tests.support.service import Service
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.doomed import Script
+    from tests.support.killed_turns import Script
     from tests.support.streaming import Event
 
 
@@ -55,17 +55,17 @@ def coded(*blocks: str) -> Callable[[str], Script]:
 
 
 def _two(ledger: str) -> Script:
-    return [noting(ledger, "a"), noting(ledger, "b"), DONE]
+    return [note_call(ledger, "a"), note_call(ledger, "b"), DONE]
 
 
 CASES = {
-    "same ids": Case("teller", lambda at: [noting(at, "a", "b", "a") | {"same_ids": True}, DONE], (5,)),
+    "same ids": Case("teller", lambda at: [note_call(at, "a", "b", "a") | {"same_ids": True}, DONE], (5,)),
     "opaque": Case("teller", lambda at: [calling("bring", at, what="opaque"), *_two(at)], (6,)),
     "generator": Case("teller", lambda at: [calling("bring", at, what="generator"), *_two(at)], (6,)),
-    "unsafe": Case("teller", lambda at: [calling("charge", at, what="x"), noting(at, "a"), DONE], (2,)),
-    "unsafe, twice": Case("teller", lambda at: [calling("charge", at, what="x"), noting(at, "a"), DONE], (2, 4)),
-    "unsafe, over": Case("teller", lambda at: [calling("charge", at, what="x"), noting(at, "a"), DONE], (3,)),
-    "unsafe to the agent": Case("wary", lambda at: [noting(at, "a"), DONE], (2,)),
+    "unsafe": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (2,)),
+    "unsafe, twice": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (2, 4)),
+    "unsafe, over": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (3,)),
+    "unsafe to the agent": Case("wary", lambda at: [note_call(at, "a"), DONE], (2,)),
     "unsafe in code": Case(
         "writer", coded("note('a', L)\ntry:\n    charge('x', L)\nexcept RuntimeError as e:\n    print(e)"), (3,)
     ),
@@ -82,7 +82,7 @@ CASES = {
         (4,),
     ),
     "state": Case(
-        "keeper", lambda at: [*[calling("count", at)] * 2, noting(at, "a"), calling("count", at), DONE], (6,)
+        "keeper", lambda at: [*[calling("count", at)] * 2, note_call(at, "a"), calling("count", at), DONE], (6,)
     ),
     "lasting tool": Case(
         "keeper", lambda at: [calling("lasting", at, word="one"), calling("lasting", at, word="two"), DONE], (4,)
@@ -98,7 +98,7 @@ CASES = {
         {"additional_args": {"city": "Bern", "numbers": [1]}},
     ),
     "max steps": Case("teller", _two, (5,), {"max_steps": 2}),
-    "model error": Case("teller", lambda at: [noting(at, "a"), {"raise": f"kaputt {at}"}], (3,)),
+    "model error": Case("teller", lambda at: [note_call(at, "a"), {"raise": f"kaputt {at}"}], (3,)),
     "agents at once": Case(
         "boss", lambda at: [{"call": [["helper", {"task": json.dumps([*_two(at)[:2], {"say": at}])}]] * 3}, DONE], (12,)
     ),
@@ -112,7 +112,7 @@ class Resumed:
     """Turns that were taken over, by their cases; their service loads every conversation anew."""
 
     service: Service
-    cases: dict[str, Doomed]
+    cases: dict[str, KilledTurn]
 
     def turn(self, name: str, *, repeated: list[bool], status: str = "finished") -> tuple[Event, Ledger]:
         """Give a turn and its ledger, with what must be so of it."""
@@ -146,10 +146,10 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     earlier = Ledger.at(folder / "earlier.ledger")
     service = Service(folder / "service", SETTINGS | {"WARM_SESSIONS": "0"})
     service.start()
-    doomed = {}
+    killed_turns = {}
     for number, (name, case) in enumerate(CASES.items()):
         ledger = Ledger.at(folder / f"{number}.ledger", *case.at)
-        it = doomed[name] = Doomed(ledger, case.agent, case.script(str(ledger.path)), dict(case.body))
+        it = killed_turns[name] = KilledTurn(ledger, case.agent, case.script(str(ledger.path)), dict(case.body))
         turn: Event = {}
         for _ in range(case.before):
             script = _early(earlier)
@@ -159,20 +159,20 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
         # Its record is made of what was shown, and what nobody watches is shown a moment later.
-        wait_until(lambda: event_names(raw, doomed["time"].turn).count("tool.call") == 5, 30)
-    twice = [doomed[name] for name, case in CASES.items() if len(case.at) > 1]
-    for those in (list(doomed.values()), twice):
-        killed(service, those)
+        wait_until(lambda: event_names(raw, killed_turns["time"].turn).count("tool.call") == 5, 30)
+    twice = [killed_turns[name] for name, case in CASES.items() if len(case.at) > 1]
+    for those in (list(killed_turns.values()), twice):
+        kill_when_blocked(service, those)
         service.start()
-        for it in doomed.values():
+        for it in killed_turns.values():
             if those is twice or it not in twice:
                 it.turn = wait_for_end(service, it.turn)
-    yield Resumed(service, doomed)
+    yield Resumed(service, killed_turns)
     service.stop()
 
 
 def _early(earlier: Ledger) -> Script:
-    return [noting(str(earlier.path), "early"), DONE]
+    return [note_call(str(earlier.path), "early"), DONE]
 
 
 def test_calls_that_a_provider_gives_one_id_are_told_apart(resumed: Resumed) -> None:
@@ -234,7 +234,7 @@ def test_a_replay_that_asks_for_something_else_ends_rather_than_to_act_twice(res
     assert ledger.calls == it.calls
     steps = [step for step in resumed.service.steps(turn) if step["type"] == "action"]
     assert [turn["steps"], len(steps), steps[0]["observations"].count("noted a")] == [1, 1, 1]
-    following = resumed.service.follow_up(turn, noting(str(ledger.path), "on"), DONE)
+    following = resumed.service.follow_up(turn, note_call(str(ledger.path), "on"), DONE)
     assert following["reply"] == "done"
 
 
@@ -270,7 +270,7 @@ def test_a_tool_that_cannot_give_its_state_is_named_by_the_turn_that_lost_it(res
     turn, ledger = resumed.turn("forgetful tool", repeated=[False, True])
     assert _observed(resumed, turn) == "two"
     assert turn["dropped_variables"] == ["tool:notebook"]
-    following = resumed.service.follow_up(turn, noting(str(ledger.path), "x"), DONE)
+    following = resumed.service.follow_up(turn, note_call(str(ledger.path), "x"), DONE)
     assert following["dropped_variables"] == ["tool:notebook"]  # lost again: nothing was warm
 
 
@@ -342,7 +342,7 @@ def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path
     script = [{"code": "x = 41"}, {"code": f"note('a', {str(ledger.path)!r})"}, DONE]
     running = Service(tmp_path / "service", SETTINGS)
     running.start()
-    it = Doomed(ledger, "writer", script)
+    it = KilledTurn(ledger, "writer", script)
     it.turn = submit_turn(running, *script, agent="writer")
     wait_until(lambda: it.stands(running))
     steps, fresh = (f"{PARTITION}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "fresh"))
@@ -350,7 +350,7 @@ def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path
         wait_until(lambda: raw.llen(steps) == 2)
         assert raw.rpop(steps)
         assert raw.delete(fresh)
-    killed(running, [it])
+    kill_when_blocked(running, [it])
     with running:
         assert wait_for_end(running, it.turn)["status"] == "finished"
     with running:

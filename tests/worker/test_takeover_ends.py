@@ -13,7 +13,16 @@ import httpx2
 import pytest
 
 from tests.support import ledgers
-from tests.support.doomed import SETTINGS, Doomed, check_log, doom, hand_in, killed, noting, spoken
+from tests.support.killed_turns import (
+    SETTINGS,
+    KilledTurn,
+    check_log,
+    kill_when_blocked,
+    make_killed_turn,
+    note_call,
+    spoken,
+    submit_killed_turn,
+)
 from tests.support.ledgers import Ledger
 from tests.support.service import Service, spawn
 from tests.support.store_server import PARTITION, running_store
@@ -43,13 +52,13 @@ def kinds_of(service: Service, turn: Event) -> list[str]:
 
 
 def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> None:
-    it = doom(tmp_path, 3)
+    it = make_killed_turn(tmp_path, 3)
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(it.watch, service)
         wait_until(lambda: any(frame.data.get("call_id") == "2.m1" for frame in list(it.frames)))
-        killed(service, [it])
+        kill_when_blocked(service, [it])
         reading.result()
     shown = list(it.frames)
     assert shown[-1].event == "message.delta"
@@ -67,11 +76,11 @@ def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> N
 
 
 def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_path: Path) -> None:
-    it = doom(tmp_path, 4, agent="changing")
+    it = make_killed_turn(tmp_path, 4, agent="changing")
     service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
     service.start()
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
     with service:
         ended = wait_for_end(service, it.turn)
@@ -79,22 +88,22 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_
         assert ended["error"]["retryable"]
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
-        following = service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)
+        following = service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)
         assert (following["status"], following["turn"]) == ("finished", 2)
-        assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
+        assert service.play(note_call(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 
 def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: StoreServer) -> None:
-    it = doom(tmp_path, 4, agent="changing")
+    it = make_killed_turn(tmp_path, 4, agent="changing")
     settings = SETTINGS | server.settings
     first = Service(tmp_path / "first", settings)
     first.start()
-    hand_in(first, it)
-    killed(first, [it])
+    submit_killed_turn(first, it)
+    kill_when_blocked(first, [it])
     newer = Service(tmp_path / "newer", settings | {"DRAIN_S": "60"}, {"LEDGER_INSTRUCTIONS": "Be long."})
     with newer:
         wait_until(lambda: server.client().zscore(f"{PARTITION}:ready:changing", f"local/{it.turn['conversation_id']}"))
-        own = newer.play(noting(str(it.ledger.path), "x"), DONE, agent="changing")
+        own = newer.play(note_call(str(it.ledger.path), "x"), DONE, agent="changing")
         assert own["status"] == "finished"
         assert newer.get(place(it.turn))["status"] == "running"
         with first:
@@ -111,17 +120,17 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
         neighbours = []
         for number in range(3):
             (tmp_path / f"{number}").mkdir()
-            neighbours.append(doom(tmp_path / f"{number}", 4))
+            neighbours.append(make_killed_turn(tmp_path / f"{number}", 4))
         (tmp_path / "crash").mkdir()
-        it = doom(tmp_path / "crash")
+        it = make_killed_turn(tmp_path / "crash")
         path = str(it.ledger.path)
-        it.script = [noting(path, "a"), {"call": [["crash", {"ledger": path}]]}, DONE]
+        it.script = [note_call(path, "a"), {"call": [["crash", {"ledger": path}]]}, DONE]
         service = Service(tmp_path / "service", settings)
         service.start()
         for neighbour in neighbours:
-            hand_in(service, neighbour)
+            submit_killed_turn(service, neighbour)
         wait_until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
-        hand_in(service, it)
+        submit_killed_turn(service, it)
         assert service.process.wait(20) == -signal.SIGKILL
         service.kill()  # what is left of it here
         for neighbour in neighbours:
@@ -153,12 +162,12 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
 
 
 def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: StoreServer) -> None:
-    it = doom(tmp_path, 4)
+    it = make_killed_turn(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
         service = Service(tmp_path / "service", SETTINGS | server.settings)
         service.start()
-        hand_in(service, it)
-        killed(service, [it])
+        submit_killed_turn(service, it)
+        kill_when_blocked(service, [it])
         answer = onlooker.post(place(it.turn, "/cancel"))
         assert (answer.status_code, answer.json()["status"]) == (202, "running")
         with service:
@@ -166,16 +175,16 @@ def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_pat
             assert (ended["status"], ended["error"], ended["reply"]) == ("cancelled", None, None)
             assert it.ledger.calls == it.calls
             assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
-            assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+            assert service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)["reply"] == "done"
 
 
 def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
-    it = doom(tmp_path, 4, deadline_s=6)
+    it = make_killed_turn(tmp_path, 4, deadline_s=6)
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    hand_in(service, it)
+    submit_killed_turn(service, it)
     began = time.monotonic()
-    killed(service, [it])
+    kill_when_blocked(service, [it])
     wait_until(lambda: time.monotonic() - began > 6)
     with service:
         ended = wait_for_end(service, it.turn, 5)
@@ -219,49 +228,49 @@ TAMPERINGS: dict[str, Callable[[Raw, str], None]] = {
 def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(
     tmp_path: Path, server: StoreServer, what: str
 ) -> None:
-    it = doom(tmp_path, 4)
+    it = make_killed_turn(tmp_path, 4)
     service = Service(tmp_path / "service", SETTINGS | server.settings)
     service.start()
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     TAMPERINGS[what](server.client(), f"{PARTITION}:journal:local/{it.turn['conversation_id']}:1")
     with service:
         ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "seal_broken", 2)
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
-        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
-        assert service.play(noting(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
+        assert service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+        assert service.play(note_call(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 
 def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(
     tmp_path: Path, server: StoreServer
 ) -> None:
-    it = doom(tmp_path, 4)
+    it = make_killed_turn(tmp_path, 4)
     service = Service(tmp_path / "service", SETTINGS | server.settings)
     service.start()
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     raw, steps = server.client(), f"{PARTITION}:steps:local/{it.turn['conversation_id']}:0"
     raw.lset(steps, -1, b"x" * 60)
     with service:
         ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "seal_broken", 0)
         assert raw.llen(steps) == 0
-        assert service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)["reply"] == "done"
+        assert service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)["reply"] == "done"
 
 
 @pytest.mark.parametrize("agent", ["teller", "writer"])
 def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
     tmp_path: Path, server: StoreServer, agent: str
 ) -> None:
-    it = doom(tmp_path, 4, agent=agent)
+    it = make_killed_turn(tmp_path, 4, agent=agent)
     path = str(it.ledger.path)
     if agent == "writer":
         it.script = [{"code": f"L = {path!r}\nnote('a', L)"}, {"code": "note('b', L)\nnote('c', L)"}, DONE]
     settings = SETTINGS | server.settings
     with Service(tmp_path / "stalled", settings) as stalled:
-        hand_in(stalled, it)
+        submit_killed_turn(stalled, it)
         wait_until(lambda: it.stands_in(server.client()))
         stalled.process.send_signal(signal.SIGSTOP)
         try:
@@ -278,7 +287,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
                 wait_until(
                     lambda: it.ledger.ends.count("note b") == 2
                 )  # it comes back to an agent that is to do nothing
-                assert stalled.play(noting(path, "other"), DONE, agent="teller")["status"] == "finished"
+                assert stalled.play(note_call(path, "other"), DONE, agent="teller")["status"] == "finished"
                 wait_until(lambda: "was taken away" in stalled.log())
                 rest = it.ledger.calls[len(called) :]
                 assert [call for call in rest if call.startswith("note")] == ["note other"]
@@ -291,7 +300,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
 
 
 def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: StoreServer) -> None:
-    it = doom(tmp_path, 4)
+    it = make_killed_turn(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
         service = Service(tmp_path / "service", SETTINGS | server.settings)
         service.start()
@@ -311,7 +320,7 @@ def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: 
 
 def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
     """The block is at nothing but itself until some time has come."""
-    it = doom(tmp_path, agent="writer")
+    it = make_killed_turn(tmp_path, agent="writer")
     path, at = str(it.ledger.path), time.time() + 8
     waiting = f"drawn.append(note('b', {path!r}))\nwhile time.time() < {at}:\n    time.sleep(0.01)\nprint(drawn)"
     it.script = [{"code": f"import time\ndrawn = [note('a', {path!r})]"}, {"code": waiting}, DONE]
@@ -337,7 +346,7 @@ def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_p
 
 
 @contextmanager
-def posting_killed(service: Service, it: Doomed) -> Iterator[Event]:
+def posting_killed(service: Service, it: KilledTurn) -> Iterator[Event]:
     """Play a turn until its second tool has returned, and kill the process."""
     service.start()
     with posting(service, *it.script, agent=it.agent) as stream:
@@ -349,14 +358,14 @@ def posting_killed(service: Service, it: Doomed) -> Iterator[Event]:
 
 
 def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_attempts(tmp_path: Path) -> None:
-    it = doom(tmp_path, 4, 6)
-    earlier = noting(str(Ledger.at(tmp_path / "earlier.ledger").path), "x")
+    it = make_killed_turn(tmp_path, 4, 6)
+    earlier = note_call(str(Ledger.at(tmp_path / "earlier.ledger").path), "x")
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     before = service.play(earlier, DONE, agent=it.agent)
     it.body = {"conversation_id": before["conversation_id"]}
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     with service:
         wait_until(lambda: it.stands(service))
         assert kinds_of(service, it.turn).count("action") == 2 + 2
@@ -375,14 +384,14 @@ def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_att
 
 
 def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_path: Path) -> None:
-    it = doom(tmp_path, 4)
+    it = make_killed_turn(tmp_path, 4)
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    hand_in(service, it)
+    submit_killed_turn(service, it)
     wait_until(lambda: it.stands(service))
     behind = {"conversation_id": it.turn["conversation_id"], "on_busy": "enqueue"}
     waiting = [submit_turn(service, {"say": f"{number}"}, agent=it.agent, **behind) for number in range(3)]
-    killed(service, [it])
+    kill_when_blocked(service, [it])
     with service:
         ended = [wait_for_end(service, turn) for turn in (it.turn, *waiting)]
         assert [turn["reply"] for turn in ended] == ["done", "0", "1", "2"]
@@ -392,14 +401,14 @@ def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_p
 
 
 def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) -> None:
-    it = doom(tmp_path, 2)
+    it = make_killed_turn(tmp_path, 2)
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    hand_in(service, it)
+    submit_killed_turn(service, it)
     wait_until(lambda: it.stands(service))
     service.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "stopping" in service.log())
-    killed(service, [it])
+    kill_when_blocked(service, [it])
     with service:
         ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
@@ -408,23 +417,23 @@ def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) 
 
 
 def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got_further(tmp_path: Path) -> None:
-    doomed = []
+    killed_turns = []
     for number in range(2):
         (tmp_path / str(number)).mkdir()
-        doomed.append(doom(tmp_path / str(number), 1, 4))
+        killed_turns.append(make_killed_turn(tmp_path / str(number), 1, 4))
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    for it in doomed:
-        hand_in(service, it)
-    killed(service, doomed)
+    for it in killed_turns:
+        submit_killed_turn(service, it)
+    kill_when_blocked(service, killed_turns)
     with service:
         try:
-            wait_until(lambda: any(it.ledger.reached == 4 for it in doomed))
+            wait_until(lambda: any(it.ledger.reached == 4 for it in killed_turns))
             path = str(Ledger.at(tmp_path / "innocent.ledger").path)
-            innocent = submit_turn(service, noting(path, "x"), DONE, agent="teller")
+            innocent = submit_turn(service, note_call(path, "x"), DONE, agent="teller")
             assert wait_for_end(service, innocent, 10)["reply"] == "done"
-            wait_until(lambda: all(it.ledger.reached == 4 for it in doomed), 10)
+            wait_until(lambda: all(it.ledger.reached == 4 for it in killed_turns), 10)
         finally:
-            for it in doomed:
+            for it in killed_turns:
                 it.ledger.go()
-        assert [wait_for_end(service, it.turn)["reply"] for it in doomed] == ["done", "done"]
+        assert [wait_for_end(service, it.turn)["reply"] for it in killed_turns] == ["done", "done"]

@@ -12,7 +12,7 @@ import pytest
 from smolagents.utils import AgentError
 
 from tests.support import agents
-from tests.support.doomed import SETTINGS, doom, hand_in, killed, noting
+from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, note_call, submit_killed_turn
 from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
 from tests.support.streaming import place, posting
@@ -191,11 +191,11 @@ def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["agent_changed", "cancelled", "finished"])
 def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Path, ending: str) -> None:
-    it = doom(tmp_path, 1, agent="changing")
+    it = make_killed_turn(tmp_path, 1, agent="changing")
     service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
     service.start()
-    hand_in(service, it)
-    killed(service, [it])
+    submit_killed_turn(service, it)
+    kill_when_blocked(service, [it])
     if ending == "agent_changed":
         service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
     with service:
@@ -205,5 +205,5 @@ def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Pa
         assert (ended["error"] or {}).get("code", ended["status"]) in {ending, "finished"}
         texts = [step["task"] for step in service.steps(it.turn) if step["type"] == "task"]
         assert texts == [json.dumps(it.script)]
-        following = service.follow_up(it.turn, noting(str(it.ledger.path), "on"), DONE)
+        following = service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)
         assert (following["status"], following["turn"]) == ("finished", 2)

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
 
 
-def noting(ledger: str, *words: str) -> Event:
+def note_call(ledger: str, *words: str) -> Event:
     """Call `note` for each word, side by side."""
     return {"call": [["note", {"what": word, "ledger": ledger}] for word in words]}
 
 
 @dataclass
-class Doomed:
+class KilledTurn:
     """A turn whose process is killed at one of its calls."""
 
     ledger: Ledger
@@ -89,34 +89,34 @@ class Doomed:
         return len(kept) >= len(self.ledger.ends)  # more where a call was refused: it is not in the ledger
 
 
-def killed_amid(service: Service, doomed: list[Doomed], *, watched: bool = False) -> None:
+def kill_and_resume(service: Service, killed_turns: list[KilledTurn], *, watched: bool = False) -> None:
     """Play turns until each stands still at its call, kill their process, and let the next one play them to the end."""
-    with ThreadPoolExecutor(len(doomed)) as pool:
-        reading = [pool.submit(each.watch, service) for each in doomed if watched]
-        for each in doomed:
+    with ThreadPoolExecutor(len(killed_turns)) as pool:
+        reading = [pool.submit(each.watch, service) for each in killed_turns if watched]
+        for each in killed_turns:
             if not watched:
                 each.turn = submit_turn(service, *each.script, agent=each.agent, **each.body)
-        killed(service, doomed)
+        kill_when_blocked(service, killed_turns)
         for future in reading:
             future.result()
         service.start()
-        for future in [pool.submit(each.read_on, service) for each in doomed if watched]:
+        for future in [pool.submit(each.read_on, service) for each in killed_turns if watched]:
             future.result()
-    for each in doomed:
+    for each in killed_turns:
         each.turn = wait_for_end(service, each.turn, 30)
         if not watched:
             each.frames = log_of(service, each.turn)
 
 
-def killed(service: Service, doomed: list[Doomed]) -> None:
+def kill_when_blocked(service: Service, killed_turns: list[KilledTurn]) -> None:
     """Kill the process of turns as soon as they stand still, and let them go."""
-    left = list(doomed)
+    left = list(killed_turns)
 
     def all_stand() -> bool:
         """Look at all again: calls beside the standing one go on for a while. Those of earlier kills never ended."""
         left[:] = [
             each
-            for each in doomed
+            for each in killed_turns
             if not each.stands(service) or len(each.ledger.calls) - len(each.ledger.ends) != len(each.in_flight) + 1
         ]
         return not left
@@ -134,10 +134,10 @@ def killed(service: Service, doomed: list[Doomed]) -> None:
     with suppress(AssertionError):
         wait_until(stopped_while_all_stand, 30)
     assert not left, [(each.agent, each.ledger.calls, each.ledger.ends) for each in left]
-    for each in doomed:
+    for each in killed_turns:
         each.calls, each.ends = each.ledger.calls, each.ledger.ends
     service.kill()
-    for each in doomed:
+    for each in killed_turns:
         each.ledger.go()
 
 
@@ -187,12 +187,14 @@ def check_log(frames: list[Frame], whole: list[Frame], attempts: int = 2) -> Non
     assert named(frames) == named(whole)
 
 
-def doom(folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object) -> Doomed:
+def make_killed_turn(
+    folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object
+) -> KilledTurn:
     """Make a turn that notes two things, and stands still at its calls of these numbers."""
     ledger = Ledger.at(folder / "turn.ledger", *at)
     path = str(ledger.path)
-    return Doomed(ledger, agent, script or [noting(path, "a"), noting(path, "b"), DONE], body)
+    return KilledTurn(ledger, agent, script or [note_call(path, "a"), note_call(path, "b"), DONE], body)
 
 
-def hand_in(service: Service, it: Doomed) -> None:
+def submit_killed_turn(service: Service, it: KilledTurn) -> None:
     it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
