@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from smolagents.utils import parse_code_blobs
 
-from smolsessions.agents.run.code_text import CodeSplitter
-from smolsessions.agents.run.partial_json import PartialJson
+from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,8 +14,8 @@ from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.memory.views import PromptPreview, describe_step
+from smolsessions.agents.run.effects import MODEL_KEY, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
-from smolsessions.agents.run.message_encoding import MODEL_KEY, usage_of
 from smolsessions.agents.run.session import AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient

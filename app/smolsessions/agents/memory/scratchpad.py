@@ -64,7 +64,7 @@ class Scratchpad:
     def expect(self, effects: Mapping[str, bytes]) -> None:
         """Reserve the numbers of an earlier attempt's notes: a replay may return its calls at any time."""
         for key, data in effects.items():
-            if f":{WRITE}:" in key and (state := Effect.from_bytes(data).kept.get(f":tool:{WRITE}")):
+            if f":{WRITE}:" in key and (state := Effect.from_bytes(data).changes.get(f":tool:{WRITE}")):
                 last, notes = _notes_of(loads(state))
                 self._last = max(self._last, last)
                 self._expected += notes

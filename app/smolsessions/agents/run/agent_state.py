@@ -1,4 +1,4 @@
-"""What a session's agents hold beside their steps, as pieces by name: variables, `agent.state`, tools' own state."""
+"""State of a session's agents beside their steps: variables, `agent.state` and the tools' own state."""
 
 from __future__ import annotations
 
@@ -21,41 +21,51 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE, GONE, HELD, TOLD, LOGS, PIECE, TOOL, RESET = "state", "gone", "held", "told", "logs", "v:", "tool:", "reset:"
+STATE, LOST, PROCESS_ONLY, REPORTED, LOGS, VARIABLE, TOOL, RESET = (
+    "state",
+    "gone",
+    "held",
+    "told",
+    "logs",
+    "v:",
+    "tool:",
+    "reset:",
+)
 _DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
-GONE_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
+LOST_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
 
 
 class AgentState:
-    """Pieces are called `path:state`, `path:gone` (names that could not be kept), `path:v:…` (an interpreter's).
+    """State of all agents of a session, stored as pieces by name.
 
-    `path:held` names values that live in this process alone: a rebuilt agent has lost them. `path:logs` is what an
-    interpreter's last block printed. `path:tool:…` is what a tool's `get_state()` gave, `path:reset:…` says of a tool
-    without one that it has changed.
+    `path:state` is `agent.state`, and `path:v:…` a variable of an interpreter. `path:gone` lists names whose values
+    could not be stored. `path:held` lists names of values that live in this process only, so that a rebuilt agent has
+    lost them. `path:logs` is the output of the last code block. `path:tool:…` is the `get_state()` of a tool, and
+    `path:reset:…` marks a tool without `get_state()` that has changed.
     """
 
     def __init__(self, tree: AgentTree, pieces: dict[str, bytes]) -> None:
-        """Give the tree what was kept."""
+        """Restore the stored pieces."""
         self._tree = tree
         self._kept = dict(pieces)
-        self._gone_before: frozenset[str] = frozenset()
-        self._told: frozenset[str] = frozenset(json.loads(pieces.get(f":{TOLD}", b"[]")))
+        self._lost_before: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset(json.loads(pieces.get(f":{REPORTED}", b"[]")))
         self._lock = threading.Lock()
         self._states: dict[str, dict[str, bytes]] = {}
         self._own: dict[str, bytes] = {}
-        """The pieces of tools' own state."""
+        """Pieces of the tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
         self._made = {node.path: node.agent.state.copy() for node in tree.nodes}
-        """The states as the factory made them."""
+        """States as the factory made them."""
         self._unkept: dict[str, set[str]] = {}
-        """Names in agents' states whose values cannot be kept."""
+        """Names in `agent.state` whose values cannot be stored."""
         self._lost: dict[str, set[str]] = {node.path: set() for node in tree.nodes}
-        """Names that were lost, of agents whose code has no process of its own."""
+        """Lost names of agents without a child process."""
         self._newly_lost: frozenset[str] = frozenset()
         self._found_lost: frozenset[str] = frozenset()
-        """Names that an earlier turn's process held: first of this rebuilt agent, then of the turn that misses them."""
+        """Names that only the process of an earlier turn held: first of this rebuilt agent, then of its first turn."""
         for node in tree.nodes:
             self._restore(node)
             node.context.state = self
@@ -64,7 +74,7 @@ class AgentState:
                 self._restore_tool(piece, data)
 
     def changes(self) -> dict[str, bytes | None]:
-        """Give the pieces that are new, other or gone (None) since they were last given, or were kept."""
+        """Return the pieces that changed since the last call. None stands for a removed one."""
         now = dict(self._now())
         changed: dict[str, bytes | None] = {name: data for name, data in now.items() if self._kept.get(name) != data}
         changed |= {name: None for name in self._kept if name not in now}
@@ -75,31 +85,31 @@ class AgentState:
         """Return the bytes of all pieces."""
         return sum(map(len, self._kept.values()))
 
-    def before(self, tool: Any) -> object:
-        """Look at a tool before its call."""
-        return None if has_own_state(tool) else _looks_of(tool)
+    def snapshot_tool(self, tool: Any) -> object:
+        """Return a snapshot of a tool before its call, for `tool_changes`."""
+        return None if has_own_state(tool) else _data_marks(tool)
 
-    def changed(self, tool: Any, before: object) -> dict[str, bytes]:
-        """Give what changed with a tool's call: agents' states, and the tool's own state, or that it has one."""
+    def tool_changes(self, tool: Any, before: object) -> dict[str, bytes]:
+        """Return the pieces that changed during a tool's call: agents' states and the tool's own state."""
         with self._lock:
-            path, name = self._place_of(tool)
+            path, name = self._locate(tool)
             try:
                 changes = self._changed_states()
-            except Exception:  # the call was made, and its result counts
+            except Exception:  # the result of the call stays valid
                 log.exception("what %s changed cannot be kept", name, extra={"action": "state.unkept"})
                 changes = {}
             state = self._state_of(tool) if before is None else None
             if state is not None:
                 if self._own.get(path + TOOL + name) != state:
                     changes[path + TOOL + name] = self._own[path + TOOL + name] = state
-            elif before != _looks_of(tool):
+            elif before != _data_marks(tool):
                 changes[path + RESET + name] = self._own[path + RESET + name] = b"1"
             return changes
 
-    def change(self, kept: dict[str, bytes]) -> None:
-        """Make the changes of a call that is not made again."""
+    def apply_changes(self, changes: dict[str, bytes]) -> None:
+        """Apply the changes of a journaled call."""
         with self._lock:
-            for piece, data in kept.items():
+            for piece, data in changes.items():
                 path, _, rest = piece.partition(":")
                 if rest == STATE:
                     self._change_state(path, data)
@@ -108,30 +118,30 @@ class AgentState:
                     self._own[piece] = data
 
     def begin_turn(self) -> str:
-        """Give what the model must be told of the turns before; from now on `dropped` names what this turn loses."""
+        """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
         for node in self._tree.nodes:
             self._drop_unkept(node)
-        self._gone_before = self._gone()
-        self._found_lost = self._newly_lost & self._gone_before
+        self._lost_before = self._gone()
+        self._found_lost = self._newly_lost & self._lost_before
         self._newly_lost = frozenset()
         if self._has_played:
             self._reset.clear()
         self._has_played = True
         gone = self._gone_of(self._tree.root)
-        untold = sorted(gone - self._told)
-        self._told = frozenset(gone)
-        return f"\n\n{GONE_SENTENCE.format(names=', '.join(untold))}" if untold else ""
+        unreported = sorted(gone - self._reported)
+        self._reported = frozenset(gone)
+        return f"\n\n{LOST_SENTENCE.format(names=', '.join(unreported))}" if unreported else ""
 
     def dropped(self) -> tuple[str, ...]:
-        """Name the variables that this turn could not keep, or found lost, those of managed agents with their path.
+        """Return the names of variables that this turn lost, or found lost. Managed agents' names have their path.
 
-        A tool that lost a state of its own, since it cannot give it, is `tool:NAME`.
+        `tool:NAME` is a tool whose own state was lost, because it has no `get_state()`.
         """
-        dropped = (self._gone() - self._gone_before) | self._found_lost
+        dropped = (self._gone() - self._lost_before) | self._found_lost
         return (*sorted(dropped), *sorted(TOOL + name for name in self._reset))
 
-    def rest(self) -> None:
-        """End the interpreters' processes: the turn is over."""
+    def stop_interpreters(self) -> None:
+        """Stop the interpreters' processes, at the end of a turn."""
         for interpreter in self._tree.interpreters:
             interpreter.stop()
 
@@ -139,15 +149,15 @@ class AgentState:
         start = f"{node.path}:"
         if state := self._kept.get(start + STATE):
             node.agent.state.update({name: loads(data, self._tree.carries) for name, data in loads(state).items()})
-        gone, held = (set(json.loads(self._kept.get(start + piece, b"[]"))) for piece in (GONE, HELD))
+        gone, held = (set(json.loads(self._kept.get(start + piece, b"[]"))) for piece in (LOST, PROCESS_ONLY))
         self._newly_lost |= {_full_name(node, name) for name in held - gone}
         self._lose(node, gone | held)
         logs = self._kept.get(start + LOGS, b"").decode()
         if node.interpreter:
             pieces = {
-                name.removeprefix(start + PIECE): data
+                name.removeprefix(start + VARIABLE): data
                 for name, data in self._kept.items()
-                if name.startswith(start + PIECE)
+                if name.startswith(start + VARIABLE)
             }
             node.interpreter.variables, node.interpreter.logs = pieces, logs
         elif executor := _in_thread(node):
@@ -156,7 +166,7 @@ class AgentState:
             names["_print_outputs"] = PrintContainer().append(logs)
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
-        """Give a tool the state that it gave; one that changed and gave none has lost it."""
+        """Restore a tool's own state. A tool that changed without `get_state()` has lost its state."""
         path, _, rest = piece.partition(":")
         kind, _, name = rest.partition(":")
         if kind + ":" == RESET:
@@ -201,9 +211,9 @@ class AgentState:
             node.agent.state.pop(name, None)
 
     def _state_of_agent(self, node: AgentNode) -> dict[str, bytes]:
-        """Return an agent's state: no bytes for a value that cannot be kept, unless the factory makes it again."""
+        """Encode `agent.state`. A value that cannot be stored, and that the factory does not make, is empty bytes."""
         found = {}
-        for name, value in node.agent.state.copy().items():  # other calls may be at it
+        for name, value in node.agent.state.copy().items():  # parallel calls may change it
             try:
                 found[name] = dumps(value, self._tree.carries)
             except CodecError:
@@ -212,7 +222,7 @@ class AgentState:
         return found
 
     def _drop_unkept(self, node: AgentNode) -> None:
-        """Take from an agent's state what a rebuilt agent would not have: a turn is the same, warm or cold."""
+        """Remove values that a rebuilt agent would not have: a turn is the same in a warm and in a cold session."""
         if _in_thread(node):
             return
         unkept = self._unkept.pop(node.path, set())
@@ -226,8 +236,8 @@ class AgentState:
         else:
             self._lost[node.path] |= names
 
-    def _place_of(self, tool: Any) -> tuple[str, str]:
-        """Give the beginning of a tool's pieces, and its name."""
+    def _locate(self, tool: Any) -> tuple[str, str]:
+        """Return the prefix of a tool's pieces, and its name."""
         for node in self._tree.nodes:
             for name, one in node.agent.tools.items():
                 if unproxied(one) is tool:
@@ -235,7 +245,7 @@ class AgentState:
         return ":", tool.name
 
     def _state_of(self, tool: Any) -> bytes | None:
-        """Ask a tool for its state; nothing where that fails: then it counts as one that cannot be kept."""
+        """Return a tool's encoded state. None if that fails: the tool counts as one without `get_state()`."""
         try:
             return dumps(tool.get_state(), self._tree.carries)
         except Exception:
@@ -248,36 +258,36 @@ class AgentState:
             self._unkept[node.path] = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:
                 yield f"{node.path}:{STATE}", dumps(kept)
-            for piece, names in ((GONE, self._gone_of(node)), (HELD, self._held_of(node))):
+            for piece, names in ((LOST, self._gone_of(node)), (PROCESS_ONLY, self._held_of(node))):
                 if names:
                     yield f"{node.path}:{piece}", json.dumps(sorted(names)).encode()
             executor = _in_thread(node)
             if node.interpreter:
                 for name, data in node.interpreter.variables.items():
-                    yield f"{node.path}:{PIECE}{name}", data
+                    yield f"{node.path}:{VARIABLE}{name}", data
             if logs := node.interpreter.logs if node.interpreter else _logs_of(executor):
                 yield f"{node.path}:{LOGS}", logs.encode()
         yield from self._own.items()
-        self._told &= self._gone_of(self._tree.root)  # a name that is gone again is told again
-        if self._told:
-            yield f":{TOLD}", json.dumps(sorted(self._told)).encode()
+        self._reported &= self._gone_of(self._tree.root)  # a name that is lost again is reported again
+        if self._reported:
+            yield f":{REPORTED}", json.dumps(sorted(self._reported)).encode()
 
     def _gone(self) -> frozenset[str]:
         return frozenset(_full_name(node, name) for node in self._tree.nodes for name in self._gone_of(node))
 
     def _gone_of(self, node: AgentNode) -> set[str]:
-        """Return the names that an agent had and has no longer, or will not have in the next turn."""
+        """Return the names that an agent has lost, or will lose at the end of the turn."""
         lost = {*(node.interpreter.dropped if node.interpreter else self._lost[node.path])}
         unkept = set() if _in_thread(node) else self._unkept.get(node.path, set())
         return (lost - node.agent.state.keys() - self._held_of(node)) | unkept
 
     def _held_of(self, node: AgentNode) -> set[str]:
-        """Return the names of code that runs in a thread: they last as long as this session."""
+        """Return the names of code that runs in a thread: they live as long as this session."""
         executor = _in_thread(node)
         if executor is None:
             return set()
         names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
-        names = {name for name in names if not name.startswith("__")}  # smolagents lists methods among the functions
+        names = {name for name in names if not name.startswith("__")}  # smolagents stores methods among the functions
         return names | self._unkept.get(node.path, set())
 
 
@@ -286,7 +296,7 @@ def _full_name(node: AgentNode, name: str) -> str:
 
 
 def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
-    """Return an agent's interpreter where it runs code in this process."""
+    """Return the interpreter of an agent whose code runs in this process."""
     executor = unproxied(getattr(node.agent, "python_executor", None))
     return executor if isinstance(executor, LocalPythonExecutor) else None
 
@@ -299,8 +309,8 @@ def has_own_state(tool: Any) -> bool:
     return callable(getattr(tool, "get_state", None)) and callable(getattr(tool, "set_state", None))
 
 
-def _looks_of(tool: Any) -> dict[str, tuple[int, int]]:
-    """Give what tells whether a tool changed its own data; what else it holds (a client, a model) is no state."""
+def _data_marks(tool: Any) -> dict[str, tuple[int, int]]:
+    """Return ids and lengths of a tool's data, to detect changes. Other objects (a client, a model) are no state."""
     return {
         name: (id(value), len(value) if hasattr(value, "__len__") else 0)
         for name, value in vars(tool).copy().items()

@@ -1,6 +1,6 @@
-"""What a call gave, as the journal keeps it: a value, an error, or that neither could be kept.
+"""Effects: results of calls as the journal stores them.
 
-A value is used only as it comes out of its bytes again, in a first run too, so that a replay cannot differ from it.
+A first run also uses the value that was decoded from the stored bytes, so that a replay cannot differ.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import TokenUsage
 
+from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,13 +26,15 @@ if TYPE_CHECKING:
 else:
     from smolsessions.core.frozen import dataclass
 
+MODEL_KEY = "model:"
+"""Prefix of the journal keys of model calls."""
 MAX_BYTES = 64 * 1024 * 1024
 _SCALARS = frozenset({int, bool, type(None)})
 _AS: dict[str, Any] = {kind.__name__: kind for kind in (AgentImage, AgentText)}
 
 
 class ValueWithText:
-    """A value whose text is not that of what could be kept of it: the model is shown the text."""
+    """A decoded value whose text differs from the original's. The model reads the original text."""
 
     def __init__(self, value: Any, text: str) -> None:
         self.value = value
@@ -39,7 +45,7 @@ class ValueWithText:
 
 
 def without_text(value: Any) -> Any:
-    """Give the value behind a text."""
+    """Return the value of a `ValueWithText`, and any other value unchanged."""
     return value.value if type(value) is ValueWithText else value
 
 
@@ -51,11 +57,11 @@ def as_text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How one call went. Neither `returned` nor `raised` is an opaque one: what it gave cannot be carried.
+    """Result of one call. It is opaque, without `returned` and `raised`, if the result cannot be stored.
 
-    `form` says what `returned` is: `text`, `json`, or a value that `crossed`. `kind` names smolagents' class around the
-    value, `text` is for one that reads otherwise when it comes back. `raised` is class name, built-in base and text.
-    `kept` is what the call changed that lasts, by the names of its pieces.
+    `form` is the encoding of `returned`: `text`, `json` or `crossed`. `kind` is smolagents' class around the value.
+    `text` is the original text of a value whose decoded form reads differently. `raised` is class name, built-in base
+    and text. `changes` holds the changes of state that the call made, by the names of their pieces.
     """
 
     returned: bytes | None = None
@@ -65,21 +71,21 @@ class Effect:
     raised: tuple[str, str, str] | None = None
     duration_ms: float = 0.0
     repeated: bool = False
-    kept: dict[str, bytes] = field(default_factory=dict)
+    changes: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def is_opaque(self) -> bool:
         return self.returned is None and self.raised is None
 
     def to_bytes(self) -> bytes:
-        """Give a line of JSON, and what was returned behind it."""
+        """Return a line of JSON, followed by the returned bytes."""
         head: dict[str, Any] = {"duration_ms": self.duration_ms}
         if self.raised:
             head["raised"] = self.raised
         if self.returned is not None:
             head["form"] = self.form
-        if self.kept:
-            head["kept"] = {name: data.hex() for name, data in self.kept.items()}
+        if self.changes:
+            head["changes"] = {name: data.hex() for name, data in self.changes.items()}
         for name in ("kind", "text", "repeated"):
             if value := getattr(self, name):
                 head[name] = value
@@ -91,14 +97,14 @@ class Effect:
         head = from_json(line)
         if "raised" in head:
             head["raised"] = tuple(head["raised"])
-        if "kept" in head:
-            head["kept"] = {name: bytes.fromhex(data) for name, data in head["kept"].items()}
+        if "changes" in head:
+            head["changes"] = {name: bytes.fromhex(data) for name, data in head["changes"].items()}
         return cls(returned if "form" in head else None, **head)
 
     def outcome(self, carries: Collection[type]) -> Any:
-        """Give the value, or raise the error."""
+        """Return the value, or raise the error."""
         if self.raised:
-            raise error_of(*self.raised)
+            raise rebuild_error(*self.raised)
         value = self._value(carries)
         if self.kind:
             value = _AS[self.kind](value)
@@ -111,10 +117,10 @@ class Effect:
         return from_json(self.returned) if self.form == "json" else loads(self.returned, carries, max_bytes=MAX_BYTES)
 
 
-def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[Effect, Any]:
-    """Keep a value, and give it as it comes back; what cannot be kept (an opaque effect) comes back as it is.
+def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:
+    """Encode a value, and return it decoded again. A value that cannot be stored is returned unchanged.
 
-    `as_plain`: for code, which is given the JSON form or the label of what cannot cross to it.
+    `is_lossy` replaces parts that cannot be encoded by their JSON form or a label: code gets the same.
     """
     kind = type(value).__name__ if type(value) in _AS.values() else ""
     bare = without_kind(value)
@@ -123,12 +129,12 @@ def returned(value: Any, carries: Collection[type], *, as_plain: bool) -> tuple[
     if type(bare) in _SCALARS:
         return Effect(to_json(bare), "json"), value
     try:
-        data = (dumps_lossy if as_plain else dumps)(bare, carries, max_bytes=MAX_BYTES)
+        data = (dumps_lossy if is_lossy else dumps)(bare, carries, max_bytes=MAX_BYTES)
         effect = Effect(data, kind=kind)
         again = effect.outcome(carries)
     except CodecError:
         return Effect(), value
-    if as_plain or type(again) is type(value):
+    if is_lossy or type(again) is type(value):
         return effect, again
     try:
         text = utf8_text(str(value))
@@ -144,25 +150,25 @@ def _utf8(text: str) -> bytes | None:
         return None
 
 
-def raised(error: Exception) -> Effect:
-    """Keep an error."""
+def encode_raised(error: Exception) -> Effect:
+    """Encode an exception."""
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     return Effect(raised=(type(error).__name__, base, error_text(error)))
 
 
-def error_of(name: str, base: str, text: str) -> Exception:
-    """Make an error again: of a class of its name on the nearest built-in one, with its very words."""
+def rebuild_error(name: str, base: str, text: str) -> Exception:
+    """Rebuild an exception: a class of its name on the nearest built-in one, with the same text."""
     nearest: Any = getattr(builtins, base, Exception)
-    if issubclass(nearest, BaseExceptionGroup):  # is made of others, which are not kept
+    if issubclass(nearest, BaseExceptionGroup):  # its members are not stored
         nearest = Exception
     kind: Any = type(name, (nearest,), {"__str__": lambda _self: text})
-    error: Exception = kind.__new__(kind, text)  # some constructors want more than words
+    error: Exception = kind.__new__(kind, text)  # some constructors need other arguments
     error.args = (text,)
     return error
 
 
 def error_text(error: BaseException) -> str:
-    """Give an error's own text."""
+    """Return the text of an exception."""
     try:
         return utf8_text(str(error))
     except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
@@ -170,7 +176,72 @@ def error_text(error: BaseException) -> str:
 
 
 def without_kind(value: Any) -> Any:
-    """Give what smolagents' class around a value holds."""
+    """Unwrap a value of smolagents' own classes."""
     if type(value) is AgentImage:
         return value.to_raw()
     return value.to_string() if type(value) is AgentText else value
+
+
+def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
+    """Encode a model's message, and return it decoded again, without the provider's object."""
+    usage = message.token_usage
+    calls = [_call_parts(call) for call in message.tool_calls] if message.tool_calls is not None else None
+    fields = {
+        "role": str(getattr(message.role, "value", message.role)),
+        "content": message.content,
+        "calls": calls,
+        "usage": [usage.input_tokens, usage.output_tokens] if usage else None,
+    }
+    try:
+        data = to_json(fields)
+        if from_json(data) == fields:  # a decoded message would be equal
+            message.raw = None
+            return Effect(data, "json"), message
+    except ValueError:  # half a character, or what is no JSON
+        pass
+    try:
+        effect = Effect(dumps(fields))
+    except CodecError:
+        return Effect(), message
+    return effect, decode_message(effect)
+
+
+def encode_error(error: Exception) -> Effect:
+    """Encode a model's exception with the marks of its kind."""
+    marks = {name: str(value).encode() for name, value in error_marks(error).items()}
+    return replace(encode_raised(error), changes=marks)
+
+
+def decode_message(effect: Effect) -> ChatMessage:
+    """Return the message, or raise the error."""
+    if effect.raised:
+        error: Any = rebuild_error(*effect.raised)
+        for name, value in effect.changes.items():
+            setattr(error, name, value.decode())
+        raise error
+    return _message(effect.outcome(()))
+
+
+def usage_of(data: bytes) -> Usage:
+    """Return the tokens of a journaled model call; none of one that failed."""
+    effect = Effect.from_bytes(data)
+    if effect.raised or effect.is_opaque:
+        return Usage()
+    usage = decode_message(effect).token_usage
+    return Usage(usage.input_tokens, usage.output_tokens) if usage else Usage()
+
+
+def _message(fields: dict[str, Any]) -> ChatMessage:
+    usage = TokenUsage(*fields["usage"]) if fields["usage"] else None
+    calls = [_call(*parts) for parts in fields["calls"]] if fields["calls"] is not None else None
+    return ChatMessage(MessageRole(fields["role"]), fields["content"], calls, token_usage=usage)
+
+
+def _call_parts(call: ChatMessageToolCall) -> list[Any]:
+    function = call.function
+    return [function.name, function.arguments, function.description, call.id, call.type]
+
+
+def _call(name: str, arguments: Any, description: str | None, call_id: str, kind: str) -> ChatMessageToolCall:
+    function = ChatMessageToolCallFunction(name=name, arguments=arguments, description=description)
+    return ChatMessageToolCall(function=function, id=call_id, type=kind)

@@ -20,6 +20,15 @@ from smolsessions.core.records import Failure
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+class TurnStopped(BaseException):
+    """Leaves a run that is to stop. If an author's code catches it, the next call raises it again."""
+
+
+class ReplayDivergedError(TurnStopped):
+    """A replay requests a call that is not in the journal, while the journal still holds results of tools."""
+
+
 _SENTENCES = {
     "model_error": "The model gave no usable answer ({name}).",
     "provider_failed": "The model's provider failed ({name}); try again.",

@@ -1,4 +1,4 @@
-"""An agent and those that it manages, equipped: what they do is seen, and their code runs elsewhere."""
+"""Instrumentation of an agent and its managed agents: proxies for all calls, and child processes for code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class AgentNode:
-    """An agent of the tree. `path` is behind the first one's: `` for that one, `helper/searcher`."""
+    """One agent of the tree. Its path is empty for the root, `helper/searcher` below it."""
 
     path: str
     agent: MultiStepAgent
@@ -49,7 +49,7 @@ class AgentNode:
 
 @dataclass
 class AgentTree:
-    """All agents of a session, the first one first."""
+    """All agents of a session, the root first."""
 
     fork_client: ForkClient
     carries: tuple[type, ...]
@@ -65,20 +65,20 @@ class AgentTree:
 
 
 def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> AgentTree:
-    """Put proxies into an agent and into all that it manages, once."""
+    """Put proxies into an agent and all its managed agents, once."""
     tree = AgentTree(fork_client, carries)
     _instrument(agent, tree, "")
     return tree
 
 
 def runs_in_child(agent: MultiStepAgent) -> bool:
-    """Tell whether an agent's code runs in a process of its own: where it has smolagents' local executor."""
+    """True if an agent's code runs in a child process: it has smolagents' local executor."""
     executor = getattr(agent, "python_executor", None)
     return type(executor) is LocalPythonExecutor and getattr(agent, "executor", "process") != "thread"
 
 
 def code_runs_in(agent: MultiStepAgent) -> Literal["process", "thread", "remote"] | None:
-    """Tell where an agent's code runs; None for one that writes no code."""
+    """Return where an agent's code runs. None for one that writes no code."""
     if not isinstance(agent, CodeAgent):
         return None
     if isinstance(agent.python_executor, RemotePythonExecutor):
@@ -103,15 +103,13 @@ def clean_up(agent: MultiStepAgent) -> None:
 
 def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext:
     known = next((node for node in tree.nodes if node.agent is agent), None)
-    if known:  # one agent, managed by two
+    if known:  # two agents manage this one
         return known.context
-    context = RunContext(tree.carries, code_runs_in=code_runs_in(agent))
-    context.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
+    context = RunContext(agent, tree.carries, code_runs_in(agent))
     node = AgentNode(path, agent, context)
     tree.nodes.append(node)
     agent.model = ModelProxy(agent.model, context, agent)  # type: ignore[assignment]  # passes for one
-    context.author_streams = getattr(agent, "stream_outputs", False)
-    agent.stream_outputs = False  # the model proxy streams, at a cost that grows with the text and not with its square
+    agent.stream_outputs = False  # the model proxy streams, in linear time
     agent.final_answer_checks = [proxy_check(check, context) for check in agent.final_answer_checks]
     agent.step_callbacks = CallbacksProxy(agent.step_callbacks, context)  # type: ignore[assignment]  # passes for one
     executor: Any = getattr(agent, "python_executor", None)
@@ -129,20 +127,20 @@ def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext
             guard.install()
         agent.python_executor = InterpreterProxy(executor, context)  # type: ignore[assignment]  # passes for one
     if path:
-        agent.step_callbacks.register(ActionStep, lambda step: _show_finished(context, step))
-        agent.step_callbacks.register(PlanningStep, lambda step: _show_finished(context, step))
+        agent.step_callbacks.register(ActionStep, lambda step: _emit_finished(context, step))
+        agent.step_callbacks.register(PlanningStep, lambda step: _emit_finished(context, step))
     return context
 
 
 def _timeout_of(agent: CodeAgent) -> float | None:
-    """Return the time that the author allows a block; None for smolagents' default, which `code_limits` replace."""
+    """Return the author's timeout of a code block. None for smolagents' default, which `code_limits` replace."""
     timeout_s: float | None = agent.python_executor.timeout_seconds  # type: ignore[attr-defined]  # the local one
     is_default = timeout_s == MAX_EXECUTION_TIME_SECONDS and "timeout_seconds" not in agent.executor_kwargs
     return None if is_default else timeout_s
 
 
-def _show_finished(context: RunContext, step: MemoryStep) -> None:
-    """Show a managed agent's step, which is kept nowhere."""
+def _emit_finished(context: RunContext, step: MemoryStep) -> None:
+    """Emit a finished step of a managed agent, which is not stored."""
     agent_run = context.agent_run
     if agent_run and is_finished(step) and (event := agent_run.finish(step)):
-        agent_run.recorder.tell(event)
+        agent_run.recorder.emit(event)

@@ -1,4 +1,4 @@
-"""The journal of one turn: what calls gave is written before the agent sees it, and given back in a replay."""
+"""Journal of one turn: effects are written before the agent sees them, and returned in a replay."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.agents.run.cancellation import ReplayDivergedError
 from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.values import CodecError, canonical
 from smolsessions.agents.values.json_forms import json_form
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 BEGUN = "begun:"
 _TOOLS = ("tool:", "code:")
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
-MAX_KEY_BYTES = 1024 * 1024  # of arguments, as they are told apart
+MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
 
 
 class Journal:
-    """Effects by key. A key is made of a call's place, which a replay makes again, and a digest of what was asked."""
+    """Effects by key. A key holds the place of a call, which a replay repeats, and a digest of its arguments."""
 
     def __init__(self, bridge: EventBridge, replay: ReplayState | None) -> None:
         self._bridge = bridge
@@ -55,38 +55,38 @@ class Journal:
 
     @property
     def holds_more(self) -> bool:
-        """Tools did what the replay has not come to."""
+        """True if results of tools are left that the replay did not request."""
         return bool(self._done)
 
     def _may_be_made(self, key: str) -> bool:
-        """Tell whether this call is not on record, nor in flight, as one of other arguments, or of another tool."""
+        """False if this place was journaled or in flight with another tool or other arguments."""
         return call_of(key) not in self._done and (call_of(key) not in self._begun or self.was_begun(key))
 
     def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
         return self.was_begun(key) or all(explains(call_id) for call_id in self._done)
 
     def was_begun(self, key: str) -> bool:
-        """Tell whether an earlier attempt made this call, as far as is known, and did not see its end.
+        """True if this call was in flight when an earlier attempt ended.
 
-        Also where it asked for something else (the time, say): that may have had its effect.
+        Its arguments may have differed (the time, say): it may have had its effect all the same.
         """
         return self._begun.get(call_of(key)) == _place_of(key)
 
     def begin(self, key: str) -> None:
-        """Note that a call is made that cannot be undone, and wait until this and all that was before is written."""
+        """Journal the start of a call that cannot be undone. Wait until this and all earlier writes are stored."""
         self._bridge.flush((BEGUN + key, b""))
 
-    def note(self, key: str) -> None:
-        """Note that a call is made, which does nothing outside by itself: it need not wait."""
+    def begin_harmless(self, key: str) -> None:
+        """Journal the start of a call without consequences outside, and do not wait."""
         self._bridge.emit(None, None, (BEGUN + key, b""))
 
-    def keep_up(self) -> None:
-        """Wait only where the store is late: a model call may go out while what was before is on its way there."""
+    def wait_if_late(self) -> None:
+        """Wait for earlier writes only if the store is late: a model call may overlap with them."""
         if self._bridge.is_late:
             self._bridge.flush()
 
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """Give what this service chose when it first came here in this turn."""
+        """Return the choice under this name. The first attempt makes it."""
         key = f"once:{name}"
         with self._lock:
             chosen = self._effects.get(key)
@@ -96,12 +96,12 @@ class Journal:
             return chosen
 
     def chosen(self, name: str) -> bytes | None:
-        """Give what it chose in an earlier attempt, if it did."""
+        """Return the choice of an earlier attempt, if any."""
         return self._effects.get(f"once:{name}")
 
 
 def digest_of(name: str, arguments: Any) -> str:
-    """Tell what was asked apart: the same for the same arguments, in whatever order they are named."""
+    """Hash a call. The order of named arguments does not matter."""
     try:
         asked = json.dumps([name, arguments], sort_keys=True).encode()
     except (TypeError, ValueError):
@@ -117,10 +117,10 @@ def _canonical(asked: Any) -> bytes:
 
 
 def _place_of(name: str) -> str:
-    """Give a key without its digest: the call's place, and what it calls."""
+    """Return a key without its digest: place and name of the call."""
     return name.rpartition(":")[0]
 
 
 def call_of(key: str) -> str:
-    """Give the id of the call that a key is of."""
+    """Return the id of the call in a key."""
     return key.split(":", 2)[1]

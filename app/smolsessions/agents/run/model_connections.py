@@ -1,8 +1,8 @@
-"""Connections of model calls: cut when a turn is stopped, kept for the next call when an answer is complete.
+"""Connections of model calls: a stop cuts them, a complete answer leaves them to the next call.
 
-smolagents' models reach providers through httpx or httpx2, and both through a copy of httpcore. A thread that waits
-there can only be woken by its socket. So the two classes through which each byte passes are made to look for the model
-call of their thread. Requests outside a model call are not affected.
+smolagents' models reach providers through httpx or httpx2, and both use a copy of httpcore. A thread that waits there
+wakes up only through its socket. So the two classes that transfer all bytes look up the model call of their thread.
+Requests outside a model call are not affected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import ssl
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from smolsessions.agents.run.cancellation import TurnStopped
+from smolsessions.agents.run.failures import TurnStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,33 +25,47 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("httpcore", "httpcore2")
-DRAIN_S = 0.05  # what comes after the last event of an answer is the end of its body, and usually there already
+DRAIN_S = 0.05  # the end of the body follows the last event of an answer, and usually has arrived already
 _thread = threading.local()
 _instrumented: set[str] = set()
 _lock = threading.Lock()
 
 
 class ModelCall:
-    """One model call in progress, with the connection that its thread uses."""
+    """One model call in progress. As a context manager it is the current call of its thread."""
 
     def __init__(self) -> None:
         self.read_timeout_s: float | None = None
-        """Longest wait for the next bytes; None leaves it to the client."""
-        self._is_cut = False
-        self._cut = threading.Event()
+        """Longest wait for the next bytes. None: that of the client."""
+        self.is_cut = False
+        """True once the answer is of no use: its connection is closed instead of read to the end."""
+        self._wake: threading.Event | None = None
         self._socket: Any = None
         self._bodies: list[Any] = []
+        self._outer: ModelCall | None = None
+
+    def __enter__(self) -> Self:
+        _instrument()
+        self._outer = current_call()
+        _thread.call = self
+        return self
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        """Release the connections, which clients leave to the garbage collector. Close those of half an answer."""
+        self.is_cut = self.is_cut or kind is not None
+        try:
+            for body in self._bodies:
+                with contextlib.suppress(Exception):
+                    body.close()
+        finally:
+            _thread.call = self._outer
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `TurnStopped`."""
-        self._is_cut = True
-        self._cut.set()
+        self.is_cut = True
+        if self._wake:
+            self._wake.set()
         _shut_down(self._socket)
-
-    @property
-    def keeps_connections(self) -> bool:
-        """False once the answer is of no use: its connection is closed rather than read to the end."""
-        return not self._is_cut
 
     def transfer(self, connection: Any, act: Callable[[], Any]) -> Any:
         """Read or write on a socket. Raises `TurnStopped` if the call was cut before or meanwhile."""
@@ -68,40 +82,18 @@ class ModelCall:
         return result
 
     def wait(self, seconds: float) -> None:
-        """Wait before the call is made again. Raises `TurnStopped` if the turn is stopped meanwhile."""
-        self._cut.wait(seconds)
+        """Wait before a retry. Raises `TurnStopped` if the call is cut meanwhile."""
+        self._wake = threading.Event()  # before the check: `cut` sets the flag first
+        self._check()
+        self._wake.wait(seconds)
         self._check()
 
     def note_body(self, body: Any) -> None:
         self._bodies.append(body)
 
-    def close(self, *, is_complete: bool) -> None:
-        """Release the connections, which clients leave to the garbage collector; close those of half an answer."""
-        self._is_cut = self._is_cut or not is_complete
-        for body in self._bodies:
-            with contextlib.suppress(Exception):
-                body.close()
-
     def _check(self) -> None:
-        if self._is_cut:
+        if self.is_cut:
             raise TurnStopped
-
-
-@contextlib.contextmanager
-def connected(call: ModelCall) -> Iterator[None]:
-    """Make a call the one of this thread."""
-    _instrument()
-    outer = current_call()
-    _thread.call = call
-    try:
-        yield
-    except BaseException:
-        call.close(is_complete=False)
-        raise
-    else:
-        call.close(is_complete=True)
-    finally:
-        _thread.call = outer
 
 
 def current_call() -> ModelCall | None:
@@ -166,7 +158,7 @@ def _instrument_one(library: str) -> None:
 
 
 def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a stop end the handshake."""
+    """Make the handshake end at a stop."""
 
     def start_tls_within_call(self: Any, *args: Any, **options: Any) -> Any:
         connection = self.get_extra_info("socket")
@@ -179,9 +171,9 @@ def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drain(body: Any) -> None:
-    """Read the rest of a body: clients stop at the last event, and its connection could not be used again."""
+    """Read the rest of a body, so that its connection can be used again: clients stop at the last event."""
     call, chunks = current_call(), getattr(body, "chunks", None)
-    if call is None or chunks is None or not call.keeps_connections:
+    if call is None or chunks is None or call.is_cut:
         return
     within_s, call.read_timeout_s = call.read_timeout_s, DRAIN_S
     until = time.monotonic() + DRAIN_S
@@ -196,7 +188,7 @@ def _drain(body: Any) -> None:
 
 
 def _shut_down(connection: Any) -> None:
-    """Wake the thread that reads. A TLS socket's own `shutdown` would take its state from under that thread."""
+    """Wake the thread that reads. The `shutdown` of a TLS socket would destroy the state that this thread uses."""
     if connection is not None:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)

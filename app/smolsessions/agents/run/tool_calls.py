@@ -1,4 +1,4 @@
-"""One tool call of a run: shown, counted, and journaled."""
+"""One tool call of a run: emitted, counted and journaled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from smolsessions.agents.run.cancellation import TurnStopped
-from smolsessions.agents.run.effects import as_text, error_of, error_text, raised
+from smolsessions.agents.run.effects import as_text, encode_raised, error_text, rebuild_error
+from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.values.json_forms import truncate_json, truncated
 from smolsessions.core.events import ToolCalled, ToolReturned
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from smolsessions.core.records import ToolCall
 
 
-class CallInProgress:
+class ToolCallInProgress:
     """A tool call that has begun: `with call: call.result = …`.
 
-    One that is an effect is looked up first (`recall`); what it gives live is written with the event of its end.
+    An effect is looked up first (`replay`). The effect of a live call is journaled with the event of its end.
     """
 
     def __init__(self, recorder: Recorder, where: Where, call: ToolCall, explains: Callable[[str], bool]) -> None:
-        """`explains` tells which calls an earlier attempt may have made beside this one."""
+        """`explains` returns True for calls that an earlier attempt may have made before this one."""
         self.result: Any = None
         self.effect: Effect | None = None
-        """What is to be written of it, if anything."""
+        """The effect to journal, if any."""
         self._known: Effect | None = None
         self._key = ""
         self._recorder = recorder
@@ -48,8 +48,8 @@ class CallInProgress:
     def repeated(self) -> bool:
         return self._call.repeated
 
-    def recall(self, kind: str, arguments: Any) -> Effect | None:
-        """Give what an earlier attempt wrote of this very call; None where it is to be made."""
+    def replay(self, kind: str, arguments: Any) -> Effect | None:
+        """Return the effect that an earlier attempt journaled. None: the call is to be made."""
         journal = self._recorder.journal
         self._key = f"{kind}:{self.call_id}:{self._call.name}:{digest_of(self._call.name, arguments)}"
         known = journal.take(self._key, self._explains)
@@ -60,38 +60,38 @@ class CallInProgress:
             self._call = replace(self._call, repeated=True)
         return self._known
 
-    def is_of_unknown_outcome(self) -> None:
-        """An earlier attempt made it, nobody knows how it ended, and it is not made again."""
+    def mark_not_repeated(self) -> None:
+        """Note that an earlier attempt made this call, and that it is not made again."""
         self._call = replace(self._call, repeated=False)
 
-    def begin(self, *, does_nothing_itself: bool = False) -> None:
-        """Write that this call is made; wait for that, and for all that was before, unless it is nothing by itself."""
-        if does_nothing_itself:
-            self._recorder.journal.note(self._key)
+    def begin(self, *, is_harmless: bool = False) -> None:
+        """Journal the start of this call. Unless it is harmless, wait until this and all earlier writes are stored."""
+        if is_harmless:
+            self._recorder.journal.begin_harmless(self._key)
         else:
             self._recorder.journal.begin(self._key)
         self._recorder.check()
         self._since = time.perf_counter()
 
-    def live(self, act: Callable[[], Any], keep: Callable[[Any], tuple[Effect, Any]]) -> Any:
-        """Make the call; give, or raise, what is kept of what it gave."""
+    def run(self, act: Callable[[], Any], encode: Callable[[Any], tuple[Effect, Any]]) -> Any:
+        """Make the call. Return or raise its result as it comes out of the journal."""
         self.begin()
         try:
             value = act()
         except Exception as error:
-            self.effect = raised(error)
+            self.effect = encode_raised(error)
             assert self.effect.raised, "it was raised"
-            raise error_of(*self.effect.raised) from error
-        self.effect, value = keep(value)
+            raise rebuild_error(*self.effect.raised) from error
+        self.effect, value = encode(value)
         return value
 
     def __enter__(self) -> Self:
         call = self._call
         self._recorder.note_call(call)
-        told = ToolCalled(
+        event = ToolCalled(
             self._where, call.call_id, call.name, truncate_json(call.arguments), call.internal, repeated=call.repeated
         )
-        self._recorder.tell(told)
+        self._recorder.emit(event)
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -102,7 +102,7 @@ class CallInProgress:
         if isinstance(error, TurnStopped) and self._recorder.hands_over:
             return
         written = (self._key, self._written(duration_ms)) if self.effect else None
-        self._recorder.tell(
+        self._recorder.emit(
             ToolReturned(
                 self._where,
                 call.call_id,
@@ -118,7 +118,7 @@ class CallInProgress:
         )
 
     def _written(self, duration_ms: float) -> bytes:
-        assert self.effect, "there is something to write"
+        assert self.effect, "only calls with an effect are written"
         return replace(self.effect, duration_ms=duration_ms, repeated=self._call.repeated).to_bytes()
 
 

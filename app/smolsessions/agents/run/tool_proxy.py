@@ -1,4 +1,4 @@
-"""Tools, managed agents and interpreters, seen: every real call is recorded, and is where a stop lands."""
+"""Proxies of tools, managed agents, interpreters and callbacks: each call is recorded, and a stop ends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import threading
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
@@ -14,8 +14,8 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep
 from smolagents.remote_executors import RemotePythonExecutor
 
-from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, returned, without_text
-from smolsessions.agents.run.recorder import AgentRun
+from smolsessions.agents.run.agent_run import AgentRun
+from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.sandbox.guard import tool_stub
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from smolagents.local_python_executor import PythonExecutor
     from smolagents.memory import CallbackRegistry, MemoryStep
 
-    from smolsessions.agents.run.tool_calls import CallInProgress
+    from smolsessions.agents.run.agent_state import AgentState
+    from smolsessions.agents.run.tool_calls import ToolCallInProgress
 
 WAIT_S = 0.1
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
@@ -39,47 +40,27 @@ class UnknownOutcomeError(RuntimeError):
     """A call of a tool that is unsafe to repeat was in flight when its process ended."""
 
 
-class Keeper(Protocol):
-    """Knows what a call changed beside its result: `agent.state`, and what a tool keeps for itself."""
-
-    def before(self, tool: Any) -> object:
-        """Look at a tool before its call."""
-        ...
-
-    def changed(self, tool: Any, before: object) -> dict[str, bytes]:
-        """Give what changed since, by name."""
-        ...
-
-    def change(self, kept: dict[str, bytes]) -> None:
-        """Make these changes, in a replay."""
-        ...
-
-
 class RunContext:
-    """Where an agent's proxies find the run that is on, set when it begins; `busy` is held by a managed agent's."""
+    """Link between the proxies of one agent and its current run. A managed agent holds `busy` during a run."""
 
-    def __init__(self, carries: tuple[type, ...] = (), *, code_runs_in: str | None = None) -> None:
-        """`code_runs_in` tells what an agent's tools are called by: code in a process of its own, in a thread, …."""
+    def __init__(self, agent: MultiStepAgent, carries: tuple[type, ...], code_runs_in: str | None) -> None:
         self.agent_run: AgentRun | None = None
         self.busy = threading.Lock()
         self.carries = carries
         self.code_runs_in = code_runs_in
-        self.author_streams = False
-        """True if the author asked smolagents to stream, which joins an answer without text to an empty one."""
-        self.unsafe: frozenset[str] = frozenset()
-        self.state: Keeper | None = None
+        self.author_streams = getattr(agent, "stream_outputs", False)
+        """True if smolagents would stream: it then joins an answer without text to an empty one."""
+        self.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
+        self.state: AgentState | None = None
 
     def check(self) -> None:
-        """Raise `TurnStopped` if the turn is to stop."""
+        """Raise `TurnStopped` if a stop was requested."""
         if self.agent_run:
             self.agent_run.recorder.check()
 
 
 class Proxy:
-    """Passes for what it stands for, but for its class's identity; prompts are rendered from the real one.
-
-    Outside a turn that it knows of (somebody runs a managed agent by himself) it only passes on.
-    """
+    """Stands in for a real object, whose class it reports. Outside a turn it only forwards calls."""
 
     __slots__ = ("_context", "_real")
     _real: Any
@@ -105,7 +86,7 @@ class Proxy:
 
 
 class ToolProxy(Proxy):
-    """A tool. Its call is an effect: made once, and in a replay given back."""
+    """Proxy of a tool. Its call is an effect: a replay returns the journaled result."""
 
     __slots__ = ()
     _real: Tool
@@ -116,11 +97,11 @@ class ToolProxy(Proxy):
             return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
         call = agent_run.tool_call(self._real.name, arguments)
-        if type(self._real) is FinalAnswerTool:  # gives what it is given
+        if type(self._real) is FinalAnswerTool:  # it returns its argument
             with call:
                 call.result = self._real(*args, **kwargs)
             return call.result
-        known = call.recall("tool", arguments)
+        known = call.replay("tool", arguments)
         with call:
             if known:
                 call.result = self._again(known)
@@ -129,33 +110,33 @@ class ToolProxy(Proxy):
         return call.result
 
     def _again(self, known: Effect) -> Any:
-        if self._context.state and known.kept:
-            self._context.state.change(known.kept)
+        if self._context.state and known.changes:
+            self._context.state.apply_changes(known.changes)
         return known.outcome(self._context.carries)
 
-    def _live(self, call: CallInProgress, act: Callable[[], Any]) -> Any:
+    def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
         state = self._context.state
         if call.repeated and self._is_unsafe:
-            call.is_of_unknown_outcome()
+            call.mark_not_repeated()
             act = self._refuse
-        before = state.before(self._real) if state else None
+        before = state.snapshot_tool(self._real) if state else None
         agent_run = self._context.agent_run
         assert agent_run, "a turn is on"
         try:
             with agent_run.inside(call.call_id):
-                return call.live(act, self._kept)
+                return call.run(act, self._encode)
         finally:
             if state and call.effect:
-                call.effect = replace(call.effect, kept=state.changed(self._real, before))
+                call.effect = replace(call.effect, changes=state.tool_changes(self._real, before))
 
-    def _kept(self, value: Any) -> tuple[Effect, Any]:
+    def _encode(self, value: Any) -> tuple[Effect, Any]:
         context = self._context
         if context.code_runs_in == "process":
-            return returned(value, context.carries, as_plain=True)
-        effect, again = returned(value, context.carries, as_plain=False)
+            return encode_returned(value, context.carries, is_lossy=True)
+        effect, again = encode_returned(value, context.carries, is_lossy=False)
         if context.code_runs_in is None:
             return effect, again
-        return (effect if type(again) is type(value) else Effect()), value  # code in this process wants the live object
+        return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
 
     @property
     def _is_unsafe(self) -> bool:
@@ -166,7 +147,7 @@ class ToolProxy(Proxy):
 
 
 class AgentProxy(Proxy):
-    """A managed agent, whose own proxies sit on `inner`. It runs once at a time: two runs at once would corrupt it."""
+    """Proxy of a managed agent, whose own context is `inner`. It has one run at a time: two would corrupt it."""
 
     __slots__ = ("_inner",)
     _real: MultiStepAgent
@@ -180,15 +161,15 @@ class AgentProxy(Proxy):
         return self._run(self._real, *args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it as code of the user's own does that is not content with calling it."""
+        """Run the agent. Author's code may use this instead of a call."""
         if kwargs.get("stream"):
             return self._real.run(*args, **kwargs)
         return self._run(self._real.run, *args, **kwargs)
 
-    def _run(self, way: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         agent_run, inner = self._context.agent_run, self._inner
         if agent_run is None:
-            return way(*args, **kwargs)
+            return run(*args, **kwargs)
         arguments = kwargs if not args else {"task": args[0], **kwargs}
         with agent_run.tool_call(self._real.name or "", arguments) as call:
             while not inner.busy.acquire(timeout=WAIT_S):
@@ -197,7 +178,7 @@ class AgentProxy(Proxy):
                 inner.agent_run = AgentRun(
                     agent_run.recorder, f"{agent_run.path}/{self._real.name}", agent_run, call.call_id
                 )
-                call.result = way(*args, **kwargs)
+                call.result = run(*args, **kwargs)
             finally:
                 inner.agent_run = None
                 inner.busy.release()
@@ -205,10 +186,10 @@ class AgentProxy(Proxy):
 
 
 class InterpreterProxy(Proxy):
-    """A CodeAgent's interpreter: a code block is an internal tool call.
+    """Proxy of a CodeAgent's interpreter: a code block is an internal tool call.
 
-    One that ran in a process of its own is an effect as a whole: in a replay its tools are called again, from the
-    journal, and its output and variables are those that it had. In a thread it runs again, its tools do not.
+    A block in a child process is one effect: a replay restores its output and variables, and takes its tool calls from
+    the journal. A block in a thread runs again, and only its tool calls come from the journal.
     """
 
     __slots__ = ()
@@ -219,14 +200,14 @@ class InterpreterProxy(Proxy):
         if agent_run is None:
             return self._real(code_action)
         call = agent_run.tool_call("python_interpreter", code_action, is_block=True)
-        known = call.recall("code", code_action)
+        known = call.replay("code", code_action)
         with call:
             output = self._again(known) if known else self._live(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 
     def send_tools(self, tools: dict[str, Any]) -> None:
-        """Send functions in place of tools to an interpreter of this process: code could follow a tool's attributes."""
+        """Send functions instead of tools to an interpreter of this process: tools would expose their attributes."""
         if isinstance(self._real, LocalPythonExecutor):
             tools = {name: tool_stub(name, tool, _about(tool)) for name, tool in tools.items()}
         self._real.send_tools(tools)
@@ -235,8 +216,8 @@ class InterpreterProxy(Proxy):
         real: Any = self._real
         return real.replay(known.returned)
 
-    def _live(self, call: CallInProgress, agent_run: AgentRun, code_action: str) -> Any:
-        call.begin(does_nothing_itself=hasattr(self._real, "seed"))  # what it calls waits, and nothing else gets out
+    def _live(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
+        call.begin(is_harmless=hasattr(self._real, "seed"))  # only its tool calls reach outside, and they wait
         if hasattr(self._real, "seed"):
             self._real.seed = agent_run.recorder.seed(call.call_id)
         try:
@@ -247,7 +228,7 @@ class InterpreterProxy(Proxy):
 
 
 class CallbacksProxy(Proxy):
-    """An agent's callbacks. A step's output reaches them as the value, never as the text that the model is shown."""
+    """Proxy of an agent's callbacks. They get a step's output as the value, never as its text for the model."""
 
     __slots__ = ()
     _real: CallbackRegistry
@@ -264,35 +245,32 @@ class CallbacksProxy(Proxy):
         output = step.action_output
         value = step.action_output = without_text(output)
         self._real.callback(step, **kwargs)
-        is_answer = step.is_final_answer or step.error  # an output with an error is an answer that a check refused
+        is_answer = step.is_final_answer or step.error  # with an error it is an answer that a check refused
         if type(output) is ValueWithText and step.action_output is value and not is_answer:
-            step.action_output = str(output)  # the record keeps values of answers alone
+            step.action_output = str(output)  # only values of answers are stored
 
     def _answer(self, step: FinalAnswerStep, output: ValueWithText, **kwargs: Any) -> None:
         value = step.output = handle_agent_output_types(output.value)
         self._real.callback(step, **kwargs)
         if step.output is value:
-            step.output = output  # a manager's model is shown the text that the answer had in its process
+            step.output = output  # a manager's model reads the text that the answer had in its process
 
 
 def proxy_check(check: Callable[..., Any], context: RunContext) -> Callable[..., Any]:
-    """Make a check of the final answer an effect. It gets the answer itself, never the text that the model is shown."""
+    """Make a check of the final answer an effect. It gets the value, never its text for the model."""
 
     @functools.wraps(check)
     def asked(answer: Any, *args: Any, **kwargs: Any) -> Any:
         answer = without_text(answer)
         if context.agent_run is None:
             return check(answer, *args, **kwargs)
-        return context.agent_run.checked(lambda: bool(check(answer, *args, **kwargs)))
+        return context.agent_run.run_check(lambda: bool(check(answer, *args, **kwargs)))
 
     return asked
 
 
 def proxy_tools(agent: MultiStepAgent, context: RunContext) -> None:
-    """Put proxies before tools that have none: also those that were added since.
-
-    A remote executor takes the source of the tools, which a proxy has not.
-    """
+    """Replace tools by proxies, also those that were added since. A remote executor needs the real tools' source."""
     if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
         return
     for name, tool in agent.tools.items():
@@ -301,7 +279,7 @@ def proxy_tools(agent: MultiStepAgent, context: RunContext) -> None:
 
 
 def unproxied(thing: Any) -> Any:
-    """Give what a proxy stands for, and anything else as it is."""
+    """Return the real object behind a proxy, and any other object unchanged."""
     return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
 
 
@@ -310,7 +288,7 @@ def _about(tool: Any) -> dict[str, Any]:
 
 
 def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give a call's arguments by name, as a tool takes them: also as one dictionary."""
+    """Return a call's arguments by name. A tool also accepts them as one dictionary."""
     named = {name: value for name, value in kwargs.items() if name != "sanitize_inputs_outputs"}
     if len(args) == 1 and not named and isinstance(args[0], dict) and set(args[0]) <= set(tool.inputs):
         return args[0]

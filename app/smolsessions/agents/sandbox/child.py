@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.run.effects import error_of
+from smolsessions.agents.run.effects import rebuild_error
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.sandbox.json_export import json_answers
@@ -145,7 +145,7 @@ class _CodeRunner:
         self._channel.send({"call": name, "arguments": self._encoded(args, kwargs, allow_json=is_answer)})
         reply = self._channel.receive()
         if "raised" in reply:
-            raise error_of(*reply["raised"])
+            raise rebuild_error(*reply["raised"])
         if is_answer and len(args) + len(kwargs) == 1:
             (answer,) = (*args, *kwargs.values())
             if reply["returned"] == dumps_lossy(answer, self._carries):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
-from smolsessions.agents.run.effects import ValueWithText, raised, without_text
+from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.block_result import MAX_CHUNKS, BlockResult, parse_dropped
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.limits import MB, Stopwatch
@@ -204,7 +204,7 @@ class ChildInterpreter(PythonExecutor):
                 raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
         except Exception as error:  # noqa: BLE001 - the code handles it
-            return {"raised": list(raised(error).raised or ())}
+            return {"raised": list(encode_raised(error).raised or ())}
 
     def _parse(self, message: dict[str, Any]) -> BlockResult:
         return BlockResult.parse(message, self._carries, self._inputs, self._limits.output_bytes)

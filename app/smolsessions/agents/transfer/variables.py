@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.run.agent_state import GONE, HELD, LOGS, PIECE, RESET, STATE, TOLD, TOOL, has_own_state
+from smolsessions.agents.run.agent_state import (
+    LOGS,
+    LOST,
+    PROCESS_ONLY,
+    REPORTED,
+    RESET,
+    STATE,
+    TOOL,
+    VARIABLE,
+    has_own_state,
+)
 from smolsessions.agents.run.instrumentation import runs_in_child
 from smolsessions.agents.sandbox.block_result import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
@@ -82,11 +92,11 @@ class _Export:
         if rest == STATE:
             for member, value in loads(data).items():
                 self._add_encoded("state", "state", member, value)
-        elif rest in {GONE, HELD, TOLD}:
-            self._names[TOLD if rest == TOLD else GONE] |= set(filter(_is_name, json.loads(data)))
-        elif rest in {LOGS, PIECE + RANDOM_CHUNK}:
+        elif rest in {LOST, PROCESS_ONLY, REPORTED}:
+            self._names[REPORTED if rest == REPORTED else LOST] |= set(filter(_is_name, json.loads(data)))
+        elif rest in {LOGS, VARIABLE + RANDOM_CHUNK}:
             return
-        elif f"{kind}:" == PIECE:
+        elif f"{kind}:" == VARIABLE:
             self._add_chunk(name, data)
         elif f"{kind}:" == RESET or not self._add_encoded("tools", "tool", name, data):
             self._names["reset"].add(name)
@@ -180,7 +190,7 @@ def _chunks_of(found: _VariablesIn, target: ImportTarget, pointer: str) -> Itera
     for name in found.reset:
         yield RESET + name, b"1"
     if found.told:
-        yield TOLD, json.dumps(sorted(set(found.told))).encode()
+        yield REPORTED, json.dumps(sorted(set(found.told))).encode()
 
 
 def _code_chunks(found: _VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
@@ -196,12 +206,12 @@ def _code_chunks(found: _VariablesIn, target: ImportTarget, pointer: str) -> Ite
             raise InvalidRequestError.at(
                 f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
             )
-        yield PIECE + chunk_id((name,)), chunk
+        yield VARIABLE + chunk_id((name,)), chunk
     for index, name in enumerate(found.gone):
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")
     if found.gone:
-        yield GONE, json.dumps(sorted(set(found.gone))).encode()
+        yield LOST, json.dumps(sorted(set(found.gone))).encode()
 
 
 def _crossed(value: Any, pointer: str, name: str) -> bytes:

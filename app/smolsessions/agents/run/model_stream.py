@@ -1,0 +1,188 @@
+"""One request to a model: its deltas are emitted as they arrive, and joined to one message at the end."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from smolagents import TransformersModel
+from smolagents.models import (
+    ChatMessage,
+    MessageRole,
+    agglomerate_stream_deltas,
+    remove_content_after_stop_sequences,
+)
+
+from smolsessions.agents.run.partial_texts import PartialJson
+from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.core.events import MessageDelta, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smolagents import Model
+    from smolagents.models import ChatMessageStreamDelta
+
+    from smolsessions.agents.run.partial_texts import CodeSplitter
+    from smolsessions.agents.run.recorder import Recorder
+    from smolsessions.core.events import MessageChannel
+
+
+class DeltaEmitter:
+    """Emits the text of one model call, sorted into channels."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        where: Where,
+        call_id: str,
+        channel: MessageChannel = "thought",
+        code: CodeSplitter | PartialJson | None = None,
+    ) -> None:
+        """`channel` is that of the content. `code` splits content that holds thoughts and code."""
+        self.recorder = recorder
+        self._where = where
+        self._call_id = call_id
+        self._channel = channel
+        self._code = code
+        self._names: dict[int, str] = {}
+        self._answers: dict[int, PartialJson] = {}
+
+    def restart(self, *, is_retry: bool = False) -> None:
+        """Void the text that readers have seen: of an earlier attempt, or before a retry."""
+        self.recorder.restart(self._where, self._call_id, is_retry=is_retry)
+
+    def add_delta(self, delta: ChatMessageStreamDelta) -> None:
+        """Emit the text of a delta. Raises `TurnStopped` if a stop was requested."""
+        self.recorder.check()
+        if delta.content:
+            self._add_content(delta.content)
+        for call in delta.tool_calls or ():
+            if call.function and call.index is not None:
+                self._add_arguments(call.index, call.function.name, call.function.arguments or "")
+
+    def add_message(self, message: ChatMessage) -> None:
+        """Emit a message that was not streamed."""
+        content = message.content
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if content:
+            self._add_content(content)
+        for index, call in enumerate(message.tool_calls or ()):
+            arguments = call.function.arguments
+            text = arguments if isinstance(arguments, str) else json.dumps(json_form(arguments), ensure_ascii=False)
+            self._add_arguments(index, call.function.name, text)
+        self.flush()
+
+    def flush(self) -> None:
+        """Emit the text that was held back, at the end of the message."""
+        if self._code:
+            self._emit_all(self._code.end())
+        for answer in self._answers.values():
+            self._emit_all(answer.end())
+
+    def _add_content(self, text: str) -> None:
+        if self._code:
+            self._emit_all(self._code.feed(text))
+        else:
+            self._emit(self._channel, text)
+
+    def _add_arguments(self, index: int, name: str | None, text: str) -> None:
+        if name:
+            self._names[index] = utf8_text(str(name))
+        name = self._names.get(index, "")
+        if name == "final_answer":
+            self._emit_all(self._answers.setdefault(index, PartialJson("answer")).feed(text))
+        elif text:
+            self._emit("arguments", text, index, name)
+
+    def _emit_all(self, pieces: Iterable[tuple[str, str]]) -> None:
+        for channel, text in pieces:
+            self._emit(cast("MessageChannel", channel), text)
+
+    def _emit(self, channel: MessageChannel, text: str, index: int | None = None, name: str | None = None) -> None:
+        self.recorder.emit(MessageDelta(self._where, self._call_id, channel, utf8_text(text), index, name))
+
+
+class SilentEmitter(DeltaEmitter):
+    """Emits nothing. A stop still ends the call at its next delta."""
+
+    def __init__(self, recorder: Recorder, call_id: str) -> None:
+        super().__init__(recorder, Where("", 0, ""), call_id)
+
+    def restart(self, *, is_retry: bool = False) -> None:
+        """Nothing was emitted."""
+
+    def _emit(self, *_delta: Any) -> None:
+        pass
+
+
+def request_message(
+    model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
+) -> ChatMessage:
+    """Call a model, by its stream if it has one, and return the message that its `generate` would return."""
+    if not _has_stream(model):
+        whole: ChatMessage = model.generate(messages, **options)
+        emitter.add_message(whole)
+        return whole
+    message = _join(_stream(model, messages, options, emitter))
+    if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
+        # As `generate` of these models does: the agent would take text after a stop sequence as the model's own.
+        text = cast("str | None", message.content)
+        message.content = remove_content_after_stop_sequences(text, options.get("stop_sequences"))
+    return message
+
+
+def _stream(
+    model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
+) -> list[ChatMessageStreamDelta]:
+    stream: Any = model.generate_stream(messages, **options)  # type: ignore[attr-defined]  # `_has_stream`
+    deltas: list[ChatMessageStreamDelta] = []
+    try:
+        for delta in stream:
+            deltas.append(delta)
+            emitter.add_delta(delta)
+    except BaseException:
+        emitter.recorder.note_usage(_last_usage(deltas))
+        raise
+    finally:
+        if close := getattr(stream, "close", None):  # the provider stops generating
+            close()
+    emitter.flush()
+    return deltas
+
+
+def _last_usage(deltas: list[ChatMessageStreamDelta]) -> Any:
+    return next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
+
+
+def _has_stream(model: Model) -> bool:
+    """True if the stream may replace `generate`: not if a class overrides `generate` alone, as a guard does."""
+    if not hasattr(model, "generate_stream"):
+        return False
+    if "generate" in vars(model):
+        return "generate_stream" in vars(model)
+    kinds = type(model).__mro__
+    generate, stream = (
+        next((place for place, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
+        for name in ("generate", "generate_stream")
+    )
+    return stream <= generate or "generate_stream" in vars(model)
+
+
+def _join(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
+    """Join a stream to the message that the model returns without streaming.
+
+    An empty list of calls is None. Beside calls, content is None if the provider sent none: smolagents puts an empty
+    text beside the usage. An empty text without calls stays, as it makes another prompt.
+    """
+    joined = agglomerate_stream_deltas(deltas)
+    content = joined.content
+    if joined.tool_calls and all(delta.content is None or delta.token_usage for delta in deltas):
+        content = content or None
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        content=content,
+        tool_calls=joined.tool_calls or None,
+        token_usage=joined.token_usage if any(delta.token_usage for delta in deltas) else None,
+    )

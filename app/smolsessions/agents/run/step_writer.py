@@ -1,0 +1,251 @@
+"""Steps that a turn adds to the agent's memory: packed and written as soon as each is finished."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from smolagents.memory import ActionStep, AgentMemory, PlanningStep
+from smolagents.utils import AgentMaxStepsError
+
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
+from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
+from smolsessions.agents.smolagents_patches import CachedCallbacks
+from smolsessions.agents.values.images import images_in, output_images
+from smolsessions.core.records import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from smolagents import MultiStepAgent
+    from smolagents.memory import MemoryStep
+
+    from smolsessions.agents.memory.memory_edits import EditTracker
+    from smolsessions.agents.run.agent_run import AgentRun
+    from smolsessions.agents.run.agent_state import AgentState
+    from smolsessions.core.agent_ports import EventBridge
+    from smolsessions.core.events import StepEvent
+    from smolsessions.core.records import PackedStep, StepImage
+    from smolsessions.core.replay_state import ReplayState
+
+
+class StepWriter:
+    """Writer of one turn's steps. A half step is never written."""
+
+    def __init__(
+        self,
+        agent: MultiStepAgent,
+        turn: int,
+        carries: tuple[type, ...],
+        bridge: EventBridge,
+        *,
+        agent_run: AgentRun,
+        state: AgentState,
+        edits: EditTracker | None,
+        replay: ReplayState | None,
+    ) -> None:
+        self._agent = agent
+        self._turn = turn
+        self._carries = carries
+        self._bridge = bridge
+        self._agent_run = agent_run
+        self._state = state
+        self._edits = edits
+        self._callbacks: CachedCallbacks | None = None
+        self._next = self._seen = len(agent.memory.steps)
+        self._written = 0
+        self._replayed = list(replay.steps) if replay else []
+        self._attachments = replay.attachments if replay else {}
+        self.task_changes_variables = False
+        self.answer: Any = None
+        """Output of the step that is about to become the final one."""
+        self.images: tuple[StepImage, ...] = ()
+        """Images of the answer that were stored with its step."""
+        self.defect: StepTooLargeError | None = None
+        """A finished step that is too large to store: it fails the turn."""
+        if edits:
+            edits.begin_turn()
+            if isinstance(agent.step_callbacks, CachedCallbacks):
+                self._callbacks = agent.step_callbacks
+                self._callbacks.around = self._around_callbacks
+
+    @property
+    def _memory(self) -> AgentMemory:
+        return self._agent.memory  # a callback may have replaced it
+
+    @property
+    def ran_out(self) -> bool:
+        last = self._memory.steps[-1] if self._memory.steps else None
+        return isinstance(getattr(last, "error", None), AgentMaxStepsError)
+
+    def close(self) -> None:
+        if self._callbacks:
+            self._callbacks.around = None
+
+    @contextlib.contextmanager
+    def _around_callbacks(self, step: MemoryStep) -> Iterator[None]:
+        """Write the steps so far, and the current one if its callbacks fail: smolagents drops it then."""
+        self.write_all()
+        if self._edits:
+            self._edits.expect_step(step)
+        memory, before = self._memory, list(self._memory.steps)
+        try:
+            yield
+            _check_memory(self._agent.memory)
+        except TurnStopped:
+            raise
+        except BaseException:
+            if not _is_memory(self._agent.memory):
+                self._agent.memory, memory.steps = memory, before
+            if _taken(step):
+                self._memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
+                self.write_all()
+                self._memory.steps = [each for each in self._memory.steps if each is not step]
+            raise
+
+    def write_finished(self) -> None:
+        """Write new steps. Notes and summaries are written with the next step, and not without one."""
+        if self._edits:
+            self._next = self._edits.old(self._memory.steps)
+        elif len(self._memory.steps) == self._seen:  # called at every event of the run
+            return
+        self._seen = len(self._memory.steps)
+        self._write(list(itertools.takewhile(is_finished, self._memory.steps[self._next :])))
+
+    def write_all(self) -> None:
+        """Write all new steps, at a moment when all are finished: a callback may have removed the sign of it."""
+        if self._edits:
+            self._next = self._edits.old(self._memory.steps)
+            self._write(self._memory.steps[self._next :])
+        else:
+            self.write_finished()
+
+    def write_edits(self) -> None:
+        """Write the changes that callbacks made to older steps."""
+        if not self._edits or self._replay_edits():
+            return
+        for edit in self._edits.find(self._memory.steps[: self._edits.old(self._memory.steps)]):
+            if edit.step is not None:
+                strip(edit.step)
+            packed = self._packed(edit)
+            self._edits.add(edit)
+            self._bridge.emit(None, packed)
+
+    def _write(self, whole: list[Any]) -> None:
+        while whole and isinstance(whole[-1], NoteStep | SummaryStep):
+            del whole[-1]
+        if whole:
+            self.write_edits()
+        for step in whole:
+            if self._replay_edits():
+                self._restore(step, is_last=step is whole[-1])
+                continue
+            strip(step)
+            kept = self._with_answer(step)
+            packed = self._packed(kept)
+            if step is whole[-1] and self._changes_variables(step):
+                packed = replace(packed, variables=self._state.changes())
+            self._bridge.emit(self._finished(kept, packed.attachments), packed)
+            self._add(step)
+
+    def _add(self, step: Step) -> None:
+        if self._edits:
+            self._edits.add(step)
+        self._written += _taken(step)
+        self._next += 1
+
+    def _packed(self, entry: Step) -> PackedStep:
+        try:
+            return pack(entry, self._turn, self._carries)
+        except StepTooLargeError as error:
+            self.defect = error
+            raise
+
+    def _replay_edits(self) -> bool:
+        """Apply the edits that an earlier attempt recorded here. True if it recorded more steps."""
+        while self._replayed:
+            entry = unpack(self._replayed[0], self._attachments, self._carries)
+            if not isinstance(entry, EditStep):
+                return True
+            del self._replayed[0]
+            if self._edits:
+                self._edits.redo(entry, self._memory.steps)
+        return False
+
+    def _restore(self, step: MemoryStep, *, is_last: bool) -> None:
+        """Replace a replayed step by the recorded one, which has the original times and ids.
+
+        Variables are recorded with the last step. If that one is missing, they are written again.
+        """
+        kept = unpack(self._replayed.pop(0), self._attachments, self._carries)
+        if isinstance(kept, EditStep) or step_type(kept) != step_type(step):
+            self._agent_run.recorder.journal.diverged = True
+            raise ReplayDivergedError
+        self._memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
+        self._bridge.emit(self._finished(kept, self._attachments))
+        if is_last and self._changes_variables(step):
+            self._state.changes()
+        self._add(kept)
+
+    def _changes_variables(self, step: MemoryStep) -> bool:
+        return _taken(step) or self.task_changes_variables
+
+    def _with_answer(self, step: Step) -> Step:
+        """Return the final step with the images of its answer, which a ToolCallingAgent leaves out of its step."""
+        if not isinstance(step, ActionStep) or not step.is_final_answer or step.action_output is not None:
+            return step
+        if not images_in(self.answer):
+            return step
+        kept = copy(step)
+        kept.action_output = self.answer
+        return kept
+
+    def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
+        event = self._agent_run.finish(step) if _taken(step) else None
+        if attachments and isinstance(step, ActionStep):
+            images = output_images(step.action_output, attachments)
+            if step.is_final_answer:
+                self.images = images
+            if event and images:
+                event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))))
+        return self._agent_run.recorder.unseen(event)
+
+    def write_rest(self) -> None:
+        """Write the finished steps of a failed run, up to one that cannot be stored."""
+        if not self.defect:
+            with contextlib.suppress(StepTooLargeError, ReplayDivergedError):
+                self.write_finished()
+                self.write_edits()
+
+    def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
+        """Return an outcome with the written steps (the task is not counted) and the calls so far."""
+        recorder = self._agent_run.recorder
+        return Outcome(
+            status,
+            steps=self._written,
+            tool_calls=recorder.calls,
+            usage=recorder.usage,
+            dropped_variables=self._state.dropped(),
+            **more,
+        )
+
+
+def _check_memory(memory: Any) -> None:
+    if not _is_memory(memory):
+        raise TypeError(
+            "A callback left in agent.memory.steps something else than a list of steps; let it edit the list."
+        )
+
+
+def _is_memory(memory: Any) -> bool:
+    steps = getattr(memory, "steps", None)
+    return isinstance(memory, AgentMemory) and isinstance(steps, list) and all(isinstance(each, Step) for each in steps)
+
+
+def _taken(step: MemoryStep) -> bool:
+    """True for a step that the agent took itself: not for tasks, notes and summaries."""
+    return isinstance(step, ActionStep | PlanningStep)
