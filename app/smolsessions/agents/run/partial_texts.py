@@ -1,4 +1,4 @@
-"""What a JSON object says under some of its keys, while it is still being written: a model's arguments as they come."""
+"""Readers of a model's text while it is still being written: fields of a JSON object, and code between tags."""
 
 from __future__ import annotations
 
@@ -9,241 +9,219 @@ from typing import TYPE_CHECKING, Literal
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Generator
 
-    Reader = Callable[["PartialJson", str, int], int]
+Channel = Literal["thought", "code"]
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_RUN = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')  # to a quote, or an escape that is cut
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')
-_SCALAR_CHARS = re.compile(r"[-+.0-9A-Za-z]*")
+_SPACE = re.compile(r"[ \t\n\r]+")
+_RUN = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++')  # up to a quote or a cut escape
+_ESCAPE_START = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_SCALAR_CHARS = re.compile(r"[-+.0-9A-Za-z]+")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null|NaN|-?Infinity")
-_VALUE = '{["-0123456789tfnNI'  # what a value begins with; NaN and Infinity as json.loads takes them
+_VALUE = '{["-0123456789tfnNI'  # first characters of a value, including NaN and Infinity as json.loads takes them
 
 
 class PartialJson:
-    r"""The values under the given top-level keys of a JSON object that arrives in fragments, cut anywhere.
+    r"""Incremental reader of the values under some top-level keys of a JSON object.
 
-    A string is given decoded, any other value as its JSON text. Of a key that comes twice the first value is given.
-    All that is given is valid text: half of a surrogate pair becomes U+FFFD, its halves may be a fragment apart.
-    What is no JSON object, or no longer one, gives nothing more and raises nothing; as for `json.loads`, a line break
-    in a string that is not written `\n` is such a case. A number may have been given before it turns out to be none.
+    A string is returned decoded, any other value as its JSON text. The first of two equal keys counts. Half of a
+    surrogate pair waits for the other half and becomes U+FFFD without it. Malformed JSON ends the reading without an
+    exception. As in `json.loads`, an unescaped line break in a string is malformed.
+
+    `pydantic_core.from_json(allow_partial=…)` parses the whole text at each delta: 1,130 ms for 225 kB in 2,000 deltas
+    (19 s for 900 kB in 8,000), and this reader 33 ms (141 ms).
     """
 
     def __init__(self, *keys: str) -> None:
         self._wanted = set(keys)
-        self._read: Reader | None = PartialJson._read_mark  # reads what comes next; None: nothing more is given
-        self._allowed = "{"  # marks that may come next
-        self._closers: list[str] = []  # of the objects and arrays that are open
-        self._escape = ""  # what came of an escape that is cut
-        self._scalar: list[str] = []
-        self._keep: Literal["nothing", "decoded", "raw"] = "nothing"
-        self._kept: list[str] = []
+        self._fragment, self._at = "", 0
         self._key = ""
-        self._in_wanted = False
-        self._pairs = _Pairs()
-        self._given: list[tuple[str, str]] = []
+        self._in_wanted = self._is_raw = False
+        self._value: list[str] = []
+        self._half = ""  # of a surrogate pair
+        self._pieces: list[tuple[str, str]] = []
+        self._parser: Generator[None] | None = self._parse()
 
     def feed(self, fragment: str) -> list[tuple[str, str]]:
-        """Give the keys and what this fragment adds to their texts, in order."""
-        at = 0
-        while self._read and at < len(fragment):
-            raw = self._keep == "raw"
-            end = self._read(self, fragment, at)
-            if raw or self._keep == "raw":  # also the mark that begins the value, and the one that ends it
-                self._kept.append(fragment[at:end])
-            if self._in_wanted and self._keep == "nothing":
-                self._end_wanted()
-            at = end
+        """Return pairs of a key and the text that this fragment adds to its value, in order."""
+        if self._parser and fragment:
+            self._fragment, self._at = fragment, 0
+            try:
+                next(self._parser)
+            except StopIteration:
+                self._parser = None
         if self._in_wanted:
-            self._give(self._pairs.join(self._take_kept()))
-        given, self._given = self._given, []
-        return given
+            self._flush()
+        return self._take_pieces()
 
     def end(self) -> list[tuple[str, str]]:
-        """Give what was held back, as no more comes: U+FFFD for half of a surrogate pair."""
-        self._read = None
-        self._give(self._pairs.end())
-        given, self._given = self._given, []
-        return given
+        """Return the text that was held back, at the end of the input."""
+        self._parser = None
+        self._flush(is_last=True)
+        return self._take_pieces()
 
-    def _read_mark(self, fragment: str, at: int) -> int:
-        """Read white space, or what stands between strings and scalars, or how one of them begins."""
-        if end := _end(_SPACE, fragment, at):
-            return end
-        mark = fragment[at]
-        if mark not in self._allowed:
-            return self._give_up(at)
-        if mark in "}]":
-            self._closers.pop()
-            self._end_value()
-        elif mark == ":":
-            self._allowed = _VALUE
-        elif mark == ",":
-            self._allowed = '"' if self._closers[-1] == "}" else _VALUE
-        elif "[" not in self._allowed and mark == '"':  # where no array may stand, a key does
-            self._begin_key()
-        else:
-            return self._begin_value(mark, at)
-        return at + 1
+    def _parse(self) -> Generator[None]:
+        """Parse until the text is malformed or all values are read. Yield at the end of each fragment."""
+        closers: list[str] = []  # of the open objects and arrays
+        expected = "{"
+        while (mark := (yield from self._next_mark())) in expected:
+            self._take(self._at + 1)
+            if mark in ":,":
+                expected = '"' if mark == "," and closers[-1] == "}" else _VALUE
+            elif mark == '"' and "[" not in expected:  # no array may begin here, so this is a key
+                if not (yield from self._read_key(is_top=len(closers) == 1)):
+                    return
+                expected = ":"
+            else:
+                self._begin_value(mark, is_top=len(closers) == 1)
+                if mark in "{[":
+                    closers.append("}" if mark == "{" else "]")
+                    expected = '"}' if mark == "{" else _VALUE + "]"
+                    continue
+                if mark in "}]":
+                    closers.pop()
+                elif not (yield from self._read_plain(mark)):
+                    return
+                if len(closers) == 1:
+                    self._end_wanted()
+                if not closers or not (self._wanted or self._in_wanted):
+                    return
+                expected = "," + closers[-1]
 
-    def _begin_key(self) -> None:
-        self._read, self._allowed = PartialJson._read_string, ":"
-        if len(self._closers) == 1:
-            self._keep = "decoded"
+    def _read_key(self, *, is_top: bool) -> Generator[None, None, bool]:
+        key: list[str] = []
+        if not (yield from self._read_string(key if is_top else None)):
+            return False
+        if is_top:
+            self._key = _joined_pairs("".join(key))
+        return True
 
-    def _begin_value(self, mark: str, at: int) -> int:
-        if len(self._closers) == 1 and self._key in self._wanted:
+    def _read_plain(self, mark: str) -> Generator[None, None, bool]:
+        """Read the rest of a string, a number or a literal. Return False if it is malformed."""
+        if mark != '"':
+            return (yield from self._read_scalar(mark))
+        return (yield from self._read_string(self._value if self._in_wanted and not self._is_raw else None))
+
+    def _begin_value(self, mark: str, *, is_top: bool) -> None:
+        if is_top and mark not in "}]" and self._key in self._wanted:
             self._wanted.remove(self._key)
-            self._in_wanted = True
-            self._keep = "decoded" if mark == '"' else "raw"
-        if mark in "{[":
-            self._closers.append("}" if mark == "{" else "]")
-            self._allowed = '"}' if mark == "{" else _VALUE + "]"
-        elif mark == '"':
-            self._read, self._allowed = PartialJson._read_string, ""
-        else:
-            self._read = PartialJson._read_scalar
-            return at
-        return at + 1
-
-    def _end_value(self) -> None:
-        self._read = PartialJson._read_mark
-        self._allowed = "," + self._closers[-1] if self._closers else ""
-        if len(self._closers) == 1:
-            self._keep = "nothing"
-
-    def _read_string(self, fragment: str, at: int) -> int:
-        if end := _end(_RUN, fragment, at):
-            self._hear(fragment[at:end])
-            return end
-        if fragment[at] == "\\":
-            self._read, self._escape = PartialJson._read_escape, "\\"
-        elif fragment[at] == '"':
-            self._end_string()
-        else:
-            return self._give_up(at)
-        return at + 1
-
-    def _read_escape(self, fragment: str, at: int) -> int:
-        came = len(self._escape)
-        escape = self._escape + fragment[at : at + len(r"\uFFFF") - came]
-        end = _end(_ESCAPE, escape, 0)
-        if end == came:
-            return self._give_up(at)
-        self._escape = escape[:end]
-        if end == (len(r"\uFFFF") if escape[1] == "u" else len(r"\n")):
-            self._read = PartialJson._read_string
-            self._hear(self._escape)
-        return at + end - came
-
-    def _end_string(self) -> None:
-        if self._allowed != ":":
-            self._end_value()
-            return
-        self._read = PartialJson._read_mark
-        if len(self._closers) == 1:
-            self._key, self._keep = _paired(self._take_kept()), "nothing"
-
-    def _read_scalar(self, fragment: str, at: int) -> int:
-        if end := _end(_SCALAR_CHARS, fragment, at):
-            self._scalar.append(fragment[at:end])
-            return end
-        if not _SCALAR.fullmatch("".join(self._scalar)):
-            return self._give_up(at)
-        self._scalar.clear()
-        self._end_value()
-        return at
-
-    def _hear(self, text: str) -> None:
-        if self._keep == "decoded":
-            self._kept.append(json.loads(f'"{text}"') if "\\" in text else text)
-
-    def _take_kept(self) -> str:
-        kept = "".join(self._kept)
-        self._kept.clear()
-        return kept
-
-    def _give(self, text: str) -> None:
-        if text:
-            self._given.append((self._key, text))
+            self._in_wanted, self._is_raw = True, mark != '"'
+            if self._is_raw:
+                self._value.append(mark)
 
     def _end_wanted(self) -> None:
-        self._give(self._pairs.join(self._take_kept()) + self._pairs.end())
-        self._in_wanted = False
-        if not self._wanted:
-            self._read = None
+        if self._in_wanted:
+            self._flush(is_last=True)
+            self._in_wanted = self._is_raw = False
 
-    def _give_up(self, at: int) -> int:
-        self._read = None
-        return at
+    def _next_mark(self) -> Generator[None, None, str]:
+        """Skip white space and return the next character, without taking it."""
+        while True:
+            if self._at == len(self._fragment):
+                yield
+            elif space := _SPACE.match(self._fragment, self._at):
+                self._take(space.end())
+            else:
+                return self._fragment[self._at]
+
+    def _read_string(self, decoded: list[str] | None) -> Generator[None, None, bool]:
+        """Read the rest of a string, and add its decoded parts to a list."""
+        while True:
+            if self._at == len(self._fragment):
+                yield
+                continue
+            if run := _RUN.match(self._fragment, self._at):
+                part = self._take(run.end())
+            elif self._fragment[self._at] == '"':
+                self._take(self._at + 1)
+                return True
+            else:
+                part = yield from self._read_cut_escape()
+                if not part:
+                    return False
+            if decoded is not None:
+                decoded.append(json.loads(f'"{part}"') if "\\" in part else part)
+
+    def _read_cut_escape(self) -> Generator[None, None, str]:
+        """Read an escape that may continue in the next fragment. Return an empty text if it is malformed."""
+        escape = ""
+        while not _ESCAPE.fullmatch(escape):
+            while self._at == len(self._fragment):
+                yield
+            if not _ESCAPE_START.fullmatch(escape + self._fragment[self._at]):
+                return ""
+            escape += self._take(self._at + 1)
+        return escape
+
+    def _read_scalar(self, first: str) -> Generator[None, None, bool]:
+        parts = [first]
+        while True:
+            if self._at == len(self._fragment):
+                yield
+            elif chars := _SCALAR_CHARS.match(self._fragment, self._at):
+                parts.append(self._take(chars.end()))
+            else:
+                return bool(_SCALAR.fullmatch("".join(parts)))
+
+    def _take(self, end: int) -> str:
+        taken = self._fragment[self._at : end]
+        self._at = end
+        if self._is_raw:
+            self._value.append(taken)
+        return taken
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        text = self._half + "".join(self._value)
+        self._value.clear()
+        self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" and not is_last else ""
+        if text := utf8_text(text.removesuffix(self._half)):
+            self._pieces.append((self._key, text))
+
+    def _take_pieces(self) -> list[tuple[str, str]]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
-class _Pairs:
-    """Joins the halves of surrogate pairs across pieces of a text; a half alone becomes U+FFFD."""
-
-    def __init__(self) -> None:
-        self._half = ""
-
-    def join(self, text: str) -> str:
-        text = self._half + text
-        self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return utf8_text(text[:-1] if self._half else text)
-
-    def end(self) -> str:
-        half, self._half = self._half, ""
-        return utf8_text(half)
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Give where the match at this place ends; 0 if it is empty."""
-    match = pattern.match(text, at)
-    return match.end() if match and match.end() > at else 0
-
-
-def _paired(key: str) -> str:
-    """Join surrogate pairs, which two escapes may have brought, and leave a half as it is."""
+def _joined_pairs(key: str) -> str:
+    """Join surrogate pairs that were written as two escapes. A half alone stays."""
     return key if key.isascii() else key.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
-Channel = Literal["thought", "code"]
-
-
 class CodeSplitter:
-    r"""Text that arrives in fragments, cut anywhere, split at a CodeAgent's `code_block_tags`, which are not given.
+    r"""Incremental reader that splits text into thoughts and code at a CodeAgent's `code_block_tags`.
 
-    Tags are taken literally. One line break after an opening tag, and one before a closing tag or the end, is no part
-    of the code. As smolagents does when it runs them, a blank line (`\n\n`) joins the code of several blocks, so that
-    joining the pieces of one channel gives code that reads right. A closing tag that closes nothing is thought.
-    A block need not be closed: the closing tag is a stop sequence, and so seldom arrives.
+    Tags are literal. One line break after an opening tag, and one before a closing tag or the end, is no part of the
+    code. A blank line (`\n\n`) joins the code of several blocks, as in smolagents. A closing tag outside a block is
+    thought. A block need not be closed: the closing tag is a stop sequence, so providers seldom send it.
     """
 
     def __init__(self, opening: str, closing: str) -> None:
         self._opening, self._closing = opening, closing
         self._in_code = False
-        self._fresh = False  # nothing of this block was given, not even its first line break
-        self._gave_code = False
-        self._joint = ""  # what goes before the next code
+        self._fresh = False  # nothing of this block was returned, not even its first line break
+        self._has_code = False
+        self._joint = ""  # goes before the next code
         self._held = ""
-        self._given: list[tuple[Channel, str]] = []
+        self._pieces: list[tuple[Channel, str]] = []
 
     def feed(self, fragment: str) -> list[tuple[Channel, str]]:
-        """Give what this fragment adds, in order; what may be the beginning of a tag waits."""
+        """Return the pieces that this fragment adds, in order. A possible beginning of a tag waits."""
         text, at = self._held + fragment, 0
         while (found := self._find(text, at)) >= 0:
-            self._give(text[at:found], last=True)
+            self._add_text(text[at:found], last=True)
             at = found + len(self._closing if self._in_code else self._opening)
             self._switch()
         hold = self._begun(text[at:])
-        self._give(text[at : len(text) - hold], last=False)
+        self._add_text(text[at : len(text) - hold], last=False)
         self._held = text[len(text) - hold :]
-        return self._taken()
+        return self._take_pieces()
 
     def end(self) -> list[tuple[Channel, str]]:
-        """Give what was held back, as no more comes."""
-        self._give(self._held, last=True)
+        """Return the text that was held back, at the end of the input."""
+        self._add_text(self._held, last=True)
         self._held = ""
-        return self._taken()
+        return self._take_pieces()
 
     def _find(self, text: str, start: int) -> int:
         tag = self._closing if self._in_code else self._opening
@@ -251,14 +229,14 @@ class CodeSplitter:
 
     def _switch(self) -> None:
         self._in_code = self._fresh = not self._in_code
-        self._joint = "\n\n" if self._gave_code else ""
+        self._joint = "\n\n" if self._has_code else ""
 
     def _begun(self, text: str) -> int:
-        """Give how many characters at the end may belong to a tag, or to the line break before a closing one."""
+        """Return how many characters at the end may belong to a tag, or to the line break before a closing one."""
         tags = (self._closing, "\n" + self._closing) if self._in_code else (self._opening,)
         return max(_overlap(text, tag) for tag in tags)
 
-    def _give(self, text: str, *, last: bool) -> None:
+    def _add_text(self, text: str, *, last: bool) -> None:
         if not self._in_code:
             self._add("thought", text)
         elif text:
@@ -270,15 +248,15 @@ class CodeSplitter:
         if not text:
             return
         if channel == "code":
-            text, self._joint, self._gave_code = self._joint + text, "", True
-        self._given.append((channel, text))
+            text, self._joint, self._has_code = self._joint + text, "", True
+        self._pieces.append((channel, text))
 
-    def _taken(self) -> list[tuple[Channel, str]]:
-        given, self._given = self._given, []
-        return given
+    def _take_pieces(self) -> list[tuple[Channel, str]]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Give how long the longest end of the text is with which the tag begins, short of the whole tag."""
+    """Return the length of the longest end of the text that is a proper prefix of the tag."""
     lengths = range(min(len(text), len(tag) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(tag[:length])), 0)
