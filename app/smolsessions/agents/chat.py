@@ -1,8 +1,7 @@
 """The `chat` agent: a ToolCallingAgent on any endpoint that speaks OpenAI's chat protocol.
 
-Key and address are what the operator names and nothing else: without a key's name a placeholder is sent, as local
-endpoints want it, and neither OPENAI_API_KEY nor OPENAI_BASE_URL of a stray `.env` (smolagents loads it on import)
-decides where a conversation goes and whose key pays for it.
+Only the operator's settings choose key and address. smolagents loads a stray `.env` on import, but its OPENAI_API_KEY
+and OPENAI_BASE_URL have no effect here. Without the name of a key, a placeholder is sent, as local endpoints require.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class ChatOptions:
     api_key_env: str | None = None
     """Name of the environment variable that holds the key."""
     first_byte_s: float = 300
-    """Longest wait for the answer to begin: a local model reads its prompt first."""
+    """Timeout of the first byte: a local model reads its prompt first."""
     timeout_s: float = 60
-    """Longest silence within a streamed answer."""
+    """Longest pause within a streamed answer."""
     retries: int = 0
     max_tokens: int | None = None
     temperature: float | None = None
@@ -65,7 +64,7 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
     lock = threading.Lock()
 
     def make() -> ToolCallingAgent:
-        with lock:  # all agents share one model, and so one connection pool: two first calls must not make two
+        with lock:  # all agents share one model with its connection pool, so two first calls must not make two
             shared = model()
         agent = ToolCallingAgent(
             tools=[tool() for tool in _TOOLS],
@@ -82,11 +81,11 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
 
 
 class IncompleteStreamError(ConnectionError):
-    """A streamed answer ended before the model had finished it."""
+    """A streamed answer ended before its finish reason."""
 
 
 class _Secret(str):
-    """A key that shows itself only where it is formatted into a header, in no repr of what holds it."""
+    """A key whose repr hides it. It appears only when it is formatted into a header."""
 
     __slots__ = ()
 
@@ -109,7 +108,7 @@ def _model(options: ChatOptions) -> OpenAIModel:
         model_id=options.model_id,
         api_base=api_base,
         api_key=key,
-        # The model proxy retries, in view of the stream's readers. smolagents' own retries sleep 120 s and more.
+        # The model proxy retries, visibly to readers. smolagents' own retries sleep 120 s and more.
         client_kwargs={
             "max_retries": 0,
             "timeout": openai.Timeout(first_byte_s, connect=min(first_byte_s, _CONNECT_S)),
@@ -117,7 +116,7 @@ def _model(options: ChatOptions) -> OpenAIModel:
         retry=False,
         **{name: value for name, value in chosen.items() if value is not None},
     )
-    # The one seam where all of a stream's events pass.
+    # All events of a stream pass through this attribute.
     model.retryer = functools.partial(_ask, model.retryer, options.timeout_s)  # type: ignore[assignment]
     return model
 
@@ -128,7 +127,7 @@ def _ask(retryer: Retrying, timeout_s: float, create: Callable[..., Any], **argu
 
 
 def _whole(events: Stream[ChatCompletionChunk], timeout_s: float) -> Iterator[ChatCompletionChunk]:
-    """Yield the events. Raise if they end early, which openai and smolagents take for the end of a whole answer."""
+    """Yield the events. Raise if they end early: openai and smolagents would accept half an answer."""
     finished = False
     with events:
         for event in events:

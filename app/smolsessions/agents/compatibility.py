@@ -1,6 +1,6 @@
-"""Everything of smolagents that this package relies on, in one place, checked before anything else is imported from it.
+"""Check of the installed smolagents against all names and behaviour that this package relies on.
 
-docs/upgrading.md says how to admit another release.
+It runs before any other import of smolagents. docs/upgrading.md explains how to admit another release.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST, NEXT = "1.24", "1.27"
-"""The first release that is tested, and the first after it that is not; pyproject.toml states the same."""
+"""First tested release, and first untested release after it. pyproject.toml states the same."""
 
 NAMES = {
     "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
@@ -75,7 +75,7 @@ PARAMETERS = {
     "smolagents.monitoring.TokenUsage": "input_tokens output_tokens",
     "smolagents.monitoring.AgentLogger": "level console",
 }
-"""Parameters that are passed, or read again as fields of what is made."""
+"""Parameters that are passed, or read as fields of the object that is made."""
 
 _CAPTURED = "state static_tools custom_tools authorized_imports"
 CAPTURED = {
@@ -83,7 +83,7 @@ CAPTURED = {
     "smolagents.local_python_executor.evaluate_lambda": f"lambda_expression {_CAPTURED}",
     "smolagents.local_python_executor.safer_func": "func static_tools",
 }
-"""Variables that the functions which these make keep in their closures, where sandboxed code is taken apart."""
+"""Closure variables of the functions that these make: the sandbox takes such functions apart."""
 
 ATTRIBUTES = {
     "agent": "memory state tools managed_agents model prompt_templates instructions max_steps planning_interval name "
@@ -106,7 +106,7 @@ RUN = (
 )
 """A run of a ToolCallingAgent that plans, one that uses up its steps, and one of a CodeAgent.
 
-Lowercase is what the agent calls (a callback with the number of steps in memory then), the rest what the run yields.
+Lowercase words are calls by the agent (a callback has the number of steps in memory), the others items of the run.
 """
 
 
@@ -142,7 +142,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def _missing() -> Iterator[str]:
-    """Yield what is not as it is listed above, as the middle of a sentence."""
+    """Yield each difference to the lists above, as the middle of a sentence."""
     for module, names in NAMES.items():
         found = importlib.import_module(module)
         yield from (f"{module} has no {name}" for name in names.split() if not hasattr(found, name))
@@ -157,7 +157,7 @@ def _missing() -> Iterator[str]:
 
 
 def _found(path: str) -> Any:
-    """Return what a dotted path names; a function without parameters where nothing is there."""
+    """Return the object at a dotted path, or a function without parameters if none is there."""
     module, _, name = path.rpartition(".")
     while module not in NAMES:
         module, _, outer = module.rpartition(".")
@@ -169,7 +169,7 @@ def _found(path: str) -> Any:
 
 
 def _missing_in_runs() -> Iterator[str]:
-    """Run agents on a model without a network, once all names are known to be there."""
+    """Run agents on a scripted model, after all names were found."""
     seen: list[str] = []
     make = functools.partial(_agent, seen)
     agent = make("CodeAgent", [])

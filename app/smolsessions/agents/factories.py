@@ -55,7 +55,7 @@ class CheckedAgent:
     preload: frozenset[str]
     """Modules that the processes for its code import in advance."""
     executors: frozenset[str]
-    """Where the code of the agent and of its managed agents runs."""
+    """Places in which the code of the agent and of its managed agents runs."""
     own_policies: dict[str, PolicyFunction]
     import_targets: dict[str, ImportTarget]
     """The variables that it can import, by the paths of its agents."""

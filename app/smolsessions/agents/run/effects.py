@@ -197,7 +197,7 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         if from_json(data) == fields:  # a decoded message would be equal
             message.raw = None
             return Effect(data, "json"), message
-    except ValueError:  # half a character, or what is no JSON
+    except ValueError:  # half a character, or a value without JSON form
         pass
     try:
         effect = Effect(dumps(fields))
@@ -223,7 +223,7 @@ def decode_message(effect: Effect) -> ChatMessage:
 
 
 def usage_of(data: bytes) -> Usage:
-    """Return the tokens of a journaled model call; none of one that failed."""
+    """Return the tokens of a journaled model call. A failed call has none."""
     effect = Effect.from_bytes(data)
     if effect.raised or effect.is_opaque:
         return Usage()

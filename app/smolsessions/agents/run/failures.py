@@ -1,7 +1,7 @@
-"""What a client may know of a run that failed: a stable code and a fixed sentence, never an exception's own text.
+"""Failures of a run as clients see them: a stable code and a fixed sentence.
 
-That text can hold keys, prompts and addresses. Providers' exceptions are told apart by their shape (statuses, codes,
-class names), so that none of their libraries is imported here.
+The text of an exception can hold keys, prompts and addresses, so it is never shown. Providers' exceptions are
+recognised by statuses, codes and class names, without an import of their libraries.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
 _SWALLOWED_PREFIX = "Error in generating final LLM output: "
 
 FINAL_ANSWER_FAILED = Failure("model_error", "The model gave no usable answer after the last step.", retryable=True)
-"""For an answer that `is_swallowed_failure`: only the exception's text is left of it, so its kind is not known."""
+"""Failure of an answer that `is_swallowed_failure`. Only the exception's text is left, so its kind is unknown."""
 
 
 def classify(error: BaseException) -> Failure:
-    """Name the failure behind an exception that left `agent.run`; never `internal`, which is the host's own.
+    """Return the failure behind an exception that left `agent.run`. Never `internal`: that code is the host's own.
 
-    Hand it over with its traceback: that tells a model's exception that smolagents does not wrap (in a planning step)
-    from the same exception raised by a callback.
+    The exception needs its traceback. It shows whether a model or a callback raised it, because smolagents does not
+    wrap a model's exception in a planning step.
     """
     if isinstance(error, ServiceError):
         return Failure(error.code, error.message)
@@ -76,23 +76,23 @@ def classify(error: BaseException) -> Failure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether the same call may succeed soon: the provider failed, was not reached, or did not answer in time."""
+    """True if a retry may succeed: the provider failed, was unreachable, or timed out."""
     verdicts = (_recognise(link) for link in _causes(error))
     kind, _ = next((verdict for verdict in verdicts if verdict), ("", False))
     return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
 
 
 def error_marks(error: BaseException) -> dict[str, int | str]:
-    """Give what, beside its class and text, tells the kind of a provider's exception."""
+    """Return status and code of a provider's exception, by which `classify` recognises it after a replay."""
     status, code = _status(error), _code(error)
     marks: dict[str, int | str] = {"status_code": status} if status else {}
     return marks | {"code": code} if isinstance(code, str | int) else marks
 
 
 def is_swallowed_failure(output: object) -> bool:
-    """Tell whether an answer forced at `max_steps` is none: smolagents gives the model's exception as its text.
+    """True if an answer forced at `max_steps` is the text of the model's exception, which smolagents caught.
 
-    A model could also write this itself through `final_answer`: ask only where the run ended as `max_steps_error`.
+    A model could write the same text. Call this only if the run ended as `max_steps_error`.
     """
     match output:
         case [{"type": "text", "text": str(text)}]:
@@ -114,7 +114,7 @@ def _passed_a_model(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the chain from the outside in, without smolagents' wrapper: its text repeats what it wraps."""
+    """Yield the chain of causes, without smolagents' wrapper: its text repeats the text of its cause."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -126,13 +126,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _recognise(error: BaseException) -> tuple[str, bool] | None:
-    """Return the key of a sentence, and whether to try again; None for an exception of no known shape."""
+    """Return the key of a sentence, and whether a retry may help. None for an unknown exception."""
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     status, code = _status(error), _code(error)
     if status in {401, 403} or "Authentication" in names or code == "invalid_api_key":
         return "model_auth", False
     if status == 429 or "RateLimit" in names or code == "rate_limit_exceeded":  # noqa: PLR2004
-        return "rate_limited", code != "insufficient_quota"  # a quota that is used up does not come back by waiting
+        return "rate_limited", code != "insufficient_quota"  # waiting does not restore a used-up quota
     is_overflow = code == "context_length_exceeded" or "ContextWindow" in names
     if kind := "context_overflow" if is_overflow else _refused_input(status, _text(error)):
         return kind, False
@@ -144,7 +144,7 @@ def _recognise(error: BaseException) -> tuple[str, bool] | None:
 
 
 def _refused_input(status: int, text: str) -> str | None:
-    """Return the kind of a refusal that tells by its text which input the model cannot read."""
+    """Return the kind of a refusal by its text: input that the model cannot read."""
     if _OVERFLOW_TEXT.search(text):
         return "context_overflow"
     if (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text):
@@ -153,7 +153,7 @@ def _refused_input(status: int, text: str) -> str | None:
 
 
 def _status(error: BaseException) -> int:
-    """Give the HTTP status that the exception carries (some send it as the code of an event in a stream), or 0."""
+    """Return the HTTP status of an exception, or 0. Some providers send it as the code of a streamed event."""
     response = _attribute(error, "response")
     held = (_attribute(error, "status_code"), _attribute(response, "status_code"), _code(error))
     numbers = (str(value) for value in held if isinstance(value, str | int))
@@ -161,7 +161,7 @@ def _status(error: BaseException) -> int:
 
 
 def _code(error: BaseException) -> object:
-    """Give the provider's code: on the exception, in its body, or in the body's `error`."""
+    """Return the provider's code: on the exception, in its body, or in the body's `error`."""
     body = _attribute(error, "body")
     inner = body.get("error") if isinstance(body, dict) else None
     held = [holder.get("code") for holder in (body, inner) if isinstance(holder, dict)]
@@ -173,7 +173,7 @@ def _text(error: BaseException) -> str:
 
 
 def _attribute(holder: object, name: str) -> Any:
-    """Read an attribute of a foreign class, whose properties may raise (httpx has such)."""
+    """Read an attribute of a foreign class. Its properties may raise, as some of httpx do."""
     with contextlib.suppress(Exception):
         return getattr(holder, name, None)
     return None
