@@ -33,7 +33,7 @@ class ProcessSlot:
     number: int
     count: int
     folder: str
-    """Folder of all the processes' metrics sockets; no other user may enter it."""
+    """Folder of the metrics sockets, closed to other users."""
     listening_fd: int
     """The listening socket, which all of them share."""
     parent_fd: int

@@ -1,4 +1,4 @@
-"""The composition root: the only file that names concrete classes."""
+"""Composition root. The only module that names the concrete classes of all packages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AFFINITY_S = 0.01  # an agent that must be built anew costs more, from some ten 
 
 @dataclass(frozen=True)
 class Service:
-    """All parts, running but for the worker and the HTTP server; `running` is what must not end."""
+    """Parts of a process. The worker and the HTTP server are not started. `running` are tasks that must not end."""
 
     app: FastAPI
     protocol: Callable[..., asyncio.Protocol]
@@ -61,10 +61,7 @@ class Service:
 
 
 def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]:
-    """Gather the agents; the default one is the most particular there is.
-
-    What is `hidden`, and what holds secrets, is out of sight for model-written code.
-    """
+    """Return the catalog and its default agent. Model-written code sees no `hidden` file and no file with secrets."""
     factories = load_factories(settings.agents)
     if settings.model_id:
         chat = chat_factory(
@@ -103,7 +100,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 
 @contextlib.asynccontextmanager
 async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None = None) -> AsyncIterator[Service]:
-    """Put the parts of a role together; `StartError` names the mend where one of them cannot be had."""
+    """Build the parts of a role. Raises `StartError` with the change that is needed."""
     authenticator = _authenticator(settings, role)
     catalog, default = make_catalog(settings, *([Path(slot.folder)] if slot else []))
     running: list[asyncio.Future[None]] = []
@@ -119,8 +116,8 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
             where = f"embedded, in {settings.data_dir}"
         sealer = _sealer(settings)
         threads = Threads(settings.threads if role.runs_turns else 0)
-        registry = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
-        metrics = Metrics(threads, lambda: len(registry))
+        sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
+        metrics = Metrics(threads, lambda: len(sessions))
         metrics_source: MetricsSource = metrics
         if slot:
             metrics_source = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
@@ -139,7 +136,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
             catalog.start()
             await asyncio.to_thread(catalog.check_confinement)
             worker = Worker(
-                store.scheduler, catalog, registry, threads, metrics.turn_ended, deadline_s=settings.deadline_s
+                store.scheduler, catalog, sessions, threads, metrics.turn_ended, deadline_s=settings.deadline_s
             )
         else:
             warning = asyncio.create_task(warn_of_waiting_turns(queues))
@@ -167,7 +164,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
 
 
 def _authenticator(settings: Settings, role: Role) -> Authenticator:
-    """Find out who may connect; what only plays has nothing to show to anyone."""
+    """Return the authenticator. A worker has no content, so it needs no keys."""
     path, anonymous = settings.api_keys_file, settings.allow_anonymous
     if not role.serves_http:
         path, anonymous = None, True

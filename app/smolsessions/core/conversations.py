@@ -1,4 +1,4 @@
-"""Conversations as callers use them: make, show, list, patch, delete, and what is in their memory."""
+"""Conversations as callers use them: create, read, list, patch, delete, steps and images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Patch = Callable[[ConversationFields], ConversationFields]
 
 
 class Conversations:
-    """An owner's conversations."""
+    """Conversations of all owners."""
 
     def __init__(
         self, store: ConversationStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
@@ -32,38 +32,37 @@ class Conversations:
         self._default_agent = default_agent
 
     def agents(self) -> list[AgentInfo]:
-        """Say which agents there are, the default one first."""
+        """Return all agents, the default one first."""
         return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
 
     async def confinement(self) -> Mapping[AgentName, str | None]:
-        """Tell what confines each agent's code."""
+        """Return the confinement of each agent's code."""
         return await asyncio.to_thread(self._agents.confinement)
 
     async def create(
         self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: ConversationFields
     ) -> Conversation:
-        """Make an empty conversation."""
+        """Create an empty conversation."""
         agent = self.known(agent)
         self.check(agent, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         return await self._store.create(ref, agent, draft)
 
     def known(self, agent: AgentName | None) -> AgentName:
-        """Give the agent of a new conversation. Raises `UnknownAgentError`."""
+        """Return the agent of a new conversation. Raises `UnknownAgentError`."""
         if agent is not None and agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
         return agent or self._default_agent
 
     async def show(self, ref: Ref) -> Conversation:
-        """Look at one."""
         return await self._store.conversation(ref)
 
     async def page(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Look at many, newest first."""
+        """Return an owner's conversations, newest first."""
         return await self._store.conversations(owner, cursor, limit)
 
     async def patch(self, ref: Ref, patch: Patch) -> Conversation:
-        """Change what callers may change; metadata by a JSON merge patch (RFC 7396)."""
+        """Change the fields of a caller. Metadata is changed by a JSON merge patch (RFC 7396)."""
 
         def changed(now: Conversation) -> ConversationFields:
             draft = patch(ConversationFields(now.metadata, now.policy, now.ttl_s))
@@ -73,14 +72,14 @@ class Conversations:
         return await self._store.patch(ref, changed)
 
     async def delete(self, ref: Ref) -> None:
-        """Take it away, with all that it held."""
+        """Delete a conversation with everything in it."""
         for ended in await self._store.delete(ref):
             self._on_end(ended)
 
     async def steps(
         self, ref: Ref, first: int, limit: int, kind: StepType | None, *, archived: bool
     ) -> Page[dict[str, Any]]:
-        """Give steps as JSON, hidden ones too, those that were archived or rolled back if asked for."""
+        """Return steps as JSON, with hidden ones. `archived` adds archived and rolled back ones."""
         agent, page, attachments = await self._store.steps(ref, first, limit, kind, archived=archived)
         describe = self._agents.describe_step
 
@@ -90,11 +89,11 @@ class Conversations:
         return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
-        """Give the media type and the bytes of an image that a step shows."""
+        """Return the media type and the bytes of a step's image."""
         return await asyncio.to_thread(self._agents.image_file, await self._store.image(ref, name))
 
     def check(self, agent: AgentName, draft: ConversationFields) -> None:
-        """Refuse what a conversation with this agent cannot have."""
+        """Raise a `ServiceError` for fields that a conversation with this agent cannot have."""
         bounded(draft.metadata)
         if draft.policy is not None:
             self._agents.check_policy(agent, draft.policy, "/policy")

@@ -1,9 +1,9 @@
-"""What can go wrong, as one tree of exceptions with stable codes; the web room maps codes to statuses."""
+"""Errors as one tree of exceptions with stable codes. `web` maps the codes to statuses."""
 
 from __future__ import annotations
 
 NEWER = "is of a format newer than this release: run the one that wrote it, or a later one"
-"""What is to be said of stored data that this release does not know."""
+"""End of the sentence about stored data that this release cannot read."""
 DAMAGED = "What the store holds of this conversation is damaged; restore it from a backup, or delete the conversation."
 
 
@@ -14,14 +14,14 @@ class ServiceError(Exception):
     retry_after_s: int | None = None
 
     def __init__(self, message: str | None = None, **extensions: object) -> None:
-        """Take the sentence for the caller (default: the class's docstring) and the problem's own members."""
+        """`message` is for the caller (default: the class's docstring). `extensions` are members of the problem."""
         self.message = message or (type(self).__doc__ or "").strip()
         self.extensions = extensions
         super().__init__(self.message)
 
 
 class StartError(ServiceError):
-    """The service cannot start as it is configured; the message names the mend."""
+    """The service cannot start with this configuration. The message says what to change."""
 
     code = "cannot_start"
 
@@ -85,13 +85,13 @@ class IdempotencyKeyReusedError(InvalidRequestError):
 
 
 class NotFoundError(ServiceError):
-    """There is no such thing, or it is not yours."""
+    """This does not exist, or is not yours."""
 
     code = "not_found"
 
 
 class ConversationNotFoundError(NotFoundError):
-    """There is no such conversation here, or it is not yours; POST /turn without conversation_id starts one."""
+    """This conversation does not exist, or is not yours; POST /turn without conversation_id starts one."""
 
     code = "conversation_not_found"
 
@@ -184,7 +184,7 @@ class UnauthorizedError(ServiceError):
 
 
 class StoreUnavailableError(ServiceError):
-    """The store does not answer. What was being written may or may not have arrived: look before you send it again."""
+    """The store does not answer. The write may have arrived: check before you send it again."""
 
     code = "store_unavailable"
     retry_after_s = 2

@@ -1,4 +1,4 @@
-"""What a subscriber sees of a turn: a closed union of frozen events. Each is written once, to the turn's log."""
+"""Events of a turn: a closed union of frozen records. Each is written once, to the turn's log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StepKind = Literal["action", "planning"]
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The step that an event is of.
+    """Step of an event.
 
     `step_id` is unique in the turn, `step` counts in its agent's run, `agent` is the agent's path, `parent_call_id` the
     tool call that called that agent.
@@ -39,7 +39,7 @@ class TurnQueued:
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A worker plays the turn; `attempt` counts the workers that did, `at` is its clock in Unix seconds."""
+    """A worker runs the turn. `attempt` counts from 1, `at` is the worker's clock in Unix seconds."""
 
     type: ClassVar[Literal["turn.started"]] = "turn.started"
     attempt: int
@@ -57,7 +57,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class MessageDelta:
-    """A piece of what the model says in its call `call_id`. `index` and `name` tell the tool call of `arguments`."""
+    """Part of the model's text in its call `call_id`. `index` and `name` name the tool call of `arguments`."""
 
     type: ClassVar[Literal["message.delta"]] = "message.delta"
     where: Where
@@ -70,7 +70,7 @@ class MessageDelta:
 
 @dataclass(frozen=True, slots=True)
 class MessageRestarted:
-    """A model call that had shown some of its text is made again: the text of its `call_id` so far is void."""
+    """A model call is repeated: the text of its `call_id` so far is void."""
 
     type: ClassVar[Literal["message.restarted"]] = "message.restarted"
     where: Where
@@ -81,7 +81,7 @@ class MessageRestarted:
 class ToolCalled:
     """A tool, a managed agent or a code block is about to run. `arguments` is JSON with long texts cut.
 
-    `repeated`: an earlier attempt made this call too, and its process ended before it saw the end of it.
+    `repeated`: an earlier attempt started this call too, and its process ended before the result.
     """
 
     type: ClassVar[Literal["tool.call"]] = "tool.call"
@@ -95,7 +95,7 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class ToolReturned:
-    """It returned (`result`, cut) or failed (`error`, cut)."""
+    """The call returned (`result`, cut) or failed (`error`, cut)."""
 
     type: ClassVar[Literal["tool.result"]] = "tool.result"
     where: Where
@@ -111,7 +111,7 @@ class ToolReturned:
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """What went wrong in a step, as its agent's model is told: smolagents' class of error and its words, cut."""
+    """Error of a step, as its agent's model sees it: smolagents' class of error and its message, cut."""
 
     type: str
     message: str
@@ -119,7 +119,7 @@ class StepError:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """A step is over; one of the turn's own agent is in the store now. `observations` is cut."""
+    """A step is over. A step of the turn's own agent is stored now. `observations` is cut."""
 
     type: ClassVar[Literal["step.finished"]] = "step.finished"
     where: Where
@@ -156,14 +156,14 @@ FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished",
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """An event with its place in the turn's log: `seq` counts from 1."""
+    """Event with its place in the turn's log. `seq` counts from 1."""
 
     seq: int
     event: Event
 
 
 def attempt_of(event: Event) -> int:
-    """Tell which attempt at the turn wrote an event; 0 before the first one."""
+    """Return the attempt that wrote an event, and 0 for the submission."""
     if isinstance(event, TurnQueued):
         return 0
     if isinstance(event, TurnStarted):

@@ -15,7 +15,7 @@ SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
 
 
 def check_private(path: Path, kind: str) -> None:
-    """Raise `StartError` if all users of the machine may read a file or folder; a link counts by its target."""
+    """Raise `StartError` if all users of the machine may read a file or folder. A link counts by its target."""
     if open_to_all(path.stat()):
         raise StartError(
             f"all users of this machine may read the {kind} {path}: run `chmod o-rwx {path}`, and replace the "

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as cheap as others: that nobody writes to them is left to the type checker.
+"""Frozen dataclasses without the cost of frozen ones: only the type checker refuses writes.
 
 Python makes a frozen one with a call for each field, which takes five times as long, and a turn makes some forty.
 """

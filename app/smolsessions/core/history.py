@@ -1,4 +1,4 @@
-"""A conversation's memory between its turns: look at it, prune it, go back, fork, take it out and bring it in."""
+"""Memory of a conversation between turns: read, prune, roll back, fork, export, import."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ MOST_TRIES = 5
 
 
 class History:
-    """Memories of an owner's conversations. What changes one raises `BusyError` while a turn runs."""
+    """Memories of all conversations. A change raises `BusyError` while a turn runs."""
 
     def __init__(
         self, store: HistoryStore, agents: AgentCatalog, conversations: Conversations, max_pixels: int
     ) -> None:
-        """`max_pixels` bounds the images of a step that is brought in."""
+        """`max_pixels` bounds the images of an imported step."""
         self._store = store
         self._agents = agents
         self._conversations = conversations
         self._max_pixels = max_pixels
 
     async def messages(self, ref: Ref, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Give what the model is shown next, but for the next task, and what the policy leaves out of it."""
+        """Return the model's next messages without the next task, and the part that the policy leaves out."""
         memory = await self._store.memory(ref, may_run=True)
         return await asyncio.to_thread(
             lambda: self._agents.messages(memory.agent, memory, memory.terms.policy, summary_mode=summary_mode)
@@ -44,10 +44,9 @@ class History:
     async def prune(
         self, ref: Ref, policy: Policy | None, *, dry_run: bool, destroy: bool
     ) -> tuple[PrunePreview, int, Conversation | None]:
-        """Archive what a policy (None: the conversation's) leaves out, or destroy that and all that is archived.
+        """Archive the steps that a policy (None: the conversation's) leaves out, or destroy them and all archived ones.
 
-        Gives what changes, how many steps are archived or destroyed, and the conversation as it is then. A dry run
-        changes nothing, and gives what would.
+        Returns the effect, the number of steps, and the changed conversation. A dry run changes nothing.
         """
         for _ in range(MOST_TRIES):
             memory = await self._store.memory(ref, may_run=dry_run)
@@ -68,15 +67,15 @@ class History:
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
-        """Go back to what the conversation was after a turn; its later turns stay on record."""
+        """Restore the conversation as it was after a turn. Later turns stay on record."""
         return await self._store.roll_back(ref, turn)
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
-        """Make a conversation of its own of what this one was after a turn (None: the last)."""
+        """Copy the conversation as it was after a turn (None: the last)."""
         return await self._store.fork(ref, turn, metadata)
 
     async def export(self, ref: Ref) -> dict[str, Any]:
-        """Take a whole conversation out as a document."""
+        """Return a whole conversation as a document."""
         record = await self._store.record(ref)
         steps = with_gaps(record.steps)
         agent = record.conversation.agent
@@ -86,7 +85,7 @@ class History:
     async def bring_in(
         self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
     ) -> Conversation:
-        """Make a conversation of a document; its agent is the document's, unless another one is named."""
+        """Create a conversation from a document. `agent` replaces the document's."""
         told = parse_document(document)
         name = self._conversations.known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.import_document, name, told.memory, self._max_pixels)

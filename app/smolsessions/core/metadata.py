@@ -1,4 +1,4 @@
-"""What callers attach to a conversation: JSON that can be stored, bounded, and changed by merge patches."""
+"""Metadata of conversations: bounded JSON, changed by merge patches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ _AROUND = 8  # levels that records and pages put around what a client sends
 
 
 def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Refuse metadata that would make every list of conversations heavy."""
+    """Return the metadata. Raises `TooLargeError`, as lists of conversations hold it."""
     if len(json.dumps(metadata)) > MAX_METADATA_BYTES:
         raise TooLargeError(f"The metadata is larger than {MAX_METADATA_BYTES} bytes.")
     return metadata
 
 
 def storable(value: T, most_bytes: int | None = None) -> T:
-    """Refuse what the store could write and not read, or what is no JSON for others.
-
-    Raises `TooLargeError` if the JSON is larger than `most_bytes`.
-    """
+    """Return a value that is strict JSON. Raises `ValueError` for others, and `TooLargeError` above `most_bytes`."""
     wrapped: Any = value
     for _ in range(_AROUND):
         wrapped = [wrapped]
@@ -42,7 +39,7 @@ def storable(value: T, most_bytes: int | None = None) -> T:
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch: null takes a member away, objects merge, all else replaces."""
+    """Apply a JSON merge patch: null deletes a member, objects merge, other values replace."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}

@@ -1,4 +1,4 @@
-"""Memory policies as data: what bounds the steps that the model is shown. What they do is the agents' room's."""
+"""Memory policies as data: rules that bound the steps in a prompt. `agents/memory` applies them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KeepLastNSteps(_Rule):
 
 
 class PruneOldObservations(_Rule):
-    """Observations are cut to `max_length` characters, but for those of the last `keep_last_n` actions."""
+    """Observations are cut to `max_length` characters, except those of the last `keep_last_n` actions."""
 
     name: Literal["prune_old_observations"]
     keep_last_n: int = Field(ge=0, le=1_000_000)
@@ -52,14 +52,14 @@ class PruneOldObservations(_Rule):
 
 
 class TokenBudget(_Rule):
-    """The oldest turns are left out, then the oldest steps of the one that is played, until the prompt fits."""
+    """The oldest turns are left out, then the oldest steps of the running turn, until the prompt fits."""
 
     name: Literal["token_budget"]
     max_tokens: int = Field(ge=1, le=100_000_000)
 
 
 class Summarize(_Rule):
-    """Where more than `after_tokens` would be shown, the agent's model sums up all but the newest steps."""
+    """Above `after_tokens`, the agent's model summarizes all steps except the newest."""
 
     name: Literal["summarize"]
     after_tokens: int = Field(ge=1, le=100_000_000)
@@ -72,7 +72,7 @@ def _import_string(name: str) -> str:
 
 
 class OwnRule(_Rule):
-    """A function `(steps) -> steps` of the operator's, by import string; the agent lists those that may be named."""
+    """A function `(steps) -> steps` of the operator by import string. The agent lists the allowed ones."""
 
     name: Annotated[str, AfterValidator(_import_string), Field(json_schema_extra={"pattern": _IMPORT.pattern})]
 
@@ -82,7 +82,7 @@ NAMES = tuple(kind.model_fields["name"].annotation.__args__[0] for kind in _KIND
 
 OWN = "own"
 TAGS = frozenset((*NAMES, OWN))
-"""What pydantic puts into the place of an error beside the names of members."""
+"""Names that pydantic adds to the path of an error."""
 
 
 def _kind_of(rule: Any) -> str:
@@ -91,7 +91,7 @@ def _kind_of(rule: Any) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Take one rule for a list of it, and a bare name for a rule without parameters."""
+    """Return a list for a single rule, and a rule for a bare name."""
     rules = value if isinstance(value, list | tuple) else [value]
     few = rules[: MOST_RULES + 1]  # enough to be refused, before each of very many becomes an error of its own
     return [{"name": rule} if isinstance(rule, str) else rule for rule in few]
@@ -117,19 +117,19 @@ Rules = Annotated[
     BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
     Field(max_length=MOST_RULES),
 ]
-"""Rules in the order in which they are applied, each to what the one before it left."""
+"""Rules in their order. Each is applied to the result of the one before."""
 
 Policy = tuple[Rule, ...]
 _RULES: TypeAdapter[list[Rule]] = TypeAdapter(Rules)
 
 
 def policy_of(data: Any) -> Policy:
-    """Read a policy as it is written in JSON, or by an agent's author. Raises `pydantic.ValidationError`."""
+    """Return the policy of JSON data. Raises `pydantic.ValidationError`."""
     return tuple(_RULES.validate_python(data))
 
 
 def what_is_wrong(error: ValidationError) -> str:
-    """Say in a line what pydantic found."""
+    """Return pydantic's errors as one line."""
     problems = [
         f"{'/'.join(str(part) for part in problem['loc'] if part not in TAGS)}: {problem['msg']}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
@@ -138,5 +138,5 @@ def what_is_wrong(error: ValidationError) -> str:
 
 
 def policy_data(policy: Policy) -> list[dict[str, Any]]:
-    """Give a policy as it is written in JSON."""
+    """Return a policy as JSON data."""
     return [rule.model_dump() for rule in policy]

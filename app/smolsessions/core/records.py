@@ -1,4 +1,4 @@
-"""What the service keeps, as frozen records without behaviour; the words are those of the design."""
+"""Records of the service: frozen data without behaviour."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
-"""Of an entry of the record. An edit is a change of the memory by a callback of the agent's author."""
+"""Type of a stored entry. An edit is a change of the memory by a callback of the agent's author."""
 
 IMAGE_NAME_DIGITS = 32
-MAX_CRASHES = 3  # attempts at a turn that ended with their process before they wrote an effect; then it is given up
+MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A conversation's full name: ids are scoped to their owner."""
+    """Full name of a conversation. Ids are scoped to their owner."""
 
     owner: Owner
     id: str
@@ -42,7 +42,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class AgentVersion:
-    """What a turn records of the agent that plays it: its configured name, its class, the release of smolagents."""
+    """Version of an agent: its configured name, its class, the release of smolagents."""
 
     name: AgentName
     kind: str
@@ -51,7 +51,7 @@ class AgentVersion:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """What `GET /agents` says of an agent."""
+    """Description of an agent, as `GET /agents` returns it."""
 
     version: AgentVersion
     description: str
@@ -59,14 +59,14 @@ class AgentInfo:
     max_steps: int
     code_runs_in: Literal["process", "thread", "remote"] | None = None
     fingerprint: str = ""
-    """A hash of its prompts, tools and options: a turn is replayed by the very agent that began it."""
+    """Hash of its prompts, tools and options. Only an agent with the same hash replays a turn."""
     policy: Policy = ()
-    """What bounds the memory that its model is shown, where a conversation has no policy of its own."""
+    """Its memory policy, used if the conversation has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A conversation that another one was forked from, after a turn of it."""
+    """Conversation and turn from which a conversation was forked."""
 
     scope: str
     turn: int
@@ -74,7 +74,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A rollback: what follows turn `after` goes on from turn `to`."""
+    """Rollback: turns after `after` continue from turn `to`."""
 
     after: int
     to: int
@@ -82,17 +82,14 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a conversation has of its own beside its agent's: a memory policy (None: the agent's), and its history.
-
-    `lineage` begins with the conversation that it was forked from, `jumps` are its rollbacks in their order.
-    """
+    """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order."""
 
     policy: Policy | None = None
     lineage: tuple[Origin, ...] = ()
     jumps: tuple[Rollback, ...] = ()
 
     def is_rolled_back(self, turn: int, last: int) -> bool:
-        """Tell whether a turn is none of those that lead to the conversation as it is after turn `last`."""
+        """Return whether a turn does not lead to the conversation as it is after turn `last`."""
         place, is_tip = last, True
         for jump in reversed(self.jumps):
             if place > jump.after or (is_tip and place == jump.after):
@@ -104,7 +101,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class ConversationFields:
-    """What a caller may change of a conversation. `policy` None: its agent's; `ttl_s` None: it is kept."""
+    """Fields that a caller may change. `policy` None: the agent's. `ttl_s` None: it never expires."""
 
     metadata: dict[str, Any]
     policy: Policy | None = None
@@ -113,10 +110,7 @@ class ConversationFields:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The durable thing. Times are Unix seconds.
-
-    `step_counts` are of the steps that a prune or a rollback has not taken out of the memory.
-    """
+    """Conversation in the store. Times are Unix seconds. `step_counts` leaves out archived and rolled back steps."""
 
     ref: Ref
     agent: AgentName
@@ -136,7 +130,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a turn failed: a stable code, a sentence for the caller, and whether the same turn may work later."""
+    """Failure of a turn: a stable code, a sentence for the caller, and whether a retry may work."""
 
     code: str
     message: str
@@ -145,9 +139,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of a turn. `arguments` is JSON; `ok` says that the tool returned.
+    """Tool call of a turn. `arguments` is JSON. `ok` is true if the tool returned.
 
-    `repeated`: it was in flight when an earlier attempt's process ended, so it may have been made twice.
+    `repeated`: it was in flight when the process of an earlier attempt ended, so it may have run twice.
     """
 
     call_id: str
@@ -163,7 +157,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the model reports them, summed over the turn's finished steps."""
+    """Tokens that the model reported, summed over the turn's finished steps."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -171,7 +165,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class PromptSize:
-    """What a prompt, or a part of it, holds. Tokens as the model reports them, or an estimate."""
+    """Size of a prompt or a part of it. Tokens are reported by the model, or an estimate."""
 
     steps: int
     characters: int
@@ -181,9 +175,9 @@ class PromptSize:
 
 @dataclass(frozen=True, slots=True)
 class PrunePreview:
-    """What a prune with a policy changes: the prompt before and after, and the places of the steps that it leaves out.
+    """Effect of a prune: the prompt before and after, and the places of the steps that it leaves out.
 
-    `shortened` steps are shown cut by the policy where it is the conversation's; a prune leaves them as they are.
+    `shortened` steps are cut by the policy in a prompt. A prune does not change them.
     """
 
     before: PromptSize
@@ -191,12 +185,12 @@ class PrunePreview:
     left_out: tuple[int, ...]
     shortened: int
     edits: tuple[int, ...] = ()
-    """Places of the entries that hold later versions of the steps that it leaves out."""
+    """Places of the later versions of these steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the memory policy left out of a turn's last prompt: whole steps, and what of others was cut."""
+    """Part of a turn's last prompt that the memory policy left out: whole steps, and cuts of others."""
 
     steps: int
     shortened: int
@@ -206,7 +200,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When the turn was accepted, taken by a worker and over: Unix seconds."""
+    """Times of a turn: accepted, claimed first, ended. Unix seconds."""
 
     submitted_at: float
     started_at: float | None = None
@@ -215,10 +209,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
-    """What the caller asked of this turn beyond its message.
-
-    `max_steps` None: the agent's own; `deadline_s` None: the service's, in seconds from the turn's start.
-    """
+    """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start."""
 
     max_steps: int | None = None
     reset: bool = False
@@ -227,7 +218,7 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepImage:
-    """An image that a step holds: its name in the conversation (a content hash) and its size in pixels."""
+    """Image of a step: its name in the conversation (a content hash) and its size in pixels."""
 
     name: str
     width: int
@@ -241,7 +232,7 @@ def image_name(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a turn ended, as the session saw it."""
+    """End of a turn, as its session returns it."""
 
     status: Literal["finished", "failed", "cancelled"]
     reply: str | None = None
@@ -254,15 +245,15 @@ class Outcome:
     dropped_variables: tuple[str, ...] = ()
     left_out: LeftOut | None = None
     images: tuple[StepImage, ...] = ()
-    """Images of the answer that were kept with the last step."""
+    """Images of the answer, stored with the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One user message and all that the agent does until it answers.
+    """One user message and everything that the agent does until it answers.
 
-    `outcome` is there when it is over, and `last_seq`, the number of its final event (None where it is not known).
-    `images` are those of the message. The store keeps them from the time when it has the turn's task step.
+    A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` are those of
+    the message, stored with the task step.
     """
 
     ref: Ref
@@ -276,7 +267,7 @@ class Turn:
     last_seq: int | None = None
     images: tuple[StepImage, ...] = ()
     rolled_back: bool = False
-    """The conversation was rolled back to a turn before it: known to who lists turns, not kept with the record."""
+    """True after a rollback to an earlier turn. Derived when turns are listed, and not stored."""
 
     @property
     def status(self) -> TurnStatus:
@@ -287,7 +278,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TurnInput:
-    """What only the run needs and the record does not repeat: images as files' bytes, arguments as JSON."""
+    """Input of a turn that its record does not repeat: images as files, arguments as JSON."""
 
     images: tuple[bytes, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
@@ -295,7 +286,7 @@ class TurnInput:
 
 @dataclass(frozen=True, slots=True)
 class IdempotentRequest:
-    """A request that its caller may send again: the key that names it, and all that it asks for, as bytes."""
+    """Request that the caller may retry: its Idempotency-Key, and its fields as bytes."""
 
     key: str
     request: bytes
@@ -303,9 +294,9 @@ class IdempotentRequest:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A finished step as bytes; what is large and repeats (images) lies beside it, by content hash.
+    """Finished step as bytes, with its images as attachments by content hash.
 
-    `variables` are the pieces that changed with it, by name; None takes one away.
+    `variables` are the changed pieces by name. None deletes a piece.
     """
 
     type: EntryType
@@ -317,10 +308,10 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class ExportedMemory:
-    """What a conversation holds as JSON data (docs/export.md).
+    """Memory of a conversation as JSON data (docs/export.md).
 
-    `steps` are without their turn and without what the conversation knows of them; `images` are by name; of what could
-    not be exported `not_exported` says the agent's path, the kind, the name and the reason.
+    `steps` lack their turn and marks. `images` are by name. `not_exported` lists lost values: the agent's path, the
+    kind, the name and the reason.
     """
 
     steps: tuple[dict[str, Any], ...]
@@ -331,7 +322,7 @@ class ExportedMemory:
 
 @dataclass(frozen=True, slots=True)
 class ImportedMemory:
-    """What was made of such data; `archived` and `hidden` are positions in `steps`."""
+    """Memory from a document. `archived` and `hidden` are positions in `steps`."""
 
     steps: tuple[PackedStep, ...]
     archived: frozenset[int] = frozenset()
@@ -341,7 +332,7 @@ class ImportedMemory:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A step as the store gives it back."""
+    """Step as the store returns it."""
 
     index: int
     type: EntryType
@@ -352,18 +343,18 @@ class StoredStep:
     archived: bool = False
     rolled_back: bool = False
     unanswered: bool = False
-    """A task whose turn ended before its first step was finished. Known to pages of steps alone."""
+    """True for a task whose turn ended before its first finished step. Set in pages of steps only."""
 
 
 def with_gaps(steps: Sequence[StoredStep]) -> list[bytes]:
-    """Return the steps' bytes at their distances; empty bytes stand for one that is missing."""
+    """Return the steps' bytes by index, with empty bytes for a missing step."""
     data = {step.index: step.data for step in steps}
     return [data.get(index, b"") for index in range(min(data), max(data) + 1)] if data else []
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """One page of a list; `next_cursor` None: there is no more."""
+    """Page of a list. `next_cursor` is None on the last page."""
 
     items: tuple[T, ...]
     next_cursor: str | None
@@ -371,7 +362,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How many of an agent's conversations wait for a thread of any process, and for how long the oldest does."""
+    """Number of an agent's conversations that wait for a thread, and the age of the oldest."""
 
     length: int
     oldest_s: float
@@ -379,7 +370,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """What waits, agent by agent, at the partitions that said so; `silent` is how many did not."""
+    """Queues by agent, of the partitions that answered. `silent` is the number of the others."""
 
     of: Mapping[AgentName, Queue]
     silent: int
@@ -387,10 +378,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a conversation's agent remembers between turns: `steps` that its model may be shown, and its variables.
-
-    `version` names what the memory is, for who changes it only if it is still so.
-    """
+    """Memory of a conversation between turns. A change with `version` fails if the memory has changed since."""
 
     agent: AgentName
     terms: Terms
@@ -401,7 +389,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A conversation's memory as it was read: sealed head and terms, as they lie in the store."""
+    """Version of a memory: sealed head and terms, as stored."""
 
     head: bytes
     terms: bytes
@@ -409,7 +397,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRecord:
-    """A whole conversation, to be taken out: all that is on record but events. `pieces` are its variables'."""
+    """Whole conversation for an export, without events. `pieces` are its variables."""
 
     conversation: Conversation
     turns: tuple[Turn, ...]
@@ -421,7 +409,7 @@ class ConversationRecord:
 
 @dataclass(frozen=True, slots=True)
 class ImportedConversation:
-    """A conversation that is brought in."""
+    """Conversation for an import."""
 
     turns: tuple[Turn, ...]
     jumps: tuple[Rollback, ...]
@@ -430,11 +418,11 @@ class ImportedConversation:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a conversation's steps are, sealed: how many, of which generation, and a running hash over their tags.
+    """Sealed summary of a conversation's steps: generation, count, and a running hash over their tags.
 
-    `shown_from` is the index where what the model is shown begins, `shown_hash` the running hash before it,
-    `variables` the tag of the sealed list of the variables' pieces. `archived` (by a prune), `rolled_back` and
-    `destroyed` are sets of indexes, as bits; of a destroyed step the store has the tag alone.
+    `shown_from` is the first index that the model sees, `shown_hash` the running hash before it, `variables` the tag
+    of the sealed list of pieces. `archived`, `rolled_back` and `destroyed` are sets of indexes, as bits. A destroyed
+    step has only its tag in the store.
     """
 
     generation: int = 0
@@ -450,5 +438,5 @@ class Head:
 
     @property
     def out(self) -> int:
-        """The places whose steps are not in the memory any more."""
+        """Indexes of the steps that are not in memory any more."""
         return self.archived | self.rolled_back | self.destroyed

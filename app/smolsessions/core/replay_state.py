@@ -1,4 +1,4 @@
-"""What the earlier attempts at a turn left in the store, for the one that replays them."""
+"""Replay state: effects, events and steps of the earlier attempts at a turn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayState:
-    """The journal's `effects` by key, the keys of calls that had `begun`, the log's `events`, and the finished `steps`.
-
-    A step comes as its bytes, the attachments of all of them beside it.
-    """
+    """The journal's `effects` by key, the keys of begun calls, the log's `events` and the finished `steps`."""
 
     effects: dict[str, bytes]
     begun: frozenset[str]
@@ -27,7 +24,7 @@ class ReplayState:
 
     @property
     def calls(self) -> dict[str, ToolCall]:
-        """The tool calls that were shown, by their ids, for a turn that is not replayed."""
+        """Tool calls in the log, by id, for a turn that is not replayed."""
         calls: dict[str, ToolCall] = {}
         for event in self.events:
             if isinstance(event, ToolCalled):

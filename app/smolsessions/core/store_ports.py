@@ -86,7 +86,7 @@ class TurnStore(Protocol):
         Args:
             turn: the turn, whose number and agent the store sets.
             turn_input: images and arguments of the turn.
-            create: metadata of a new conversation; None: the conversation must exist.
+            create: metadata of a new conversation, or None if it must exist.
             asked: the caller named the agent, so another one is an error.
             version_of: returns the version of the conversation's agent.
             on_busy: applied to the turns that run or wait already.
@@ -229,7 +229,7 @@ class Lease(Protocol):
 
     @property
     def policy(self) -> Policy | None:
-        """The conversation's memory policy at the claim; None: the agent's."""
+        """The conversation's memory policy at the claim, or None for the agent's."""
         ...
 
     @property
@@ -356,7 +356,7 @@ class Scheduler(Protocol):
 
         An idle worker's turns have all progressed. Only such a worker gets a turn with a crash, alone. A turn that an
         agent with another fingerprint began waits a while for a worker with that agent. A store that is away or slow
-        yields nothing; a later call returns its late claims.
+        yields nothing. A later call returns its late claims.
         """
         ...
 

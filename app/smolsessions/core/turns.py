@@ -106,7 +106,7 @@ class Turns:
             subscription.close()
 
     async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
-        """Subscribe to a turn's events; None if no event follows the cursor. The caller must close the subscription."""
+        """Subscribe to a turn's events after the cursor; None without any. The caller must close the subscription."""
         turn = await self._store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None

@@ -26,12 +26,12 @@ class ParentLink:
         self.is_lost = False
 
     def follow(self, shutdown: Shutdown) -> None:
-        """Pass the supervisor's requests to `shutdown`; hurry it if the supervisor dies."""
+        """Pass the supervisor's requests to `shutdown`, and hurry it if the supervisor dies."""
         arguments = (asyncio.get_running_loop(), shutdown)
         threading.Thread(target=self._follow, args=arguments, name="parent link", daemon=True).start()
 
     def announce_ready(self, text: str) -> None:
-        """Report that this process serves; the supervisor prints `text` once all do."""
+        """Report that this process serves. The supervisor prints `text` once all do."""
         with suppress(OSError):  # the supervisor is dead, which the thread notices
             self._socket.sendall(json.dumps(text).encode() + b"\n")
 

@@ -50,7 +50,7 @@ def run_process(settings: Settings, role: Role, listening: socket.socket, slot: 
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows. Each stream is one; most systems start at 1,024."""
+    """Raise the limit of open files as far as the system allows. Each stream is one. Most systems start at 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -132,7 +132,7 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
 
 
 async def _drain(worker: Worker, running: asyncio.Task[None], shutdown: Shutdown, drain_s: float) -> None:
-    """Let the running steps finish in time; then hand their turns back in the middle of a step."""
+    """Let the running steps finish in time. Then hand their turns back in the middle of a step."""
     worker.drain()
     hurried = asyncio.create_task(shutdown.hurried.wait())
     await asyncio.wait({running, hurried}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Where a playing session and the event loop meet: events and finished steps go out, a stop comes in."""
+"""Bridge between a running session's threads and the event loop: events and steps go out, stop requests come in."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ if TYPE_CHECKING:
     from smolsessions.core.records import PackedStep
     from smolsessions.core.store_ports import Lease, StopReason
 
-    Told = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
+    Item = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
 
-JOIN_S = 0.03  # pieces of a message that come faster are joined into one event
-LOOK_S = 0.1
-MOST_WAITING = 64  # events that an agent's thread may be ahead: while it waits, the loop has the interpreter for itself
-MOST_PIECES = 4096  # pieces of messages that wait to be joined
-MOST_AT_ONCE = 64  # events that are written in one round of the loop
+JOIN_S = 0.03  # deltas of one message within this time become one event
+POLL_S = 0.1
+MAX_QUEUED = 64  # events; then the agent's thread waits, and the loop has the interpreter for itself
+MAX_QUEUED_DELTAS = 4096
+MAX_BATCH = 64  # events that one round of the loop writes
 
 
 class LoopEventBridge:
-    """Writes to the lease, on the loop, what any thread tells; the order of events stays, and that of steps.
+    """Writer of a lease's events and steps, in their order, from any thread.
 
-    Pieces of messages wait up to `JOIN_S` for more of their kind, other events go out at once and take them along.
-    Where nobody watches all events wait so long, and those that are left at the turn's end go out with its commit. A
-    finished step never waits. An agent's thread wakes the loop now and then, not for each piece; it waits where it is
-    far ahead.
+    Deltas wait up to `JOIN_S` for more of their message. Any other event goes out at once with them. Without a reader
+    all events wait so long, and the last ones go out with the commit. A finished step never waits. The agent's thread
+    wakes the loop once for many deltas, and waits if the queue is full.
     """
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
-        self._told: deque[Told] = deque()
-        self._events: list[StepEvent] = []  # taken from what was told, not yet written
-        self._waiting = False  # a timer is set, or about to be
-        self._waking = False  # the loop is about to look
+        self._queue: deque[Item] = deque()
+        self._events: list[StepEvent] = []  # taken from the queue, not yet written
+        self._waiting = False  # a timer is set, or about to be set
+        self._waking = False  # the loop is about to run `_on_wake`
         self._open = True
         self._room = threading.Event()
         self._next_at = 0.0
@@ -49,12 +48,11 @@ class LoopEventBridge:
 
     @property
     def stop_requested(self) -> bool:
-        # The lease knows first: who waited for a write is let go in the same moment.
+        # A lost lease wakes those that wait for its writes, before it reports its reason.
         return self.reason is not None or self._lease.is_over
 
     @property
     def hands_over(self) -> bool:
-        """What is broken off here goes on elsewhere."""
         return self.reason == "drained" or (self.pause_requested and self.reason is None)
 
     def emit(
@@ -62,22 +60,22 @@ class LoopEventBridge:
     ) -> None:
         if not self._open:
             return
-        self._told.append((event, step, effect))
-        if step and step.type == "task":  # written with the next event, or with the commit: a turn's first write
+        self._queue.append((event, step, effect))
+        if step and step.type == "task":  # written with the next event or the commit, to save a write
             return
-        is_piece = isinstance(event, MessageDelta)
-        most = MOST_PIECES if is_piece else MOST_WAITING
-        if step or effect or len(self._told) > most or not (is_piece or not self._lease.watched):
+        is_delta = isinstance(event, MessageDelta)
+        most = MAX_QUEUED_DELTAS if is_delta else MAX_QUEUED
+        if step or effect or len(self._queue) > most or not (is_delta or not self._lease.watched):
             if not self._waking:
                 self._waking = True
-                self._loop.call_soon_threadsafe(self._look)
+                self._loop.call_soon_threadsafe(self._on_wake)
         elif not self._waiting and not self._waking:
             self._waiting = True
-            self._loop.call_soon_threadsafe(self._wait)
-        while self._open and len(self._told) > most:
+            self._loop.call_soon_threadsafe(self._set_timer)
+        while self._open and len(self._queue) > most:
             self._room.clear()
-            if len(self._told) > MOST_WAITING:
-                self._room.wait(LOOK_S)
+            if len(self._queue) > MAX_QUEUED:
+                self._room.wait(POLL_S)
 
     @property
     def is_late(self) -> bool:
@@ -85,80 +83,79 @@ class LoopEventBridge:
 
     def flush(self, effect: tuple[str, bytes] | None = None) -> None:
         if effect:
-            self._told.append((None, None, effect))
+            self._queue.append((None, None, effect))
         written = threading.Lock()
         written.acquire()
         while not self.stop_requested:
-            self._loop.call_soon_threadsafe(self._settle, written)
-            while not written.acquire(timeout=LOOK_S):
+            self._loop.call_soon_threadsafe(self._flush, written)
+            while not written.acquire(timeout=POLL_S):
                 if self.stop_requested or not self._open:
                     return
-            if self._lease.is_sure or not self._open:  # else this process stood still, and the answer is an old one
+            if self._lease.is_sure or not self._open:  # otherwise this process stood still, and the reply is old
                 return
 
     def request_pause(self) -> None:
-        """Let the step that runs be the last one here; another worker goes on."""
+        """Hand the turn to another worker after the current step."""
         self.pause_requested = True
 
     def request_stop(self, reason: StopReason) -> None:
-        """Stop what plays; the first reason counts."""
+        """Stop the turn. The first reason counts."""
         if self.reason is None:
             self.reason = reason
             self.stopping.set_result(None)
 
     def close(self) -> None:
-        """Take what was told so far; from now on nothing is heard."""
+        """Write the queue, and ignore later events."""
         if not self._open:
             return
         self._open = False
-        self._take(len(self._told))
+        self._take(len(self._queue))
         if not self._lease.buffer_events(self._events):
             self._emit()
         self._room.set()
 
-    def _settle(self, written: threading.Lock) -> None:
+    def _flush(self, written: threading.Lock) -> None:
         if self._open:
-            self._take(len(self._told))
+            self._take(len(self._queue))
             if self._lease.watched:
                 self._emit()
             if self._lease.is_late:
-                self._lease.emit("")  # nothing, but only who holds the lease can write it
+                self._lease.emit("")  # an empty write, which succeeds only with a valid lease
         self._lease.when_written(written.release)
 
-    def _wait(self) -> None:
+    def _set_timer(self) -> None:
         self._loop.call_later(max(self._next_at - self._loop.time(), 0 if self._lease.watched else JOIN_S), self._write)
 
-    def _look(self) -> None:
-        """Somebody is in a hurry."""
+    def _on_wake(self) -> None:
         self._waking = False
-        if self._lease.watched or len(self._told) > MOST_WAITING:
+        if self._lease.watched or len(self._queue) > MAX_QUEUED:
             self._write()
         elif self._open:
-            self._take(MOST_AT_ONCE)
+            self._take(MAX_BATCH)
             if self._events and not self._waiting:
                 self._waiting = True
-                self._wait()
+                self._set_timer()
 
     def _write(self) -> None:
-        """Write what was told, or some of it where it is much."""
+        """Write the queue, in batches."""
         self._waiting = False
         if not self._open:
-            self._told.clear()
+            self._queue.clear()
             return
-        if self._lease.backlog > MOST_WAITING:
+        if self._lease.backlog > MAX_QUEUED:
             self._waiting = True
             self._loop.call_later(JOIN_S, self._write)
             return
-        self._take(MOST_AT_ONCE)
+        self._take(MAX_BATCH)
         self._emit()
         self._room.set()
-        if self._told and not self._waking:
+        if self._queue and not self._waking:
             self._waking = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._on_wake)
 
     def _take(self, most: int) -> None:
-        """Take some of what was told; steps are written, with their events if those are to be written at all."""
-        while self._told and most > 0:
+        """Move up to `most` items out of the queue. Steps are written at once, with the events if a reader waits."""
+        while self._queue and most > 0:
             most -= 1
             event, step, effect = self._next()
             if event:
@@ -166,16 +163,16 @@ class LoopEventBridge:
             if step or effect:
                 self._emit(step, effect, bare=not self._lease.watched)
 
-    def _next(self) -> Told:
-        """Take one thing that was told; pieces of one message that follow each other are one."""
-        event, step, effect = self._told.popleft()
+    def _next(self) -> Item:
+        """Take one item. Consecutive deltas of one message are one item."""
+        event, step, effect = self._queue.popleft()
         message = _message_of(event)
-        if message is None or not self._told or _message_of(self._told[0][0]) != message:
+        if message is None or not self._queue or _message_of(self._queue[0][0]) != message:
             return event, step, effect
         assert isinstance(event, MessageDelta)
         texts = [event.text]
-        while self._told and _message_of(self._told[0][0]) == message:
-            more, _, _ = self._told.popleft()
+        while self._queue and _message_of(self._queue[0][0]) == message:
+            more, _, _ = self._queue.popleft()
             assert isinstance(more, MessageDelta)
             texts.append(more.text)
         return replace(event, text="".join(texts)), None, None

@@ -1,4 +1,4 @@
-"""Conversation → warm session, so that a turn that follows another one need not rebuild its agent."""
+"""Pool of warm sessions, so that a conversation's next turn need not rebuild its agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Resting:
+class _Warm:
     session: Session
     version: bytes
     since: float
@@ -24,51 +24,50 @@ class _Resting:
 
 
 class SessionPool:
-    """Keeps at most `most` sessions with `most_mb`, none longer than `idle_s` seconds, and none that plays."""
+    """Sessions between turns: at most `most` with `most_mb` together, each for at most `idle_s` seconds."""
 
     def __init__(self, most: int, idle_s: float, most_mb: float) -> None:
         self._most = most
         self._most_bytes = most_mb * MB
         self._held_bytes = 0
         self._idle_s = idle_s
-        self._resting: OrderedDict[Ref, _Resting] = OrderedDict()
+        self._warm: OrderedDict[Ref, _Warm] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._resting)
+        return len(self._warm)
 
-    def check_out(self, ref: Ref, version: bytes) -> Session | None:
-        """Give the warm session of exactly these steps; one of other steps (another process wrote) is let go."""
-        resting = self._take(ref) if ref in self._resting else None
-        if resting and resting.version == version:
-            return resting.session
-        if resting:
-            resting.session.close()
+    def acquire(self, ref: Ref, version: bytes) -> Session | None:
+        """Return the session of this version, or None. One of another version is closed: another process wrote."""
+        warm = self._take(ref) if ref in self._warm else None
+        if warm and warm.version == version:
+            return warm.session
+        if warm:
+            warm.session.close()
         return None
 
-    def check_in(self, ref: Ref, version: bytes, session: Session) -> None:
-        """Take a session back whose own turn was committed as finished; `version` is what that commit made."""
-        if ref in self._resting:
-            self._let_go(ref)
-        self._resting[ref] = _Resting(session, version, time.monotonic(), session.held_bytes)
+    def release(self, ref: Ref, version: bytes, session: Session) -> None:
+        """Keep a session after its turn was committed as finished. `version` is that of the commit."""
+        if ref in self._warm:
+            self._evict(ref)
+        self._warm[ref] = _Warm(session, version, time.monotonic(), session.held_bytes)
         self._held_bytes += session.held_bytes
-        while len(self._resting) > self._most or self._held_bytes > self._most_bytes:
-            self._let_go(next(iter(self._resting)))
+        while len(self._warm) > self._most or self._held_bytes > self._most_bytes:
+            self._evict(next(iter(self._warm)))
 
     def evict_idle(self) -> None:
-        """Let go of what nobody has used for long."""
+        """Close sessions that were idle for too long."""
         before = time.monotonic() - self._idle_s
-        while self._resting and next(iter(self._resting.values())).since < before:
-            self._let_go(next(iter(self._resting)))
+        while self._warm and next(iter(self._warm.values())).since < before:
+            self._evict(next(iter(self._warm)))
 
     def clear(self) -> None:
-        """Let go of all."""
-        for ref in list(self._resting):
-            self._let_go(ref)
+        for ref in list(self._warm):
+            self._evict(ref)
 
-    def _let_go(self, ref: Ref) -> None:
+    def _evict(self, ref: Ref) -> None:
         self._take(ref).session.close()
 
-    def _take(self, ref: Ref) -> _Resting:
-        resting = self._resting.pop(ref)
-        self._held_bytes -= resting.held_bytes
-        return resting
+    def _take(self, ref: Ref) -> _Warm:
+        warm = self._warm.pop(ref)
+        self._held_bytes -= warm.held_bytes
+        return warm

@@ -32,7 +32,7 @@ class Threads:
         return self.count - self.busy
 
     def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a job in a free thread; the future has what it returns or raises."""
+        """Run a job in a free thread. The future gets its result or exception."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -52,9 +52,9 @@ class Threads:
             value, failure = None, None
             try:
                 value = job()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who waits
+            except Exception as error:  # noqa: BLE001 - the caller handles it
                 failure = error
-            except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop that waits
+            except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop
                 failure = RuntimeError(f"a job left with {type(error).__name__}")
             with self._lock:
                 was_given_up = result in self._given_up
