@@ -11,6 +11,7 @@ import pytest
 from tests.support.llm import LLM
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import Service
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,7 +199,7 @@ def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
     with Service(tmp_path, settings) as service:
         at_start = service.log().count("could not be cleaned up")
         turn = service.play({"say": "one"}, agent="slamming")
-        until(lambda: service.log().count("could not be cleaned up") > at_start)
+        wait_until(lambda: service.log().count("could not be cleaned up") > at_start)
         assert service.follow_up(turn, {"say": "two"})["reply"] == "two"
         assert service.process.poll() is None
         assert service.stop() == 0
@@ -222,12 +223,6 @@ def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) 
         assert time.monotonic() - began < 3
         assert service.stop() == 0
         assert time.monotonic() - began < 5
-
-
-def until(condition: Callable[[], object], within_s: float = 10) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "this did not come to pass"
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,12 @@ from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import AGENTS, ROOT, Service, run, spawn, write_private
+from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     import httpx2
@@ -293,7 +294,7 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     try:
         for node in (server, replica):
             node.start()
-        _until(lambda: replica.ask("ROLE")[3] == b"connected")
+        wait_until(lambda: replica.ask("ROLE")[3] == b"connected")
         with started(table, tmp_path / "refused") as endings:
             for url, ending in endings.items():
                 sentence = sentence_of(ending.result())
@@ -323,12 +324,12 @@ def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp
             server.ask("ACL", "SETUSER", "turner", ">two", "<one")
             file.write_text("two\n")
             server.ask("CLIENT", "KILL", "USER", "turner")
-            _until(lambda: service.client.get("/conversations").status_code == 200)
+            wait_until(lambda: service.client.get("/conversations").status_code == 200)
             file.unlink()
             server.ask("CLIENT", "KILL", "USER", "turner")
-            _until(lambda: "SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read" in service.log())
+            wait_until(lambda: "SMOLSESSIONS_REDIS_PASSWORD_FILE cannot be read" in service.log())
             file.write_text("two")
-            _until(lambda: service.client.get("/conversations").status_code == 200)
+            wait_until(lambda: service.client.get("/conversations").status_code == 200)
             assert service.play({"say": "hello"})["reply"] == "hello"
             assert service.log().count("cannot be read") == 1
     finally:
@@ -496,7 +497,7 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         store = psutil.Process(_store_of(service))
         assert store.ppid() == service.process.pid
         service.process.send_signal(number)
-        _until(lambda: service.client.get("/readyz").status_code == 503)
+        wait_until(lambda: service.client.get("/readyz").status_code == 503)
         refused = service.post("/turn", message="x", agent="demo")
         assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
         assert refused.headers["retry-after"]
@@ -508,7 +509,7 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         assert not store.is_running()
     with service:
         where = answer.headers["location"]
-        _until(lambda: service.get(where)["status"] != "running")
+        wait_until(lambda: service.get(where)["status"] != "running")
         turn = service.get(where)
         assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "it went on", 2)
         assert [call["repeated"] for call in turn["tool_calls"]] == [False, False]
@@ -529,7 +530,7 @@ def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_pat
     waiting.gate.touch()
     with service:
         where = f"/conversations/{turn['conversation_id']}/turns/1"
-        _until(lambda: service.get(where)["status"] not in {"queued", "running"})
+        wait_until(lambda: service.get(where)["status"] not in {"queued", "running"})
         found = service.get(where)
         assert (found["status"], found["reply"], found["attempts"]) == ("finished", "it went on", 2)
 
@@ -551,7 +552,7 @@ def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> N
     (tmp_path / "slow.py").write_text(SLOW)
     with spawn(tmp_path, {"AGENTS": "slow=slow:make_scripted"}, cwd=tmp_path) as process:
         try:
-            _until((tmp_path / "started").exists)
+            wait_until((tmp_path / "started").exists)
             process.send_signal(signal.SIGTERM)
             (tmp_path / "go").touch()
             process.communicate(timeout=20)
@@ -566,7 +567,7 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
         for _ in range(RESTARTS):
             store = _store_of(service)
             os.kill(store, signal.SIGKILL)
-            _until(lambda: _store_of(service) not in {0, store})  # noqa: B023 - called at once
+            wait_until(lambda: _store_of(service) not in {0, store})  # noqa: B023 - called at once
         os.kill(_store_of(service), signal.SIGKILL)
         assert service.process.wait(10) == 2
     sentence = service.log().splitlines()[-1]
@@ -584,7 +585,7 @@ class _Waiting:
         self._answers: list[httpx2.Response] = []
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
-        _until(Path(f"{gate}.started").exists)
+        wait_until(Path(f"{gate}.started").exists)
 
     def answer(self) -> httpx2.Response:
         self._thread.join(20)
@@ -606,13 +607,6 @@ def _store_of(service: Service) -> int:
     ):
         return int(client.info("server")["process_id"])
     return 0
-
-
-def _until(condition: Callable[[], object], within_s: float = 10) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "this did not come to pass"
-        time.sleep(0.01)
 
 
 def test_the_image_checks_its_health_by_what_the_service_answers(service: Service) -> None:

@@ -26,9 +26,10 @@ from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
@@ -89,13 +90,6 @@ def connect(socket_path: Path | str) -> Redis:
     return Redis(unix_socket_path=str(socket_path), retry=Retry(NoBackoff(), 0), decode_responses=True)
 
 
-def until(condition: Callable[[], bool], within_s: float = 10) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "this did not come to pass"
-        time.sleep(0.01)
-
-
 def pid_of(client: Redis) -> int:
     """The server's process."""
     assert client.ping()  # unlike INFO, it waits for the data
@@ -120,13 +114,13 @@ def kill_server(client: Redis) -> None:
     """Kill the server and wait for its successor."""
     pid = pid_of(client)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: successor_of(pid, client))
+    wait_until(lambda: successor_of(pid, client))
 
 
 def outlive_a_signal(client: Redis) -> int:
     """Let the server do what it does at intervals, such as ending when a signal told it to; then its process."""
     client.set("short", "lived", px=500)
-    until(lambda: not client.exists("short"))
+    wait_until(lambda: not client.exists("short"))
     return pid_of(client)
 
 
@@ -200,7 +194,7 @@ def test_the_server_of_a_killed_service_ends_by_itself(tmp_path: Path) -> None:
     with service(tmp_path) as (process, client):
         pid = pid_of(client)
         process.kill()
-        until(lambda: not alive(pid))
+        wait_until(lambda: not alive(pid))
 
 
 @on_linux
@@ -209,7 +203,7 @@ def test_a_server_that_was_started_again_ends_with_its_killed_service_too(tmp_pa
         kill_server(client)
         pid = pid_of(client)
         process.kill()
-        until(lambda: not alive(pid))
+        wait_until(lambda: not alive(pid))
 
 
 def test_the_server_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
@@ -253,7 +247,7 @@ def test_a_stop_between_death_and_restart_leaves_no_server(tmp_path: Path) -> No
         kill_server(client)  # the next restart pauses first
         pid = pid_of(client)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not psutil.pid_exists(pid))
+        wait_until(lambda: not psutil.pid_exists(pid))
     assert server.ended.result(timeout=0) is None
     assert not server.socket_path.exists()
 
@@ -307,7 +301,7 @@ def test_an_orphan_that_did_not_notice_is_asked_to_end(tmp_path: Path) -> None:
         orphan = subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()])
     with orphan, connect(tmp_path / "store.sock") as client:
         try:
-            until(lambda: successor_of(0, client))
+            wait_until(lambda: successor_of(0, client))
             client.rpush("list", "value")
             with embedded_server(tmp_path) as server:
                 assert values(server) == ["value"]

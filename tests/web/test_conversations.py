@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,9 +15,10 @@ import pytest
 from tests.support.metrics import totals
 from tests.support.problems import problem, strict_json
 from tests.support.service import AGENTS, Service
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -86,7 +86,7 @@ class Held:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        until(self._gate.with_name(f"{self._gate.name}.started").exists)
+        wait_until(self._gate.with_name(f"{self._gate.name}.started").exists)
         return self
 
     def __exit__(
@@ -104,12 +104,6 @@ class Held:
         assert self._answers[0].status_code == 200, self._answers[0].text
         turn: dict[str, Any] = self._answers[0].json()
         return turn
-
-
-def until(true: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
 
 
 def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
@@ -331,7 +325,7 @@ def test_the_id_of_a_deleted_conversation_is_free_after_a_while_and_not_before(b
     assert brief.client.delete("/conversations/phoenix").status_code == 204
     problem(brief.post("/conversations", id="phoenix"), 409, "conversation_exists")
     problem(brief.post("/turn", message="hi", conversation_id="phoenix"), 404, "conversation_not_found")
-    until(lambda: _is_free(brief, "phoenix", agent="demo"))
+    wait_until(lambda: _is_free(brief, "phoenix", agent="demo"))
     shown = brief.get("/conversations/phoenix")
     assert (shown["turns"], shown["agent"], shown["step_counts"]["task"]) == (0, "demo", 0)
     response = brief.post("/turn", message="What did I ask first?", conversation_id="phoenix", agent="demo")
@@ -348,7 +342,7 @@ def test_deleting_ends_a_running_turn_for_a_waiting_client(brief: Service, tmp_p
         assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "conversation_deleted")
         assert turn["timing"]["finished_at"]
         _assert_gone(brief, "doomed")
-    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
     _assert_gone(brief, "doomed")
     assert brief.play({"say": "another"})["reply"] == "another"
 
@@ -358,10 +352,10 @@ def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same
 ) -> None:
     with Held(brief, tmp_path / "old", conversation_id=_made(brief, "twin")) as old:
         assert brief.client.delete("/conversations/twin").status_code == 204
-        until(lambda: _is_free(brief, "twin"))
+        wait_until(lambda: _is_free(brief, "twin"))
         with Held(brief, tmp_path / "new", conversation_id="twin") as new:
             old.let_go()
-            until(lambda: totals(brief)["smolsessions_threads_busy"] == 1)
+            wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 1)
             assert brief.get("/conversations/twin")["running_turn"] == 1
             steps = brief.get("/conversations/twin/steps")["items"]
             assert [str(tmp_path / "new") in step["task"] for step in steps] == [True]
@@ -402,7 +396,7 @@ def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
         'smolsessions_turn_seconds_count{agent="code"}': 2,
         "smolsessions_turn_queued_seconds_count": 3,
     }
-    until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
+    wait_until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
     assert totals(brief)["smolsessions_store_errors_total"] == 0
 
 
@@ -412,12 +406,12 @@ def test_figures_count_a_turn_that_a_delete_ended(brief: Service, tmp_path: Path
     with Held(brief, tmp_path / "gate", conversation_id=_made(brief, "counted")) as held:
         brief.client.delete("/conversations/counted")
         assert held.answer()["status"] == "cancelled"
-    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
     assert totals(brief).get(name, 0) == before + 1
 
 
 def test_figures_show_threads_and_warm_sessions(brief: Service, tmp_path: Path) -> None:
-    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
     before = totals(brief)
     with Held(brief, tmp_path / "one") as one, Held(brief, tmp_path / "two") as two:
         during = totals(brief)
@@ -425,7 +419,7 @@ def test_figures_show_threads_and_warm_sessions(brief: Service, tmp_path: Path) 
         assert during["smolsessions_threads_free"] == before["smolsessions_threads_free"] - 2
         assert during["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"]
     assert [held.answer()["status"] for held in (one, two)] == ["finished", "finished"]
-    until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
+    wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
     after = totals(brief)
     assert after["smolsessions_threads_free"] == before["smolsessions_threads_free"]
     assert after["smolsessions_sessions_warm"] == before["smolsessions_sessions_warm"] + 2
