@@ -73,7 +73,7 @@ def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: st
     """What a service says that cannot start."""
     ended = subprocess.run(
         [sys.executable, *flags, "-c", SERVICE, folder, str(silence_s)],
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "app")} | environment,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
