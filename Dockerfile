@@ -15,8 +15,7 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1
 COPY deploy/image/install requirements.lock ./
-RUN ./install packages /opt/smolsessions
-RUN ./install init /opt/smolsessions
+RUN ./install packages /opt/smolsessions && ./install init /opt/smolsessions
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 RUN ./install service /opt/smolsessions /opt/service
