@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = ("README.md", "docs")  # more as they get clean
+DEFAULT = ("app", "tools", "README.md", "docs")
 MOST_WORDS = 36  # of a sentence; the aim is some 20
 
 VERBS = (
@@ -42,7 +42,7 @@ Line = tuple[int, str, bool]  # its number, a sentence, and whether it is a docs
 
 
 def main() -> int:
-    """Print each refused sentence with its place and its mend; the exit status is 1 if one was found."""
+    """Print each refused sentence with its place and its mend. The exit status is 1 if one was found."""
     paths = [Path(word) for word in sys.argv[1:]] or [ROOT / name for name in DEFAULT]
     files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*")))
     found = 0

@@ -1,4 +1,4 @@
-"""Renders every overlay of deploy/ and checks what comes out, and the Dockerfile: `make deploy-check`."""
+"""Renders every overlay of deploy/, and checks the manifests and the Dockerfile: `make deploy-check`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INGRESS = "resources: [../production]\ncomponents: [../components/ingress]\n"
 
 
 class FailedError(Exception):
-    """What a tool said against it."""
+    """Refusal by a tool, with its output."""
 
 
 def render(folder: Path, secrets: Path) -> dict[str, str]:
-    """Give the manifests of each overlay, with these secrets; works in a copy in `folder`."""
+    """Return the manifests of each overlay with these secrets. Works in a copy in `folder`."""
     deploy = folder / "deploy"
     shutil.copytree(ROOT / "deploy", deploy, ignore=shutil.ignore_patterns("secrets"))
     for name in ("dev", "site"):
@@ -43,14 +43,14 @@ def kustomize(folder: Path) -> str:
 
 
 def make_secrets(folder: Path) -> str:
-    """Do what an operator does; give the API key that the operator is shown."""
+    """Make secrets as an operator does. Returns the new API key."""
     command = (ROOT / "deploy" / "make-secrets", folder, BIN / "smolsessions")
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     return ended.stderr.splitlines()[-1]
 
 
 def main(tools: Path) -> int:
-    """Check all with the tools of that folder; give the exit status."""
+    """Run all checks with the tools of that folder. Returns the exit status."""
     with TemporaryDirectory() as temporary:
         folder, rendered = Path(temporary), Path(temporary, "rendered")
         rendered.mkdir()
@@ -91,7 +91,7 @@ def _validate(tools: Path, rendered: Path) -> None:
 
 
 def _run(*command: str | Path) -> str:
-    """Give what is said on standard output; on the other too where something is amiss."""
+    """Return the standard output of a command. A failure raises with both outputs."""
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     if ended.returncode:
         raise FailedError(f"{Path(command[0]).name} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")

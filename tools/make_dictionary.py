@@ -58,7 +58,7 @@ def messages() -> Iterator[str]:
 
 
 class Heard:
-    """A stage that keeps what it is told."""
+    """Event bridge that keeps events and steps."""
 
     stop_requested = pause_requested = is_late = hands_over = False
 

@@ -1,4 +1,4 @@
-"""Writes what is generated from the code: `openapi.yaml` and the settings table in README.md."""
+"""Writes the files that are generated from the code: `openapi.yaml` and the settings table in README.md."""
 
 from __future__ import annotations
 

@@ -106,7 +106,10 @@ class Turns:
             subscription.close()
 
     async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
-        """Subscribe to a turn's events after the cursor; None without any. The caller must close the subscription."""
+        """Subscribe to a turn's events after the cursor, or return None if no event follows.
+
+        The caller must close the subscription.
+        """
         turn = await self._store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
