@@ -32,13 +32,13 @@ async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory:
 
 @pytest.fixture(scope="module")
 async def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Round, Round]:
-    """Give two rounds to which nothing was done."""
+    """Return two rounds without any harm."""
     scale = Scale(turns=12, seed=2, processes=1, at_once=3, harm=())
     return await run(scale, tmp_path_factory.mktemp("calm"))
 
 
 def first(wild: Round) -> Said:
-    """Give a turn that calls a tool in its first step, and finishes."""
+    """Return a finished turn that calls a tool in its first step."""
     return next(said for said in wild.said() if said.turn["reply"] and f"{said.key}/0.a" in wild.runs())
 
 

@@ -1,4 +1,4 @@
-"""deploy/, rendered: its parts fit each other, the service, and what the docs say of them."""
+"""Rendered deploy/: its parts fit each other, the service and the docs."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_the_number_of_workers_follows_busy_threads_and_the_queues_age(rendered:
     production = rendered["production"]
     scaler = production.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
     target = production.one(scaler["scaleTargetRef"]["kind"], scaler["scaleTargetRef"]["name"])
-    assert "replicas" not in target["spec"]  # else each `apply` undoes what the scaler did
+    assert "replicas" not in target["spec"]  # otherwise each `apply` undoes the scaler's work
     assert metrics_of(production) == {"smolsessions_threads_busy", "smolsessions_queue_oldest_seconds"}
     threads = Settings.model_fields["threads"].default
     assert float(scaler["metrics"][0]["pods"]["target"]["averageValue"]) == threads * 3 / 4
@@ -256,7 +256,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
         mine = yaml.safe_load((site / "kustomization.yaml").read_text())
         for key, more in yaml.safe_load(addition).items():
             same = [one for one in mine[key] for new in more if "behavior" in new and one["name"] == new["name"]]
-            for one, new in zip(same, more, strict=False):  # a generator of the same name is one, with more literals
+            for one, new in zip(same, more, strict=False):  # a generator of the same name is merged, with more literals
                 one["literals"] += new["literals"]
             mine[key] += more[len(same) :]
         (site / "kustomization.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
@@ -295,7 +295,7 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert {name for name in made if made[name] != after[name]} == {"api-keys", "store-password"}
     assert (key != again, after["store-password"]) == (True, b"mine")
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "secrets", *(tmp_path / "secrets").iterdir())]
-    assert modes == [0o700] + [0o640] * 4  # compose gives its containers the group
+    assert modes == [0o700] + [0o640] * 4  # compose adds this group to its containers
 
 
 def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def dev(rendered: Rendered, image: Image, tmp_path: Path, stack: ExitStack, stor
 
 @pytest.fixture
 def site(rendered: Rendered, image: Image, tmp_path: Path, stack: ExitStack) -> Nodes:
-    """Give the site, with what its address names: a primary and a replica, sentinels, TLS, a user of few rights."""
+    """Return the site with the servers in its address: a primary, a replica, sentinels, TLS, a user of few rights."""
     overlay, authority = rendered["site"], new_authority(tmp_path / "authority")
     sentinels = stack.enter_context(Sentinels(tmp_path / "store", password="the-administrators", tls=authority.context))
     for node in sentinels.nodes:
@@ -119,7 +119,7 @@ def test_a_web_that_is_told_to_end_answers_who_waits_and_another_goes_on(dev: No
 
 
 class Asking:
-    """A POST that waits behind a conversation's running turn, in a thread of its own."""
+    """A POST in a thread of its own that waits behind a conversation's running turn."""
 
     def __init__(self, nodes: Nodes, web: Running, conversation: str) -> None:
         self._answers: list[httpx2.Response] = []

@@ -1,4 +1,4 @@
-"""The image's steps, run without an engine, and what comes of them: any user, a read-only root, agents of one's own."""
+"""Steps of the image, run without an engine, and their result: any user, a read-only root, the user's own agents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest_plugins = ["tests.support.llm"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
 
 MOST_MB = 230
-GROUP = 4242  # of who owns the file of API keys: `--group-add "$(id -g)"`
+GROUP = 4242  # group of the API key file's owner: `--group-add "$(id -g)"`
 NEEDED = """
 import importlib.metadata, json
 from packaging.requirements import Requirement
@@ -52,13 +52,13 @@ def user(request: pytest.FixtureRequest, image: Image) -> str:
 
 
 class Owner:
-    """What somebody has who runs the image: a volume and an API key."""
+    """A user of the image, with a volume and an API key."""
 
     def __init__(self, image: Image, folder: Path) -> None:
         self.volume = folder / "volume"
         self.volume.mkdir()
         (place,) = image.volumes
-        shutil.copymode(image.root / place.strip("/"), self.volume)  # as an engine does with a new one
+        shutil.copymode(image.root / place.strip("/"), self.volume)  # as an engine does with a new volume
         status, line, errors = run(image, "new-api-key", "ada")
         assert status == 0, errors
         self.keys = folder / "api-keys"
@@ -151,7 +151,7 @@ def test_all_of_it_is_compiled(image: Image) -> None:
 
 
 def blocks(language: str, after: str) -> Iterator[str]:
-    """Give the README's code in a language below some words."""
+    """Return the README's code blocks in a language after the words `after`."""
     _, _, rest = (ROOT / "README.md").read_text().partition(after)
     return (match[1] for match in re.finditer(rf"```{language}\n(.*?)```", rest, re.DOTALL))
 

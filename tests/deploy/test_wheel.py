@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment beside somebody's own project."""
+"""The wheel, installed into an empty environment beside a user's own project."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
 
 
 def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_path: Path) -> None:
-    """In a pid namespace of its own if this user may: the kernel drops signals that a first process does not handle."""
+    """In a pid namespace if this user may make one: the kernel drops signals that its first process does not handle."""
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     it = KilledTurn(ledger, "teller", [note_call(str(ledger.path), "a"), note_call(str(ledger.path), "b"), DONE])
     settings = SETTINGS | {"DRAIN_S": "600"}

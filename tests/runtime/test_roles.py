@@ -1,4 +1,4 @@
-"""One program in three roles, and several processes of it on one port: what each does, and what their ends cost."""
+"""One program in three roles, and several processes of it on one port: the work of each, and the cost of its end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tests.support.store_server import StoreServer
     from tests.support.streaming import Event
 
-SOON_S = 20.0  # for a process to come up, or to end
-HELD = "7**10_000_000"  # keeps the interpreter to itself for seconds
+SOON_S = 20.0  # for a process to start or to end
+HELD = "7**10_000_000"  # holds the interpreter for seconds
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
 
 @contextmanager
 def started(server: StoreServer, folder: Path, *roles: str, **settings: str) -> Iterator[list[Service]]:
-    """Start a process of each role on one store."""
+    """Start a process of each role on one store, and yield them."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -66,17 +66,17 @@ def make_killed_turn(folder: Path, name: str, *at: int) -> KilledTurn:
 
 
 def calls_of(it: KilledTurn) -> list[str]:
-    """Give what a turn called, without the models' prompts."""
+    """Return the calls of a turn, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
 
 def pids(service: Service) -> dict[str, int]:
-    """Give the latest process of each number."""
+    """Return the latest process of each number."""
     return {number: int(pid) for number, pid in re.findall(r"process (\d+) is pid (\d+)", service.log())}
 
 
 def family(service: Service) -> list[psutil.Process]:
-    """Give the supervisor, its processes, and all that these started."""
+    """Return the supervisor, its processes, and all processes that these started."""
     supervisor = psutil.Process(service.process.pid)
     return [supervisor, *supervisor.children(recursive=True)]
 
@@ -88,7 +88,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def wait_gone(everyone: list[psutil.Process], within_s: float = 2) -> None:
-    """See all end; what forks the processes for code takes a moment to notice that its own is gone."""
+    """Wait until all have ended. A fork server takes a moment to notice that its process has ended."""
     wait_until(lambda: not any(map(lives, everyone)), within_s)
 
 
@@ -279,7 +279,7 @@ def is_stuck(service: Service) -> bool:
 
 @contextmanager
 def several(folder: Path, count: int = 3, **settings: str) -> Iterator[Service]:
-    """Run a set of processes, each with one thread, so that turns must spread; whatever is left is killed."""
+    """Run a set of processes with one thread each, so that turns must spread. Kill the processes left at the end."""
     options = SETTINGS | {"THREADS": "1"} | settings
     service = Service(folder / "set", options, command=("serve", "--processes", str(count)))
     everyone: list[psutil.Process] = []
@@ -293,7 +293,7 @@ def several(folder: Path, count: int = 3, **settings: str) -> Iterator[Service]:
 
 
 def standing(service: Service, folder: Path, count: int) -> list[KilledTurn]:
-    """Begin turns that stand still in their first tool, all at once."""
+    """Begin turns, and return them once all block in their first tool."""
     killed_turns = [make_killed_turn(folder, str(number), 2) for number in range(count)]
     for it in killed_turns:
         it.turn = submit_turn(service, *it.script, agent=it.agent)
@@ -302,7 +302,7 @@ def standing(service: Service, folder: Path, count: int) -> list[KilledTurn]:
 
 
 def player_of(service: Service, turn: Event) -> str:
-    """Give the number of the process that began a turn last, as the log has it."""
+    """Return the number of the process that last began a turn, according to the log."""
     found: list[str] = re.findall(rf"process=(\d+) .* turn local/{turn['conversation_id']}#1 starts", service.log())
     return found[-1]
 

@@ -1,4 +1,4 @@
-"""Starting, the command line and stopping, as an operator meets them: on real processes."""
+"""Start, command line and stop of real processes, as an operator meets them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_data_and_its_key_are_for_their_user_alone(service: Service) -> None
 
 @pytest.fixture(scope="module")
 def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address, without the password, of a store that wants `SECRET`."""
+    """Yield the address, without the password, of a store that requires `SECRET`."""
     with embedded_server(tmp_path_factory.mktemp("outside")) as server:
         with Redis(unix_socket_path=str(server.socket_path)) as client:
             client.config_set("requirepass", SECRET)
@@ -352,7 +352,7 @@ def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Pa
 
 
 def _keys_on(service: Service, turn: dict[str, Any]) -> set[bytes]:
-    """Give the ids of the keys that seal what is stored of the turn's conversation."""
+    """Return the ids of the keys that seal the stored data of the turn's conversation."""
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as client:
         client.config_set("rdbcompression", "no")
         stored = [client.dump(key) for key in client.scan_iter(f"*{turn['conversation_id']}*")]
@@ -576,7 +576,7 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
 
 
 class _Waiting:
-    """A POST that waits, in a thread of its own, for a turn of whose two tools one waits for the gate."""
+    """A POST in a thread of its own that waits for a turn with two tools, one of which waits for the gate."""
 
     def __init__(self, service: Service, gate: Path, prefer: str = "wait=50") -> None:
         self.gate = gate
@@ -600,7 +600,7 @@ class _Waiting:
 
 
 def _store_of(service: Service) -> int:
-    """Give the process of the embedded store; zero while it does not answer."""
+    """Return the pid of the embedded store, or zero while it does not answer."""
     with (
         suppress(RedisError, OSError),
         Redis(unix_socket_path=str(service.folder / "data" / "store.sock"), retry=Retry(NoBackoff(), 0)) as client,

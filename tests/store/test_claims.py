@@ -1,4 +1,4 @@
-"""Claims: which conversations are ready, and whose turn a worker takes next."""
+"""Claims: the conversations that are ready, and the order in which workers take their turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services on a Redis Cluster: all they do on one server, on all primaries, also while these die, freeze and move."""
+"""Services on a Redis Cluster: all features of one server, on all primaries, also while these die, freeze and move."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]
 
 @pytest.fixture(scope="module")
 def services(cluster: ValkeyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Give two services on the cluster."""
+    """Yield two services on the cluster."""
     with two_services(tmp_path_factory.mktemp("services"), cluster.settings | REPLICATED) as both:
         yield both
 
 
 @pytest.fixture
 def pair(cluster: ValkeyCluster, services: Pair) -> Pair:
-    """Give the services, on a cluster that is whole."""
+    """Return the services once the cluster is whole."""
     cluster.until_whole()
     until_all_answer(services)
     return services
 
 
 def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
-    """Give the tag of a conversation's keys."""
+    """Return the hash tag of a conversation's keys."""
     name = f"*:conversation:local/{turn['conversation_id']}"
     found: set[str] = {key.decode() for node in cluster.primaries() for key in node.ask("KEYS", name)}
     assert len(found) == 1, found
@@ -89,7 +89,7 @@ def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
 
 
 def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]]:
-    """Tell which primary has which conversations."""
+    """Return the turns by the primary that stores their conversation."""
     owners: dict[Node, list[Event]] = {node: [] for node in cluster.primaries()}
     for turn in turns:
         owners[cluster.primary_of(partition_of(cluster, turn))].append(turn)
@@ -97,7 +97,7 @@ def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]
 
 
 def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
-    """Play turns until something is done; give them."""
+    """Play turns until `do` has returned, and return them."""
     patients: list[Patient] = []
     with ThreadPoolExecutor(1) as pool:
         doing = pool.submit(do)
@@ -126,7 +126,7 @@ def test_a_list_shows_all_partitions_the_newest_first_without_gaps_or_doubles(pa
     while cursor is not None:
         page = pair[len(listed) % 2].get("/conversations", limit=7, **cursor)
         listed += page["items"]
-        if len(listed) == 7:  # what comes and goes meanwhile moves nothing else
+        if len(listed) == 7:  # changes between two pages move no other item
             pair[0].post("/conversations", agent="scripted")
             assert pair[0].client.delete(f"/conversations/{names.pop(3)}").status_code == 204
         assert len(page["items"]) == 7 or not page["next_cursor"]
@@ -312,7 +312,7 @@ def test_a_partition_that_moves_amid_turns_loses_nothing(
 
 
 def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster: ValkeyCluster, pair: Pair) -> None:
-    """Key by key, a slot is in two places for a while."""
+    """A slot moves key by key, so two primaries hold parts of it for a while."""
     turns = play_some(pair[0], 4)
     turn = turns[0]
     before = pair[0].steps(turn)
@@ -404,7 +404,7 @@ def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: Valkey
 
 
 def figures_of(service: Service, agent: str) -> tuple[float, float, float]:
-    """Give how many wait for an agent, how many partitions gave no figures, and for how long the oldest has waited."""
+    """Return the length of an agent's queue, the number of silent partitions, and the age of its oldest turn."""
     lines = service.client.get("/metrics").text.splitlines()
     found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
     names = (f'queue_length{{agent="{agent}"}}', "partitions_silent", f'queue_oldest_seconds{{agent="{agent}"}}')
@@ -414,7 +414,7 @@ def figures_of(service: Service, agent: str) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A cluster that wants a password and speaks TLS, and what one needs to get in."""
+    """A cluster that requires a password and TLS, with the settings to connect to it."""
 
     cluster: ValkeyCluster
     folder: Path
@@ -462,7 +462,7 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_p
 
 
 def test_a_service_goes_on_at_the_replica_of_a_primary_that_stands_still(guarded: Guarded, tmp_path: Path) -> None:
-    """Here the primary's word is enough, and all partitions are closed while one has none: the servers' own default."""
+    """The primary's acknowledgement is enough here. Servers close all partitions by default while one has none."""
     cluster = guarded.cluster
     with Service(tmp_path / "service", guarded.as_worker() | {"DURABILITY": "primary"}) as service:
         owners = spread(cluster, play_some(service, 12, "streamed"))
@@ -508,7 +508,7 @@ def test_a_password_may_be_in_a_file_which_may_change(guarded: Guarded, tmp_path
 
 
 def refused(guarded: Guarded) -> dict[str, Refused]:
-    """Give starts that cannot work on a cluster that is guarded, and what each must be told."""
+    """Return starts that must fail on a guarded cluster, each with the words that its error must contain."""
     cluster, settings = guarded.cluster, guarded.settings
     theirs = new_authority(guarded.folder / "theirs")
     wrong_file = write_private(guarded.folder / "wrong", "wrong-sesame\n")

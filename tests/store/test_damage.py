@@ -1,4 +1,4 @@
-"""Damaged records: keys, fields and elements of a conversation are spoilt one by one, and no other one suffers."""
+"""Damaged records: keys, fields and elements of a conversation are spoilt one by one, and no other one is affected."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OPEN = "conversation turns steps images variables fresh moments queue run journa
 MANY = 100_000
 ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
 TIMES = ("large", "another's")
-SEALED_BYTES = 30  # what is sealed is longer
+SEALED_BYTES = 30  # a sealed value is longer
 IMAGE_LINKS = re.compile(r'"(?:output_)?images": ?\[[^]]*\],? ?')
 
 
 @dataclass
 class Snapshot:
-    """All that a store holds, to be put back."""
+    """The whole content of a store, which `put_back` restores."""
 
     raw: Raw
     keys: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Victim:
         return [name for name in snapshot.keys if name == start or name.startswith(start + b":")]
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """Give status, body (of a stream the text), and how long the answer took."""
+        """Return the status, the body (bytes if it is a stream) and the seconds that the answer took."""
         started = time.monotonic()
         response = self.service.client.get(path)
         is_json = "json" in response.headers.get("content-type", "")
@@ -145,7 +145,7 @@ def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def damages(it: Victim, snapshot: Snapshot, kind: str) -> Iterator[Damage]:
-    """Give all that is done to the keys of a kind."""
+    """Yield every damage to the keys of a kind."""
     raw = it.raw
     for name in it.named(snapshot, kind):
         theirs = name.replace(it.id.encode(), it.like.encode())
@@ -199,7 +199,7 @@ def _of_list(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
 
 
 def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
-    """Return one value of each kind that the readers tell apart: a sealed value too short, or whose tag is wrong."""
+    """Return one value of each kind that readers distinguish. Sealed values are too short or have a wrong tag."""
     made = {"junk": b"\xff\xfe\x00 junk", "empty": b""}
     if len(value) < SEALED_BYTES:
         made |= {"huge": b"9" * 30, "large": b"%d" % 2**40, "negative": b"-7", "hexadecimal": b"0x7"}
@@ -210,7 +210,7 @@ def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
 
 
 def code_of(body: Any) -> str | None:
-    """Give the code of a problem, or of the failed turn."""
+    """Return the error code of a problem or of a failed turn."""
     if not isinstance(body, dict):
         return None
     error = body.get("error")
@@ -224,10 +224,10 @@ def without_images(body: Any) -> str:
 
 
 def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
-    """Read all that can be read: each answer is as it was, or says that it is broken.
+    """Read everything: each answer must be unchanged or report the damage.
 
-    Times of a conversation are not sealed. Of a missing log the last event is left: logs expire, or are destroyed.
-    A turn and its events link only images that the store has: a prune may destroy images.
+    Times of a conversation are not sealed. Of a missing log the last event remains, since logs expire or are destroyed.
+    A turn and its events link only images that the store has, since a prune may destroy images.
     """
     is_time = any(f".b'{name}' {how}" in what for name in ("updated", "expires", "ttl") for how in TIMES)
     at = f"/conversations/{it.id}"
@@ -248,7 +248,7 @@ def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
 
 
 def faults_of_writes(it: Victim, *, gone: bool) -> Iterator[str]:
-    """Do all that can be done: it works, or says that it is broken."""
+    """Call everything that writes: each call must work or report the damage."""
     at, may = f"/conversations/{it.id}", {"seal_broken", "history_gone", *(["conversation_not_found"] if gone else [])}
     calls: list[tuple[str, dict[str, Any]]] = [
         (f"{at}/prune", {"dry_run": True}),
@@ -276,7 +276,7 @@ def faults_of_writes(it: Victim, *, gone: bool) -> Iterator[str]:
 
 
 def faults_of_others(it: Victim) -> Iterator[str]:
-    """Nothing else is touched."""
+    """Check that the list, the metrics and another conversation are unaffected."""
     started = time.monotonic()
     listed = it.service.client.get("/conversations")
     if listed.status_code != 200 or it.untouched["conversation_id"] not in [
@@ -331,7 +331,7 @@ def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: V
 
 
 def faults_of_the_end(it: Victim) -> Iterator[str]:
-    """The turn is played on, or ends as broken, or cannot be read; then no worker is at it."""
+    """The turn must continue, end as broken or be unreadable. Afterwards no worker may hold it."""
     where, ended = f"/conversations/{it.id}/turns/{it.turn['turn']}", dict[str, Any]()
 
     def is_over() -> bool:

@@ -52,7 +52,7 @@ except StartError as error:
 
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
-    """Another process that holds `folder`, and a client of its server."""
+    """Start another process that holds `folder`, and yield it with a client of its server."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVICE, folder, "120"],
         stdin=subprocess.PIPE,
@@ -70,7 +70,7 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
 
 
 def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: str) -> str:
-    """What a service says that cannot start."""
+    """Return the error of a service that cannot start."""
     ended = subprocess.run(
         [sys.executable, *flags, "-c", SERVICE, folder, str(silence_s)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "app")} | environment,
@@ -91,7 +91,7 @@ def connect(socket_path: Path | str) -> Redis:
 
 
 def pid_of(client: Redis) -> int:
-    """The server's process."""
+    """Return the server's process id."""
     assert client.ping()  # unlike INFO, it waits for the data
     return int(client.info("server")["process_id"])
 
@@ -118,14 +118,14 @@ def kill_server(client: Redis) -> None:
 
 
 def outlive_a_signal(client: Redis) -> int:
-    """Let the server do what it does at intervals, such as ending when a signal told it to; then its process."""
+    """Return the server's pid after its periodic tasks, which would end it if a signal had asked for that."""
     client.set("short", "lived", px=500)
     wait_until(lambda: not client.exists("short"))
     return pid_of(client)
 
 
 def write(folder: Path, values: int) -> Path:
-    """A folder with a list of so many values; the file that holds them."""
+    """Write a list of that many values into the folder, and return the file that holds them."""
     with embedded_server(folder) as server, connect(server.socket_path) as client:
         for number in range(values):
             client.rpush("list", f"value {number}")
@@ -160,7 +160,7 @@ def test_the_end_of_the_block_ends_the_server_and_says_so(tmp_path: Path) -> Non
         pid = pid_of(client)
         assert not server.ended.done()
     assert not alive(pid)
-    assert "ready to exit" in (tmp_path / "valkey.log").read_text()  # it was asked, not killed
+    assert "ready to exit" in (tmp_path / "valkey.log").read_text()  # it was asked to end, not killed
     assert server.ended.result(timeout=0) is None
 
 

@@ -1,4 +1,4 @@
-"""Going back in time: forks and rollbacks are what a conversation is that stopped at that turn, and nothing else."""
+"""Going back in time: a fork or a rollback equals a conversation that stopped at that turn."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that plays one turn at a time, on a store of its own."""
+    """Yield a service that plays one turn at a time, on a store of its own."""
     named = {
         "AGENTS": "scripted=tests.support.agents:make_scripted,other=tests.support.agents:make_scripted",
         "THREADS": "1",
@@ -366,7 +366,7 @@ def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> 
             case 1:
                 response = service.post("/turn", conversation_id=name, message=json.dumps([ECHO, {"say": str(number)}]))
             case _:
-                for _ in range(500):  # it meets a gap between turns
+                for _ in range(500):  # until it meets a gap between turns
                     response = service.post(f"/conversations/{name}/fork")
                     if response.status_code == 201:
                         break
@@ -501,7 +501,7 @@ def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Servic
     held_bytes = sum(len(blob) for blob in raw.hvals(old))
     assert int(raw.hget(conversation, "old_bytes")) == held_bytes > 0
     most = 64 * 1024 * 1024
-    raw.hset(conversation, "old_bytes", most - 40)  # as though there were as much
+    raw.hset(conversation, "old_bytes", most - 40)  # as if the store held that many bytes
     service.play({"code": "x = 3"}, DONE, **body)
     assert sorted(raw.hkeys(old)) == sorted(raw.lrange(order, 0, -1))
     kept = sum(len(blob) for blob in raw.hvals(old))
@@ -541,7 +541,7 @@ def test_a_turn_that_is_not_there_and_another_owners_conversation_are_not_found(
 
 
 def tampered(service: Service, name: str) -> None:
-    """Check that nothing of a conversation is shown or played any more."""
+    """Check that a conversation can no longer be read, forked or rolled back."""
     where = f"/conversations/{name}"
     for path in (where, f"{where}/steps", f"{where}/export", f"{where}/messages"):
         problem(service.client.get(path), 500, "seal_broken")
@@ -574,7 +574,7 @@ def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Ser
     without_terms = fork(service, name, turn=1)["id"]
     raw.hdel(key("conversation", without_terms), "terms")
     problem(service.client.get(f"/conversations/{without_terms}/steps"), 500, "seal_broken")
-    with_head = fork(service, name, turn=1)["id"]  # what its origin became after the fork is not the fork's
+    with_head = fork(service, name, turn=1)["id"]  # the origin's state after the fork is not the fork's
     raw.hset(key("conversation", with_head), "head", raw.hget(key("conversation", name), "head"))
     raw.copy(key("steps", name, 0), key("steps", with_head, 0), replace=True)
     tampered(service, with_head)

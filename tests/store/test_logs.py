@@ -32,7 +32,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Serve with the default for logs, long messages, and ids that are soon free again."""
+    """Yield a service with the default for logs, long messages, and ids that are soon free again."""
     settings = store.settings | {"ID_REUSE_S": "1", "MAX_MESSAGE_CHARS": "1000000"}
     with Service(tmp_path_factory.mktemp("service"), settings) as found:
         yield found
@@ -130,7 +130,7 @@ def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: 
     kept = events_of(service, turn)
     forked = fork(service, turn["conversation_id"], turn=1)
     assert service.post(f"/conversations/{turn['conversation_id']}/prune", policy=LAST).json()["archived"] > 0
-    assert len(events_of(service, turn, 1)) > 1  # archived steps stay on record
+    assert len(events_of(service, turn, 1)) > 1  # the record keeps archived steps
     done = service.post(f"/conversations/{turn['conversation_id']}/prune", policy=LAST, destroy=True)
     assert done.json()["destroyed"] > 0
     for number, final in ((1, "turn.finished"), (2, "turn.finished")):
@@ -138,7 +138,7 @@ def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: 
     assert events_of(service, turn) == kept
     assert raw.hkeys(f"{PARTITION}:logs:local/{turn['conversation_id']}") == [b"3"]
     assert conversation_keys(raw, turn).isdisjoint({"log:C:2", "longlogs:C"})
-    assert len(events_of(service, {"conversation_id": forked["id"], "turn": 1})) > 1  # what a fork copied is its own
+    assert len(events_of(service, {"conversation_id": forked["id"], "turn": 1})) > 1  # the fork owns its copies
 
 
 def test_a_log_of_another_turn_or_conversation_is_broken_for_that_turn_alone(service: Service, raw: Raw) -> None:

@@ -1,4 +1,4 @@
-"""What earlier releases wrote is read for ever, and gone on with; what a later one wrote is refused with a sentence.
+"""Data of earlier releases stays readable and usable for ever. Data of a later release is refused with a sentence.
 
 The files in tests/data were written by `tests.support.old_data`, each with the code of its format. They never change.
 """
@@ -36,7 +36,7 @@ def old(request: pytest.FixtureRequest) -> OldData:
 
 @pytest.fixture(scope="module")
 def untouched(old: OldData, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service on the old data, which is only looked at."""
+    """Yield a service on the old data, which is only read."""
     folder = tmp_path_factory.mktemp("untouched")
     with restored(old, folder / "store") as (_, settings), Service(folder / "service", settings) as service:
         yield service
@@ -44,7 +44,7 @@ def untouched(old: OldData, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def used(old: OldData, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service on the old data, each of whose conversations one test goes on with."""
+    """Yield a service on the old data. One test continues each of its conversations."""
     folder = tmp_path_factory.mktemp("used")
     with restored(old, folder / "store") as (_, settings), Service(folder / "service", settings) as service:
         yield service
@@ -191,7 +191,7 @@ def test_a_store_of_a_newer_schema_is_not_used(old: OldData, tmp_path: Path) -> 
 
 @pytest.fixture(params=MEMORY, ids=lambda path: path.name)
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OldData, Service]]:
-    """Give a service on the data of conversations whose memory was bounded, and that went back in time."""
+    """Yield the data of conversations with bounded memory that went back in time, and a service on it."""
     kept, folder = OldData.at(request.param), {remembering.FOLDER: str(tmp_path)}
     with (
         restored(kept, tmp_path / "store") as (_, settings),
@@ -218,7 +218,7 @@ def test_old_memories_are_read_and_gone_on_with(memory: tuple[OldData, Service])
         assert service.post(f"{where}/rollback", turn=0).status_code == 200
         assert service.get(f"{where}/steps")["items"] == []
         assert service.post(f"{where}/rollback", turn=old_data_turns[name]).status_code == 200
-        if name not in {"archived", "variables"}:  # what was archived, or rolled back, since its last turn is back, too
+        if name not in {"archived", "variables"}:  # steps archived or undone since the last turn are back, too
             assert_holds(service.get(f"{where}/steps", limit=100), kept.said[f"{where}/steps"], name)
         assert service.post(f"{where}/prune", policy=old_data.LAST, destroy=True).status_code == 200
 

@@ -1,4 +1,4 @@
-"""A store of several partitions: each conversation lies in one, and what is asked of all of them comes together."""
+"""A store of several partitions: each conversation lies in one, and requests to all of them are merged."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def opened(server: StoreServer, *, affinity_s: float = 0) -> AsyncIterator
 
 
 def place_of(raw: Raw, conversation: str) -> str:
-    """Say which partition holds a conversation."""
+    """Return the partition that holds a conversation."""
     (key,) = raw.keys(f"*:conversation:{ref_of(conversation)}")
     return str(key.partition(":")[0])
 
@@ -134,7 +134,7 @@ async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: Store
 
 
 async def claim_soon(store: Store) -> list[HeldLease]:
-    """Claim as a worker does that never looks by itself."""
+    """Claim as a worker that waits for news and never polls."""
     while not (leases := await claim(store)):
         await store.scheduler.wait_for_work(60)
     return leases
@@ -180,7 +180,7 @@ async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
             server.process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(10):
             if it_came:
-                await ending.scheduler.all_given_back()  # but for what there was room for
+                await ending.scheduler.all_given_back()  # except those that fitted
             ending.scheduler.stop_claiming()
             await ending.scheduler.all_given_back()
         assert await claim(ending) == []
@@ -215,7 +215,7 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
         while leases := await store.scheduler.claim({AGENT: KIND}, 1, idle=False):
             taken += [lease.turn.ref.id for lease in leases]
         assert "3" not in taken
-        assert len(taken) < PARTITIONS  # those that were visited before
+        assert len(taken) < PARTITIONS  # from the partitions that were visited earlier
         for _ in range(2 * PARTITIONS):
             assert await store.scheduler.claim({AGENT: KIND}, 1, idle=False) == []
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
@@ -343,7 +343,7 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
             Service(tmp_path / "web", settings, command=("web",)) as web,
             Service(tmp_path / "work", settings, command=("work",)) as work,
         ):
-            work.process.send_signal(signal.SIGSTOP)  # so that the turn waits when it looks
+            work.process.send_signal(signal.SIGSTOP)  # so that the turn waits when the worker next looks
             turn = submit_turn(web, DONE)
             raw.config_set("min-replicas-to-write", 1)
             work.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Lines to the store, when what lies between or behind them is odd: resets, silence, a full store, stalls, a queue."""
+"""Connections to the store under odd conditions: resets, silence, a full store, stalls and a queue."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ pytest_plugins = ["tests.support.streaming"]
 KINDS = ("commands", "messages", "acks")
 PARTITIONS = 4
 SOON_S = 5.0
-SILENCE_S = REPLY_TIMEOUT_S + REPLY_TIMEOUT_S / 5 + 2  # the bound, how often it is looked at, and a busy machine
+SILENCE_S = REPLY_TIMEOUT_S + REPLY_TIMEOUT_S / 5 + 2  # the bound, its check's interval, and slack for a busy machine
 SAY = [{"say": "hi"}]
 NOTHING = {"agent": "scripted", "message": '[{"say": "hi"}]'}
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A primary with a replica. `service` plays and reaches it over `exchange`; so does `deaf`, which plays nothing.
+    """A primary with a replica, and two services that each reach the primary over an exchange.
 
-    No news came to `deaf` since `deaf_at`: its connections for them are open and silent.
+    `service` plays turns. `deaf` plays none and has received no news since `deaf_at`.
+    Its connections for news are open and silent.
     """
 
     servers: tuple[Node, Node]
@@ -79,7 +80,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
 
 @pytest.fixture
 def whole(lines: Lines) -> Lines:
-    """Give them when every connection of the service is open, and was used."""
+    """Return the lines once every connection of the service is open and was used."""
     wait_until(lambda: lines.service.client.get("/conversations").status_code == 200)
     wait_until(lambda: [lines.exchange.answered(kind) for kind in KINDS] == [PARTITIONS] * 3)
     return lines
@@ -94,7 +95,7 @@ def test_a_turns_end_is_seen_where_no_news_comes_to(lines: Lines) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_idle_connections_may_be_reset(whole: Lines, kind: str) -> None:
-    """What is on its way fails, at most: neither the process nor the line ends."""
+    """At most the requests in flight fail. Neither the process nor the pipeline ends."""
     service, said = whole.service, len(whole.service.log())
     assert whole.exchange.reset(kind) == PARTITIONS
     wait_until(lambda: service.client.get("/conversations").status_code == 200, SOON_S)
@@ -193,7 +194,7 @@ def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -
 
 
 def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, tmp_path: Path) -> None:
-    """Each time as it is asked for turns: what it gives when it goes on must not be more than there are threads."""
+    """The store stalls at each claim. Its late answers must not hold more turns than the worker has threads."""
     echo = {"call": [["echo", {"text": "x"}]]}
     turns = [submit_turn(many.web, echo, echo, *SAY) for _ in range(60)]
     with Exchange(many.node.port) as exchange, ExitStack() as stack:
@@ -218,7 +219,7 @@ def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, 
 
 
 def _lives_on(service: Service, for_s: float) -> None:
-    """Ask whether it lives, all the while."""
+    """Check that the service stays alive all the while."""
     end = time.monotonic() + for_s
     wait_until(lambda: service.client.get("/livez", timeout=2).status_code == 200 and time.monotonic() > end)
 
@@ -229,7 +230,7 @@ def _figure(service: Service, name: str) -> float:
 
 
 def _most_at_once(log: str) -> int:
-    """Give how many turns a process played at the same time, as its log has it."""
+    """Return how many turns a process played at the same time, according to its log."""
     playing = most = 0
     for said in log.splitlines():
         if " smolsessions.worker.worker turn " in said:
@@ -251,7 +252,7 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(
         enough = _subscriptions(primary) + 20 * PARTITIONS
         await asyncio.to_thread(wait_until, lambda: _subscriptions(primary) > enough)
     assert lost == []
-    # redis-py gives its name to every server, and does not mind who refuses it.
+    # redis-py sends its name to every server and ignores a refusal.
     with primary.client(decode_responses=True) as client:
         assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
 
@@ -279,7 +280,7 @@ def _subscriptions(node: Node) -> int:
 
 
 def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:
-    """Last, since it is seen to be silent only when it is used: by then the other tests have passed the time."""
+    """This test runs last: the silence shows only when the connection is used next, and other tests fill the time."""
     passed_s = time.monotonic() - lines.deaf_at
     within_s = max(0.0, KEEPALIVE_S + REPLY_TIMEOUT_S - passed_s) + SOON_S
     wait_until(lambda: lines.deafs_exchange.answered("messages") == PARTITIONS, within_s)

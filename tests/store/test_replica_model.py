@@ -88,12 +88,12 @@ class Writes(TypedDict):
 
 
 class Machine(RuleBasedStateMachine):
-    """Replicas that submit, play, stop, stall, die and delete in any order; `Played` says what must come of it."""
+    """Replicas that submit, play, stop, stall, die and delete in any order. `Played` holds the expected result."""
 
     def __init__(self, loop: Loop, raw: Raw) -> None:
         super().__init__()
         self.loop, self.raw = loop, raw
-        # Conversations and keys of an example have names of their own: replicas remember.
+        # Each example has its own names of conversations and keys, because replicas remember them.
         self.era = raw.incr("era")
         if self.era % 10 == 5:
             self.lose_the_way()
@@ -104,9 +104,9 @@ class Machine(RuleBasedStateMachine):
         self.count = 0
 
     def lose_the_way(self) -> None:
-        """Break the replicas' connections, and wait until both are back and have told of it.
+        """Break the replicas' connections, and wait until both have reconnected and reported the loss.
 
-        What is lost in that moment, and what had been claimed by then and so is spared, would be as chance has it.
+        Otherwise chance would decide which news are lost in that moment, and which claims are spared.
         """
         before = self.listeners()
         self.raw.client_kill_filter(_type="pubsub")
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         while len(self.listeners() - before) < len(self.loop.stores):
             assert time.monotonic() < end, "the replicas did not come back"
         for store in self.loop.stores:
-            for _ in range(2):  # the first may be sent with what they tell, the second is behind it
+            for _ in range(2):  # the first may be sent with the report, the second follows it
                 self.loop.run(store.scheduler.queues([AGENT]))
 
     def listeners(self) -> set[str]:
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         return f"{owner}/{self.era}{letter}"
 
     def lease(self, data: st.DataObject) -> int:
-        """Choose one that was claimed, with a bias to those that hold, or held last."""
+        """Choose the number of a claimed lease, with a bias to current and last holders."""
         holders = [should.holder for should in self.played.values() if should.holder is not None]
         enders = [should.committed_by for should in self.played.values() if should.committed_by is not None]
         chosen: int = data.draw(st.sampled_from([*holders, *holders, *enders, *range(len(self.held))]))
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(ConversationExistsError):
                 self.loop.run(submit(store, name))
             self.see_that_all_is_over(name, self.played.pop(name))
-            self.raw.delete(*self.raw.keys(f"*{name}*"))  # as its times to live would: the id is free
+            self.raw.delete(*self.raw.keys(f"*{name}*"))  # as its TTL would do, which frees the id
         self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
         for kept in self.kept:
             self.recall_as(kept, replica)
@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
         return True
 
     def wake(self, woken: Claim | None) -> None:
-        """Let a worker claim at once, if there is one: what makes work ready wakes them."""
+        """Let a worker claim at once if `woken` names one: ready work wakes workers."""
         if woken:
             self.claim_as(**woken)
 
@@ -233,7 +233,7 @@ class Machine(RuleBasedStateMachine):
         should = self.ready.claim(replica, most, idle=idle, first=lambda name: self.played[name].first)
         assert [str(lease.turn.ref) for lease in leases] == should
         if self.ready.alone is not None:
-            self.raw.persist(ALONE)  # time is the machine's
+            self.raw.persist(ALONE)  # the machine controls time
         for number, lease in enumerate(leases, len(self.held)):
             self.held.append(lease)
             self.take(number, lease)
@@ -243,12 +243,12 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.played[name].first.suspect for name in self.ready.names))
     @rule(replica=replicas, most=st.integers(1, 3))
     def claim_while_busy(self, replica: int, most: int) -> None:
-        """Let two workers look that both have something to do: one reserves what is suspect, the other goes past it."""
+        """Let two busy workers claim: one reserves the suspect turn, the other passes it over."""
         for worker in (replica, 1 - replica):
             self.claim_as(worker, most, idle=False, begins=True)
 
     def take(self, number: int, lease: HeldLease) -> None:
-        """See that what was claimed is the first turn of the queue, as earlier attempts left it."""
+        """Check that the claimed turn is the first of its queue, in the state that earlier attempts left."""
         should = self.of(number)
         turn = should.first
         should.holder = number
@@ -270,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         assert lease.lost is not self.holds(number)
         if not self.holds(number):
             return
-        self.of(number).expired = False  # who writes is alive
+        self.of(number).expired = False  # a writer is alive
         turn = self.of(number).first
         turn.write(name, effect=effect)
         turn.log += [event.type for event in events]
@@ -284,7 +284,7 @@ class Machine(RuleBasedStateMachine):
         self.emit_as(self.lease(data), **given)
 
     def emit_as(self, number: int, size: int, *, effect: bool, again: bool) -> None:
-        """Write steps; an effect whose key is there (`again`) is no new one."""
+        """Write steps. An effect whose key is in the journal already (`again`) is not new."""
         if self.holds(number) and not self.of(number).first.begun:
             self.write(number, f"started:{self.held[number].attempt}")
         journal = self.of(number).first.journal if self.holds(number) else {}
@@ -318,11 +318,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(replica=replicas, late=late)
     def sweep(self, replica: int, late: bool) -> None:
-        """Take back what expired; a sweep that comes `late` gives every holder time instead."""
+        """Take back expired leases. A sweep that comes `late` extends every lease instead."""
         expired = sorted(name for name, should in self.played.items() if should.expired)
         self.raw.set(BEAT, int((time.time() - LEASE_S * late) * 1e6))
         assert self.loop.run(self.loop.stores[replica].scheduler.sweep()) == (0 if late else len(expired))
-        for name in expired:  # of the same score: in the order of their names
+        for name in expired:  # equal scores are ordered by name
             if late:
                 self.played[name].expired = False
             else:
@@ -332,7 +332,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), given=st.none() | writes, replica=replicas, late=late, woken=woken)
     def crash(self, data: st.DataObject, given: Writes | None, replica: int, late: bool, woken: Claim | None) -> None:
-        """Let a worker be gone for a whole lease, perhaps after it wrote."""
+        """Let a worker be absent for a whole lease, perhaps after it wrote."""
         number = self.lease(data)
         if given:
             self.emit_as(number, **given)
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(should.holder is not None for should in self.played.values()))
     @rule()
     def come_back(self) -> None:
-        """Let some process tell that it had lost the store: what is lost meanwhile is not counted."""
+        """Let a process report that it had lost the store: turns lost meanwhile are not counted."""
         self.raw.execute_command(*script("outage").command(PARTITION, (), {"lease_us": int(LEASE_S * 1_000_000)}))
         for should in self.played.values():
             if should.holder is not None:
@@ -475,7 +475,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if sys.exc_info()[0] is None:  # else something has failed already
+            if sys.exc_info()[0] is None:  # otherwise the test has failed already
                 self.play_all()
                 for name, should in self.played.items():
                     self.see_that_all_is_over(name, should)
@@ -512,7 +512,7 @@ class Machine(RuleBasedStateMachine):
             assert logged == list(enumerate(should.logs[turn.number], 1))
 
     def see_that_logs_last(self, name: str, should: Played) -> None:
-        """See that logs expire, or else that a live conversation has each of them once and a deleted one none."""
+        """Check that logs expire, or else that a live conversation has each of them once and a deleted one none."""
         apart = {int(found.rpartition(":")[2]) for found in self.raw.keys(key_of("log", name, "*"))}
         expiring = {number for number in apart if self.raw.ttl(key_of("log", name, number)) > 0}
         noted = {int(number) for number in self.raw.smembers(key_of("longlogs", name))}

@@ -1,4 +1,4 @@
-"""Services on a primary that sentinels watch: it dies, or is cut off, and nothing that was acknowledged is lost."""
+"""Services on a primary that sentinels watch: it dies or is cut off, and no acknowledged write is lost."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
 
 @pytest.fixture(scope="module")
 def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Give two services on the primary."""
+    """Yield two services on the primary."""
     with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | REPLICATED) as both:
         yield both
 
 
 @pytest.fixture
 def pair(sentinels: Sentinels, services: Pair) -> Pair:
-    """Give the services, when every server follows the primary."""
+    """Return the services once every server follows the primary."""
     sentinels.until_whole()
     until_all_answer(services)
     return services
@@ -71,7 +71,7 @@ def pair(sentinels: Sentinels, services: Pair) -> Pair:
 def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
     sentinels: Sentinels, pair: Pair, how: str
 ) -> None:
-    """One that is cut off still answers the services, and what it says alone is lost: they must look for another."""
+    """A primary that is cut off still answers, but writes that only it has are lost. Services must look for another."""
     turns = play_some(pair[0], 4)
     patients = load(pair)
     with playing(patients):
@@ -99,7 +99,7 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
 def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is_another(
     sentinels: Sentinels, tmp_path: Path
 ) -> None:
-    """In a database of its own; a sentinel is dead when it starts."""
+    """The service has a database of its own. One sentinel is dead when it starts."""
     sentinels.until_whole()
     settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=3)}
     old = sentinels.primary()
@@ -121,7 +121,7 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
 
 
 def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sentinels, tmp_path: Path) -> None:
-    """Where the primary's word is enough, a failover may take it back; nobody waits for ever for what is gone."""
+    """If the primary's acknowledgement is enough, a failover may undo it. No turn waits for ever for lost writes."""
     sentinels.until_whole()
     settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
     kept, lost = (Gate(tmp_path / name) for name in ("kept", "lost"))
@@ -147,7 +147,7 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
 
 
 def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentinels: Sentinels, tmp_path: Path) -> None:
-    """It is the first in the address, and answers first."""
+    """This sentinel is the first in the address, and answers first."""
     sentinels.until_whole()
     old = sentinels.primary()
     with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
@@ -163,7 +163,7 @@ def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentin
                 assert time.monotonic() - start < 5
             finally:
                 old.start()
-            sentinels.until_whole()  # what it names is a replica by now
+            sentinels.until_whole()  # the server that it names is a replica by now
             assert_all_go_on((service, service), [turn])
             assert liar.asked > asked
 
@@ -197,7 +197,7 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
-    """Give servers that want a password and speak TLS, the settings of a user with the least rights, and a folder."""
+    """Yield servers that require a password and TLS, the settings of a user with the least rights, and a folder."""
     folder = tmp_path_factory.mktemp("guarded")
     authority = new_authority(folder / "ours")
     with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
@@ -225,7 +225,7 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(
 
 
 def _told_to_go(sentinels: Sentinels) -> Node:
-    """Have the sentinels replace the primary, which lives; give it."""
+    """Make the sentinels replace the live primary, and return it."""
     old = sentinels.primary()
     sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", "main")
     return old

@@ -1,4 +1,4 @@
-"""Conversations outlive what is done to processes and to the store: kills, stops, floods of restarts, tampering."""
+"""Conversations outlive kills and stops of processes and of the store, floods of restarts, and tampering."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Script = list[dict[str, Any]]
 
 @pytest.fixture
 def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
-    """Give two services on one store."""
+    """Yield two services on one store."""
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(tmp_path / "a", server.settings)),
@@ -57,7 +57,7 @@ def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service
 
 @dataclass
 class Talk:
-    """A conversation, and the agent that nothing interrupts beside it."""
+    """A conversation, and a bare agent that plays the same turns without interruption."""
 
     agent: str
     bare: MultiStepAgent
@@ -65,7 +65,7 @@ class Talk:
     last: dict[str, Any] = field(default_factory=dict)
 
     def go_on(self, service: Service) -> None:
-        """Play the next turn; whatever it was, the model is then shown the same as the other agent's."""
+        """Play the next turn, and check that its reply, often the model's prompt, equals the bare agent's."""
         script, body = self.turns.pop(0)
         images = [PIL.Image.open(io.BytesIO(base64.b64decode(image))) for image in body.get("images", [])]
         expected = self.bare.run(
@@ -83,7 +83,7 @@ SHOW: tuple[Script, dict[str, Any]] = ([{"prompt": True}], {})
 
 
 def talks() -> list[Talk]:
-    """Give conversations in which all goes wrong that can, each with its prompt asked for now and then."""
+    """Return conversations with every kind of error. Some of their turns answer with the model's prompt."""
     echo = {"call": [["echo", {"text": "ü"}]]}
     scripted: list[tuple[Script, dict[str, Any]]] = [
         ([echo, {"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}], {}),
@@ -145,7 +145,7 @@ def test_two_services_play_one_conversation_as_one_agent(pair: tuple[Service, Se
 
 
 def shown_next(service: Service, turn: dict[str, Any], *scripts: Script) -> tuple[str, str]:
-    """Ask what the model is shown in the next turn: here, and where a bare agent has played these turns."""
+    """Return the prompt of the next turn's model: the service's, and a bare agent's after the same turns."""
     bare = agents.make_scripted()
     for script in scripts:
         bare.run(json.dumps(script), reset=False)
@@ -251,7 +251,7 @@ def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
 
 
 def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None:
-    """See that everything that needs the store says so, in time, and nothing else is the matter."""
+    """Check that each call that needs the store reports its absence in time, and that nothing else fails."""
     calls: list[tuple[str, str, Mapping[str, Any]]] = [
         ("POST", "/turn", {"json": {"message": "hello", "agent": "demo"}}),
         ("GET", f"/conversations/{turn['conversation_id']}", {}),
@@ -460,13 +460,13 @@ class Tampering:
         self.raw.lset(self.steps, other, first)
 
     def of_another(self) -> None:
-        """Put the other conversation's steps in place of ours."""
+        """Put a step of another conversation in place of one of ours."""
         other = self.service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
         theirs = f"{PARTITION}:steps:local/{other['conversation_id']}:0"
         self.raw.lset(self.steps, 1, self.raw.lindex(theirs, 1))
 
     def of_an_undone_past(self) -> None:
-        """Roll the conversation back as a whole, let it go on, and put a step of the undone past in its place."""
+        """Roll the whole conversation back, play a turn, and put a step of the undone past in its place."""
         undone = self.raw.lindex(self.steps, 4)
         self.raw.hset(self.conversation, "head", self.old_head)
         self.raw.ltrim(self.steps, 0, 2)
@@ -511,7 +511,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that loads every conversation anew."""
+    """Yield a service that loads every conversation anew."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "5"}) as service:
         yield service
 

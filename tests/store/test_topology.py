@@ -1,4 +1,4 @@
-"""The stores of many servers that the other tests use do what operators' stores do: also what hurts."""
+"""Stores of several servers that other tests use behave as operators' stores do, faults included."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_slot_moves_with_what_is_in_it(cluster: ValkeyCluster, *, atomically: 
 
 
 def test_a_script_that_follows_a_slot_half_way_sees_half_of_it(cluster: ValkeyCluster) -> None:
-    """Why the service never does: its scripts name their partition, which is no key, and find their keys themselves."""
+    """The service never follows one: its scripts declare a partition, which is no key, and find keys themselves."""
     key, script = KEYS[3], "return redis.call('GET', KEYS[1] .. ':x')"
     source, slot = cluster.primary_of(key), cluster.slot_of(key)
     target = next(node for node in cluster.primaries() if node is not source)

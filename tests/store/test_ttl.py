@@ -1,4 +1,4 @@
-"""A time to live: a conversation that has one and is not used is taken away, all of it; by default none has."""
+"""A time to live: an unused conversation that has one is removed completely. By default none has one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that sweeps four times a second, on four partitions."""
+    """Yield a service that sweeps four times a second, on four partitions."""
     settings = FAST | store.settings | {"PARTITIONS": "4"}
     with Service(tmp_path_factory.mktemp("service"), settings) as running_service:
         yield running_service
@@ -74,7 +74,7 @@ def gone(service: Service, name: str) -> bool:
 
 
 def kept(raw: Raw, name: str) -> set[str]:
-    """Give what there is of a conversation in the store, by any name, but for its tombstone."""
+    """Return everything of a conversation in the store, under any name, except its tombstone."""
     keys = {key for key in raw.keys("*") if name in key}
     with suppress(ValueError):
         (tombstone,) = (key for key in keys if ":conversation:" in key and not raw.hexists(key, "agent"))

@@ -43,11 +43,11 @@ async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
     assert await submit(other, "c", on_busy="rollback" if heard else "enqueue") == 3
     if heard:
         assert await lease.stop_reason == "rolled_back"
-    else:  # as where the message was lost: the wish stands in the store alone
+    else:  # as if the message was lost: only the store holds the stop request
         raw.hset(key_of("run", "c", 2), "cancel", "rollback:3")
     assert lease.stop_reason.done() == heard
     ended = await lease.commit(replace(DONE, steps=1, output="x", state="success", dropped_variables=("z",)))
-    assert (await lease.commit(DONE)).outcome == ended.outcome  # asked twice it is done once
+    assert (await lease.commit(DONE)).outcome == ended.outcome  # a second commit changes nothing
     assert (ended.status, error_code_of(ended)) == ("cancelled", "rolled_back")
     assert replace(ended.outcome or DONE, error=None) == Outcome("cancelled")
     assert await step_texts(other, "c") == ["first"]

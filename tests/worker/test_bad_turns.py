@@ -1,4 +1,4 @@
-"""What a model is shown after a turn that went badly: what happened, nothing half done, and what the user saw."""
+"""Prompts after a turn that went badly: they hold its events and the text that the user saw, and nothing half done."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = ("Reached max", "retry", "Error", "kaputt")
 
 
 def shown_next(service: Service, turn: Event) -> list[tuple[str, str]]:
-    """Play a turn that answers with its prompt; give role and text of what is between the system's and its task."""
+    """Play a turn that answers with its prompt. Return role and text of messages between system prompt and task."""
     prompt = json.loads(service.follow_up(turn, SHOWN)["reply"])
     assert prompt[-1] == ["user", f"New task:\n{json.dumps([SHOWN])}"]
     return [(role, text) for role, text in prompt[:-1]]
@@ -164,7 +164,7 @@ def test_a_manager_that_ran_out_of_steps_has_its_answer_shown(service: Service) 
 
 
 def test_an_answer_whose_arguments_are_no_json_is_no_answer(service: Service) -> None:
-    """What was shown of it stays shown; the step that follows says that it was none."""
+    """The text that was shown of it remains. The step that follows says that it was no answer."""
     script = [GARBLED, {"say": "It is 42."}]
     with posting(service, *script, agent="streamed") as stream:
         events = [frame.data for frame in stream]
@@ -255,7 +255,7 @@ def test_a_provider_that_garbles_an_answer_is_asked_again(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(120)
 def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:
-    """The answer that cannot be read is not asked for again where it was journaled, nor is the one that is forced."""
+    """A journaled answer is not requested again, neither the unreadable one nor the forced one."""
 
     def script(ledger: str) -> Script:
         note = note_call(ledger, "b")
@@ -275,7 +275,7 @@ def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: P
         assert expected[-1] == ["assistant", ANSWER]
         for it in killed_turns:
             assert (it.turn["attempts"], it.turn["reply"]) == (2, ANSWER)
-            assert len(it.ledger.calls) == calls + 1  # the one that was in flight
+            assert len(it.ledger.calls) == calls + 1  # plus the call in flight
             assert plain(service.steps(it.turn), it.ledger) == steps
             texts = {where: plain(text, it.ledger) for where, text in spoken(it.frames).items()}
             assert texts == {where: plain(text, spared.ledger) for where, text in spoken(spared.frames).items()}

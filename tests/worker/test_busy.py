@@ -1,4 +1,4 @@
-"""One conversation plays one turn at a time: what becomes of one that meets another, on one process or several."""
+"""One conversation plays one turn at a time. Tests of a turn that meets another, in one process or several."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STOPPING = list(CODES)
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that plays one turn at a time and lets two wait in each conversation."""
+    """Yield a service that plays one turn at a time and lets two wait in each conversation."""
     settings = {"THREADS": "1", "MAX_WAITING_TURNS": "2"}
     with Service(tmp_path_factory.mktemp("narrow"), settings) as service:
         yield service
@@ -55,7 +55,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
-    """Give three services on one store, which let a hundred turns wait."""
+    """Yield three services on one store, which let a hundred turns wait."""
     folder = tmp_path_factory.mktemp("trio")
     with running_store(folder / "store") as server, ExitStack() as stack:
         settings = server.settings | {"MAX_WAITING_TURNS": "100"}
@@ -63,12 +63,12 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
 
 
 def in_order(turns: list[Event]) -> bool:
-    """Tell whether each turn began when the one before it was over."""
+    """Return whether each turn began after the one before it was over."""
     return all(a["timing"]["finished_at"] <= b["timing"]["started_at"] for a, b in pairwise(turns))
 
 
 def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
-    """Wait for the end of a turn that another one stopped, check what must be so of it, and give it."""
+    """Wait for the end of a turn that turn `by` stopped, check its error, and return it."""
     ended = wait_for_end(service, turn)
     assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == ("cancelled", CODES[how], False)
     assert f"Turn {by} " in ended["error"]["message"]
@@ -386,7 +386,7 @@ def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio:
         body = {"message": json.dumps([ECHO, DONE]), "on_busy": on_busy, **named}
         answer = trio[number % 3].client.post("/turn", json=body, headers={"Prefer": "respond-async"})
         turn: Event = answer.json()
-        is_over = turn.get("status") in {"finished", "cancelled"}  # another may have stopped it before it was answered
+        is_over = turn.get("status") in {"finished", "cancelled"}  # another turn may have stopped it before the answer
         assert answer.status_code == (200 if is_over else 202), answer.text
         return turn
 

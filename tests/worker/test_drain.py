@@ -1,4 +1,4 @@
-"""A process that is told to end finishes the steps that run, as far as it is given time, and hands their turns back."""
+"""A process that is asked to end finishes its running steps within its time, and hands their turns back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.killed_turns import Script
     from tests.support.streaming import Event, Frame
 
-LEASE = {"LEASE_S": "30"}  # so that what goes on at once was handed back, and did not expire
+LEASE = {"LEASE_S": "30"}  # long: a turn that continues at once was handed back, its lease did not expire
 UNKNOWN = "it is not known whether this call of charge had its effect"
 
 
@@ -37,12 +37,12 @@ def make_killed_turn(folder: Path, *at: int, agent: str = "teller", script: Scri
 
 
 def called(it: KilledTurn) -> list[str]:
-    """Give what a turn called, without the models' prompts."""
+    """Return the calls of a turn, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
 
 def told(service: Service, turn: Event) -> list[Frame]:
-    """Check the log of a turn that is over, and give it."""
+    """Check the log of a turn that is over, and return it."""
     frames = log_of(service, turn)
     check_log(frames, frames)
     assert [count for count in Counter(frame.raw for frame in frames).values() if count > 1] == []
@@ -50,7 +50,7 @@ def told(service: Service, turn: Event) -> list[Frame]:
 
 
 def goes_on(service: Service, it: KilledTurn, turn: Event) -> bool:
-    """Tell whether the next turn's model is shown what a bare agent's is that was never handed over."""
+    """Return whether the next turn's prompt equals that of a bare agent that was never handed over."""
     bare = getattr(ledgers, f"make_{it.agent}")()
     bare.run(json.dumps(it.script), reset=False)
     shown = service.follow_up(turn, {"prompt": True})["reply"]
@@ -87,7 +87,7 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
 
 
 def told_to_end_amid(service: Service, it: KilledTurn) -> None:
-    """Play a turn until it stands still at its call, ask its process to end, and let the call go."""
+    """Play a turn until it blocks at its call, ask its process to end, and release the call."""
     it.turn = submit_turn(service, *it.script, agent=it.agent)
     wait_until(lambda: it.ledger.stands)
     service.process.send_signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ ENDLESS = {"endless": "on and on ", "pace_s": 0.002}
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that plays one turn at a time."""
+    """Yield a service that plays one turn at a time."""
     with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
         yield running
 
@@ -38,7 +38,7 @@ def assert_timed(turn: dict[str, Any]) -> None:
 
 
 def running(service: Service, **body: Any) -> dict[str, Any]:
-    """Begin a turn that calls a tool and then talks without end; return once it talks."""
+    """Begin a turn that calls a tool and then talks without end. Return the turn once it talks."""
     turn = submit_turn(service, ECHO, ENDLESS, agent="streamed", **body)
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events"
     with service.client.stream("GET", where) as answer:

@@ -1,6 +1,6 @@
-"""A stop lands wherever the turn is, what was shown as finished is kept, and the next turn works; a deadline is a stop.
+"""A stop works wherever the turn is, keeps finished steps, and leaves the next turn working. A deadline is a stop.
 
-SMOLSESSIONS_TEST_REPEAT sets how often those are played that a race could spoil.
+SMOLSESSIONS_TEST_REPEAT sets how often the tests run that a race could break.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CALL = "compute(seconds=0.002)"
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service that plays one turn at a time."""
+    """Yield a service that plays one turn at a time."""
     with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
         yield running
 
@@ -169,7 +169,7 @@ def test_a_stop_lands_though_code_swallows_it_for_ever_by(narrow: Service, way: 
         stream.until("tool.result", name="compute")
         turn = cancel_and_check(narrow, stream, within_s=ABANDON_S)
     assert turn["steps"] == 1
-    assert threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1}  # its process was ended
+    assert threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1}  # the service ended its process
     assert_goes_on(narrow, turn)
 
 
@@ -330,7 +330,7 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
 
 
 def threads(service: Service) -> dict[str, int]:
-    """Give the figures of a service's threads."""
+    """Return the figures of a service's threads."""
     text = service.client.get("/metrics").text
     return {
         name: int(float(value)) for name, value in re.findall(r"^smolsessions_threads_(\w+) (\S+)$", text, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""A turn whose process dies is played on by another: no call that was journaled is made again, and nobody sees a seam.
+"""A turn whose process dies continues in another one: no journaled call is repeated, and no reader sees a seam.
 
-Many turns stand still, each at another of its calls, when their process is killed. The next process finishes them.
+Many turns block, each at a different call, when their process is killed. The next process finishes them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytest_plugins = ["tests.support.streaming"]
 
 
 def told(ledger: str) -> Script:
-    """Sequential and parallel calls, some of them equal; a tool's error, a parse error, a tool that is none."""
+    """Sequential and parallel calls, some of them equal, with a tool's error, a parse error and an unknown tool."""
     declined = {"call": [["decline", {"what": "x", "ledger": ledger}]]}
     return [
         note_call(ledger, "a"),
@@ -57,7 +57,7 @@ def told(ledger: str) -> Script:
 
 
 def bossed(ledger: str) -> Script:
-    """Managed agents: called twice, in parallel, two deep; one of them writes code and keeps its variables."""
+    """Managed agents, called twice, in parallel and two deep. One of them writes code and keeps its variables."""
 
     def to(agent: str, *script: Event) -> list[Any]:
         return [agent, {"task": json.dumps([*script, {"say": f"{agent} is done"}])}]
@@ -78,7 +78,7 @@ def bossed(ledger: str) -> Script:
 
 
 def written(ledger: str, loop: str = "kept") -> Script:
-    """Code blocks: tools in them, variables, functions and what they hold, sets of strings, errors of all kinds."""
+    """Code blocks with tools, variables, functions and their state, sets of strings, and errors of all kinds."""
     return [
         {
             "code": (
@@ -103,7 +103,7 @@ def written(ledger: str, loop: str = "kept") -> Script:
 
 
 def authored(ledger: str) -> Script:
-    """Code that calls an agent that plans, twice."""
+    """Code that calls a planning agent twice."""
     task = json.dumps([note_call(ledger, "a"), {"say": "helped"}])
     return [
         {"code": f"one = helper({task!r})\nprint(one)\nL = {ledger!r}"},
@@ -116,13 +116,13 @@ def planned(ledger: str) -> Script:
 
 
 def carried(ledger: str) -> Script:
-    """Results that are not text, one of which reads otherwise once it was carried."""
+    """Results that are not text. One of them reads differently after it was carried."""
     kinds = ["ordered", "decimal", "date", "set", "image"]
     return [{"call": [["bring", {"what": kind, "ledger": ledger}]]} for kind in kinds] + [DONE]
 
 
 def valued(ledger: str) -> Script:
-    """Code that is given what is no text, and keeps it."""
+    """Code that receives values other than text, and keeps them."""
     return [
         {"code": f"L = {ledger!r}\nmade = [bring(what, L) for what in ('decimal', 'date')]\nprint(made)"},
         {"code": "picture = bring('image', L)\nprint(picture.size, bring('set', L), made[0] * 2)"},
@@ -131,12 +131,12 @@ def valued(ledger: str) -> Script:
 
 
 def judged(ledger: str) -> Script:
-    """An answer that its check refuses, and one that it takes."""
+    """An answer that its check refuses, and one that it accepts."""
     return [note_call(ledger, "a"), {"say": "no full stop"}, {"say": "done."}]
 
 
 def failing(ledger: str) -> Script:
-    """A managed agent whose model fails: at once, and after it has done something."""
+    """A managed agent whose model fails: at once, and after a call."""
 
     def to(*script: Event) -> Event:
         return {"call": [["helper", {"task": json.dumps([*script, {"raise": f"kaputt {ledger}"}])}]]}
@@ -151,7 +151,7 @@ KINDS: dict[str, tuple[Callable[[], MultiStepAgent], Callable[[str], Script]]] =
     "threaded": (
         ledgers.make_threaded,
         lambda ledger: written(ledger, "sorted(kept)"),
-    ),  # that process's order is its own
+    ),  # sets have another order in that process
     "author": (ledgers.make_author, authored),
     "planner": (ledgers.make_planner, planned),
     "carrying": (ledgers.make_teller, carried),
@@ -188,13 +188,13 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
 @pytest.mark.parametrize(("kind", "apart"), [("teller", 1), ("teller", 2), ("writer", 2)])
 @pytest.mark.timeout(180)
 def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
-    """One apart is twice at the same call."""
+    """If `apart` is 1, both kills hit the same call."""
     factory, script = KINDS[kind]
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
     killed_turns = []
-    for number in range(2, number_of_calls + 2 - apart):  # who is killed at the first one is played when all others are
+    for number in range(2, number_of_calls + 2 - apart):  # one killed at its first call waits until all others end
         ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
         it = KilledTurn(ledger, kind, script(str(ledger.path)))
         it.turn = submit_turn(service, *it.script, agent=kind)
@@ -211,7 +211,7 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
             assert (turn["status"], turn["attempts"]) == ("finished", 3)
             after = it.ledger.calls
             bare, expected = calls_of(factory, it.script, it.ledger)
-            assert Counter(after) == Counter(expected) + Counter(it.in_flight)  # of both attempts
+            assert Counter(after) == Counter(expected) + Counter(it.in_flight)  # the calls in flight of both attempts
             assert len(it.in_flight) == 2
             assert apart > 1 or Counter(it.in_flight) == first + first
             frames = log_of(service, turn)
@@ -248,20 +248,20 @@ def check_taken_over(
     assert texts == {where: plain(text, spared.ledger) for where, text in spoken(spared.frames).items()}, number
     told_repeated = {f.data["call_id"] for f in it.frames if f.event == "tool.result" and f.data.get("repeated")}
     known_repeated = {call["call_id"] for call, again in zip(calls, repeated, strict=True) if again}
-    # Code in a thread runs again also where its end was told before.
+    # Code in a thread runs again even if its end was reported before.
     assert told_repeated == known_repeated or (it.agent == "threaded" and told_repeated < known_repeated), number
     shown = service.follow_up(turn, {"prompt": True})["reply"]
     assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False)), number
 
 
 def got_further(service: Service, it: KilledTurn, before: int) -> bool:
-    """Tell whether a turn made a call, and another one after it, or is over."""
+    """Return whether a turn has made two more calls or is over."""
     return len(it.ledger.calls) > before + 1 or service.get(place(it.turn))["status"] not in {"queued", "running"}
 
 
 @pytest.mark.timeout(240)
 def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(tmp_path: Path) -> None:
-    """Here nothing stands still: the kills come when they come."""
+    """No call blocks here, and the kills come at any time."""
     service = Service(tmp_path / "service", SETTINGS)
     service.start()
     killed_turns = []
@@ -273,7 +273,7 @@ def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(
     kills = 3
     for number in range(kills):
         before = [len(it.ledger.calls) for it in killed_turns]
-        # Each got further or is over: three kills without an effect would be the turn's own fault.
+        # Each made progress or is over: three kills without an effect would be the turn's own fault.
         wait_until(lambda before=before: all(map(partial(got_further, service), killed_turns, before)), 30)  # type: ignore[misc]
         service.kill()
         if number < kills - 1:
@@ -286,7 +286,7 @@ def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(
             bare, expected = calls_of(KINDS[it.agent][0], it.script, it.ledger)
             more = after - Counter(expected)
             assert after - more == Counter(expected)
-            assert sum(more.values()) <= 5 * kills  # what was in flight: five calls at once, at most
+            assert sum(more.values()) <= 5 * kills  # calls in flight: at most five at once
             marked = [call["name"] for call in turn["tool_calls"] if call["repeated"]]
             assert set(marked) <= {label.split()[0] for label in it.ledger.calls}
             frames = log_of(service, turn)

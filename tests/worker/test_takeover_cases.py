@@ -1,6 +1,6 @@
-"""What a takeover does with what cannot be kept, must not be repeated, or comes out otherwise the second time.
+"""Takeovers of calls that cannot be kept, must not be repeated, or have another result the second time.
 
-All turns of `resumed` stand still, each at a call of its choice, when their one process is killed.
+All turns of `resumed` block, each at its chosen calls, when their one process is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Case:
-    """A turn that stands still at its calls number `at`, after some turns `before` it."""
+    """A turn that blocks at its calls number `at`, after `before` earlier turns."""
 
     agent: str
     script: Callable[[str], Script]
@@ -50,7 +50,7 @@ def calling(tool: str, ledger: str, **arguments: str) -> Event:
 
 
 def coded(*blocks: str) -> Callable[[str], Script]:
-    """Give blocks of code, in which L is the ledger's path."""
+    """Return a script of code blocks as a function of the ledger's path. `L` in a block stands for that path."""
     return lambda ledger: [*({"code": block.replace("L)", f"{ledger!r})")} for block in blocks), DONE]
 
 
@@ -109,13 +109,13 @@ CASES = {
 
 @dataclass
 class Resumed:
-    """Turns that were taken over, by their cases; their service loads every conversation anew."""
+    """Turns that were taken over, by case. Their service loads every conversation anew."""
 
     service: Service
     cases: dict[str, KilledTurn]
 
     def turn(self, name: str, *, repeated: list[bool], status: str = "finished") -> tuple[Event, Ledger]:
-        """Give a turn and its ledger, with what must be so of it."""
+        """Check the turn of a case, and return it with its ledger."""
         it = self.cases[name]
         assert it.turn["status"] == status, (it.turn["error"], it.turn["tool_calls"])
         assert it.turn["attempts"] == 1 + len(CASES[name].at)
@@ -123,7 +123,7 @@ class Resumed:
         return it.turn, it.ledger
 
     def is_shown_the_same(self, name: str, *before: Script) -> bool:
-        """Tell whether the next turn's model is shown what a bare agent's is; `before` are the turns that it saw."""
+        """Return whether the next turn's prompt equals a bare agent's. `before` holds the turns before this one."""
         it = self.cases[name]
         bare = getattr(ledgers, f"make_{it.agent}")()
         for script in before:
@@ -134,7 +134,7 @@ class Resumed:
         written = {path: path.read_bytes() for path in (it.ledger.path / "calls", it.ledger.path / "ends")}
         bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
         agents.show_forced(bare)
-        for path, before_that in written.items():  # what the bare agent called is not of the turn
+        for path, before_that in written.items():  # calls of the bare agent do not belong to the turn
             path.write_bytes(before_that)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]
         return bool(shown == bare.run(json.dumps([{"prompt": True}]), reset=False))
@@ -158,7 +158,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
             it.body["conversation_id"] = turn["conversation_id"]
         it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
-        # Its record is made of what was shown, and what nobody watches is shown a moment later.
+        # The record is made from shown events, which appear a moment later if no reader watches.
         wait_until(lambda: event_names(raw, killed_turns["time"].turn).count("tool.call") == 5, 30)
     twice = [killed_turns[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(killed_turns.values()), twice):
@@ -271,7 +271,7 @@ def test_a_tool_that_cannot_give_its_state_is_named_by_the_turn_that_lost_it(res
     assert _observed(resumed, turn) == "two"
     assert turn["dropped_variables"] == ["tool:notebook"]
     following = resumed.service.follow_up(turn, note_call(str(ledger.path), "x"), DONE)
-    assert following["dropped_variables"] == ["tool:notebook"]  # lost again: nothing was warm
+    assert following["dropped_variables"] == ["tool:notebook"]  # lost again, because no session was warm
 
 
 @pytest.mark.parametrize("name", ["images", "given"])
@@ -331,13 +331,13 @@ def test_the_log_of_a_turn_that_was_taken_over_twice_tells_of_three_attempts(res
 
 
 def _observed(resumed: Resumed, turn: Event) -> Any:
-    """Give what the last step but the answer of a turn observed."""
+    """Return the observations of a turn's last step before its answer."""
     steps = [step for step in resumed.service.steps(turn) if step["turn"] == turn["turn"]]
     return steps[-2]["observations"]
 
 
 def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path: Path) -> None:
-    """A task goes to the store with the step after it, but not in one piece: a process may die in between."""
+    """A task is stored with the step after it, but not atomically: a process may die in between."""
     ledger = Ledger.at(tmp_path / "a.ledger", 2)
     script = [{"code": "x = 41"}, {"code": f"note('a', {str(ledger.path)!r})"}, DONE]
     running = Service(tmp_path / "service", SETTINGS)

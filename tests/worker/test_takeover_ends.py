@@ -1,4 +1,4 @@
-"""How a turn ends that is taken over: by whom, as what if it cannot go on, and what its first process may still do."""
+"""Ends of turns that were taken over: by which process, with which error, and the limits of their first process."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
         wait_until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
         submit_killed_turn(service, it)
         assert service.process.wait(20) == -signal.SIGKILL
-        service.kill()  # what is left of it here
+        service.kill()  # ends the processes that it left
         for neighbour in neighbours:
             neighbour.ledger.go()
         crashes = 1
@@ -207,7 +207,7 @@ def moved(raw: Raw, journal: str) -> None:
 
 
 def named(raw: Raw, journal: str, start: bytes) -> list[bytes]:
-    """Give the keys of effects in the journal."""
+    """Return the keys of effects in the journal that begin with `start`."""
     return sorted(name for name, effect in raw.hgetall(journal).items() if effect and name.startswith(start))
 
 
@@ -284,9 +284,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
                 steps = heir.steps(it.turn)
                 stalled.process.send_signal(signal.SIGCONT)
                 it.ledger.go()
-                wait_until(
-                    lambda: it.ledger.ends.count("note b") == 2
-                )  # it comes back to an agent that is to do nothing
+                wait_until(lambda: it.ledger.ends.count("note b") == 2)  # it returns to an agent that must do nothing
                 assert stalled.play(note_call(path, "other"), DONE, agent="teller")["status"] == "finished"
                 wait_until(lambda: "was taken away" in stalled.log())
                 rest = it.ledger.calls[len(called) :]
@@ -319,7 +317,7 @@ def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: 
 
 
 def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
-    """The block is at nothing but itself until some time has come."""
+    """After its calls, the block only loops until a fixed time."""
     it = make_killed_turn(tmp_path, agent="writer")
     path, at = str(it.ledger.path), time.time() + 8
     waiting = f"drawn.append(note('b', {path!r}))\nwhile time.time() < {at}:\n    time.sleep(0.01)\nprint(drawn)"
@@ -347,7 +345,7 @@ def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_p
 
 @contextmanager
 def posting_killed(service: Service, it: KilledTurn) -> Iterator[Event]:
-    """Play a turn until its second tool has returned, and kill the process."""
+    """Play a turn until its second tool has returned, kill the process, and yield the turn."""
     service.start()
     with posting(service, *it.script, agent=it.agent) as stream:
         stream.until("tool.result", call_id="2.2")

@@ -37,7 +37,7 @@ FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
 
 
 def bare_run(agent: MultiStepAgent, *script: Event, **options: Any) -> Any:
-    """Play a turn with a bare agent; nothing where it fails."""
+    """Play a turn with a bare agent, and return its result, or None if it fails."""
     try:
         return agent.run(json.dumps(script), reset=False, **options)
     except AgentError:
@@ -45,7 +45,7 @@ def bare_run(agent: MultiStepAgent, *script: Event, **options: Any) -> Any:
 
 
 def tasks(service: Service, turn: Event, **query: Any) -> list[tuple[int, bool]]:
-    """Give the turn of each task, and whether it is marked as unanswered."""
+    """Return each task's turn, and whether the task is marked as unanswered."""
     page = service.get(f"/conversations/{turn['conversation_id']}/steps", type="task", limit=100, **query)
     return [(step["turn"], step["unanswered"]) for step in page["items"]]
 
@@ -85,7 +85,7 @@ def test_arguments_of_a_turn_that_failed_are_there_in_the_next(service: Service)
 
 
 def test_images_of_a_turn_that_failed_are_shown_with_its_task(service: Service) -> None:
-    """A bare agent repeats them with the half step that it keeps; the service keeps no half step."""
+    """A bare agent repeats them with the half step that it keeps. The service keeps no half step."""
     bare = agents.make_scripted()
     bare_run(bare, BROKEN, images=[PIL.Image.open(io.BytesIO(base64.b64decode(pixel())))])
     del bare.memory.steps[1]
