@@ -34,7 +34,7 @@ SCALE_PARTS = ("workers", "replicated")
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured. The naive service's long turns are far above the noise: few conversations do."""
+    """Amount of measurement. The naive service's long turns far exceed the noise, so few conversations suffice."""
 
     rounds: int
     seconds: float
@@ -59,7 +59,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class ScaleExtent:
-    """The same, of many processes on one store."""
+    """Amount of measurement of many processes on one store."""
 
     rounds: int
     seconds: float
@@ -72,7 +72,7 @@ QUICK_SCALE = ScaleExtent(1, 2)
 
 
 def main() -> None:
-    """Measure, print, and end with status 0 whether the goals are met or not."""
+    """Measure and print the figures. The exit status is 0 whether or not the goals are met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="some eight minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Results:
-    """Measure the parts one after the other; this process and its store stay on their core."""
+    """Measure the parts one after the other. This process and its store stay on their core."""
     load_before = os.getloadavg()[0]
     os.sched_setaffinity(0, [OTHER_CORE])
     runs, marks, startup_s, first, long, crowds, replays = [], [], [], [], [], [], []
@@ -125,7 +125,7 @@ def _measure_memory(extent: Extent) -> Memories:
 
 
 def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]:
-    """Give the figures of many processes, by their names in the results."""
+    """Return the figures of many processes, by their names in the results."""
     return {
         "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
         "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],

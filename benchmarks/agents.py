@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _QUESTION = "What is "
-CALL_MS = 50  # of a model that is waited for, as one behind a network is
+CALL_MS = 50  # delay of the waiting model, as of one behind a network
 WAITING = {"AGENTS": "bench=benchmarks.agents:make_waiting_agent", "DEMO_AGENTS": "false"}
 _ids = random.Random(1)  # as long and as hard to compress as a provider's, the same in every run
 
 
 def question(number: int) -> str:
-    """Give the message of a conversation's turn `number`."""
+    """Return the message of a conversation's turn `number`."""
     return f"{_QUESTION}{number} * 7?"
 
 
 def right_answer(number: int) -> str:
-    """Give what the agent must reply to it."""
+    """Return the expected reply to the message of turn `number`."""
     return f"The result is {number * 7}."
 
 
@@ -106,11 +106,11 @@ def find_city(name: str, country: str) -> str:
 
 @tool
 def send_note(recipient: str, note: str) -> str:
-    """Sends somebody a short note.
+    """Sends a short note to a person.
 
     Args:
-        recipient: Who gets it.
-        note: What it says.
+        recipient: The person's name.
+        note: The text of the note.
     """
     return f"{recipient} has got {len(note)} characters."
 
@@ -124,7 +124,7 @@ def make_agent() -> ToolCallingAgent:
 
 
 def make_waiting_agent() -> ToolCallingAgent:
-    """Make the same on a model that takes its time, and leaves the interpreter to others meanwhile."""
+    """Make the same agent with a slow model, which does not hold the interpreter while it waits."""
     return _agent(ScriptedModel(CALL_MS))
 
 
@@ -139,7 +139,7 @@ def _agent(model: ScriptedModel) -> ToolCallingAgent:
 
 @cache
 def templates() -> Any:
-    """Give the prompts, whose YAML is parsed once."""
+    """Return the prompts. Their YAML is parsed once."""
     return yaml.safe_load(
         importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text()
     )

@@ -1,4 +1,4 @@
-"""The bare contender: `agent.run(message, reset=False)` in this process, no HTTP and no store; prints its figures."""
+"""The bare contender: `agent.run(message, reset=False)` in this process, no HTTP, no store. It prints its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.cpu import ServerCore
 
 
 class Window:
-    """What all threads measure: latencies and CPU between two moments."""
+    """Measurements of all threads between two moments: latencies and CPU."""
 
     def __init__(self, warmup_s: float, seconds: float) -> None:
         self.start = time.perf_counter() + warmup_s
@@ -23,7 +23,7 @@ class Window:
         self.building_ms: list[float] = []
 
     def converse(self, first_turns: int, turns: int) -> None:
-        """Talk until the window's end, with a new agent after every `turns` turns (the first: `first_turns`)."""
+        """Play turns until the window's end, with a new agent after every `turns` turns (the first: `first_turns`)."""
         left = first_turns
         while time.perf_counter() < self.end:
             before = time.perf_counter()
@@ -43,7 +43,7 @@ class Window:
 
 
 def main() -> None:
-    """Run as many conversations at once as asked, each in a thread, and print what was measured as JSON."""
+    """Run the requested number of concurrent conversations, each in a thread, and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--turns", type=int, required=True)

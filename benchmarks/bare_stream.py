@@ -1,4 +1,4 @@
-"""The bare contender of streams: `agent.run(message, stream=True)`, `stream_outputs` on; prints its figures."""
+"""The bare contender of streams: `agent.run(message, stream=True)` with `stream_outputs` on. It prints its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_UP = 5
 
 
 def main() -> None:
-    """Let the agent answer as often as asked, and print the times as JSON."""
+    """Let the agent answer the requested number of times, and print the times as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pieces", type=int, required=True)
     parser.add_argument("--kind", required=True)
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, required=True)
     options = parser.parse_args()
     figures = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what rich shows of a stream is not for whoever started this
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps rich's display of the stream out of the figures
     message = str(Order(options.pieces, options.kind, options.first_ms, options.every_ms))
     for _ in range(WARM_UP):
         _listen(make_shipped_speaker(), str(Order(20)))
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _listen(agent: ToolCallingAgent, message: str) -> tuple[float, float, float]:
-    """Give the milliseconds to the first item, to the first delta and to the end."""
+    """Return the milliseconds to the first item, to the first delta and to the end."""
     clock = time.perf_counter
     first_at = delta_at = 0.0
     start = clock()

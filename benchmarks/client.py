@@ -1,4 +1,4 @@
-"""The load: keep-alive connections over plain sockets, so that the client costs little beside what it measures."""
+"""Load generator: keep-alive connections over plain sockets, because the client must cost little beside the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Talk:
     """One connection with one conversation at a time. Every reply is checked."""
 
     def __init__(self, port: int, first_turns: int = 0, turns: int = 0) -> None:
-        """After every `turns` turns (the first time: `first_turns`) comes a new conversation; 0 means never."""
+        """Start a new conversation after every `turns` turns (the first time: `first_turns`). 0 means never."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head = f"POST /turn HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -51,7 +51,7 @@ class Talk:
         self._socket.sendall(f"{self._head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
 
     def hear(self) -> bool:
-        """Take what has come; true when the answer is complete."""
+        """Read the received bytes. Return true once the answer is complete."""
         data = self._socket.recv(65536)
         if not data:
             raise RuntimeError("the connection was closed")
@@ -74,14 +74,14 @@ class Talk:
 
 @dataclass
 class Load:
-    """Talks that go on at the same time. All of them belong to one thread."""
+    """Talks that run at the same time. All of them belong to one thread."""
 
     talks: list[Talk]
     latencies_ms: list[float] = field(default_factory=list)
     _asked_at: dict[Talk, float] = field(default_factory=dict)
 
     def run(self, seconds: float) -> float:
-        """Keep one message of each talk on its way for so long; give how long it was. Turns go on afterwards."""
+        """Keep one request of each talk in flight for `seconds`. Return the elapsed time. The last ones stay open."""
         clock = time.perf_counter
         start = now = clock()
         self.latencies_ms.clear()
@@ -104,7 +104,7 @@ class Load:
         talk.ask()
 
     def finish(self) -> None:
-        """Hear what is on its way, and close."""
+        """Read the outstanding answers, and close."""
         for talk in self.talks:
             while talk in self._asked_at and not talk.hear():
                 pass

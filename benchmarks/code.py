@@ -1,4 +1,4 @@
-"""Table F: what code in a process of its own costs and spares, against code in the turn's thread."""
+"""Table F: costs and savings of code in a process of its own, compared with code in the turn's thread."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ KB = 1024
 
 @dataclass
 class Costs:
-    """Milliseconds, all that were measured."""
+    """All measured times, in milliseconds."""
 
     mode: str
     first: list[float] = field(default_factory=list)
-    """From the model's reply to its next call: the block with all that is written and told of it."""
+    """From the model's reply to its next call: the block, with all of its writes and events."""
     further: list[float] = field(default_factory=list)
     call: list[float] = field(default_factory=list)
-    """Of a tool, from one to the next in a loop."""
+    """From one call of a tool to the next in a loop."""
     turn: list[float] = field(default_factory=list)
     """Over HTTP: eight blocks, twenty calls."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What sessions that wait in a tool hold, in bytes of one of them."""
+    """Memory of sessions that wait in a tool, in bytes of one session."""
 
     mode: str
     sessions: int
@@ -62,12 +62,12 @@ class Memory:
     child_proportional: float
     child_resident: float
     server_proportional: float
-    """Of the server that forks them, while they are there."""
+    """Of the server that forks the children, while they exist."""
 
 
 @dataclass(frozen=True)
 class Crush:
-    """Conversations at the same time, a tool call and an answer a turn, service and children on all cores."""
+    """Concurrent conversations, a tool call and an answer a turn. Service and children run on all cores."""
 
     mode: str
     turns_per_s: float
@@ -78,7 +78,7 @@ class Crush:
 
 @dataclass(frozen=True)
 class Delay:
-    """The delay of `/livez`, asked every 10 ms whatever comes, while one line of code burns CPU (`` for none)."""
+    """Delay of `/livez`, requested at fixed times every 10 ms while one line of code burns CPU (`` for none)."""
 
     mode: str
     burn: str
@@ -98,10 +98,10 @@ class Change:
     block_ms: list[float] = field(default_factory=list)
     fields: list[int] = field(default_factory=list)
     field_bytes: list[int] = field(default_factory=list)
-    """Of the fields of the variables' hash that are other than before, without the list."""
+    """Of the changed fields of the variables' hash, without the list."""
     list_bytes: list[int] = field(default_factory=list)
     log_bytes: list[int] = field(default_factory=list)
-    """What the store's append-only file grew by: all that the turn wrote."""
+    """Growth of the store's append-only file, which holds everything that the turn wrote."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Code:
 
 
 def measure_code(turns: int, rounds: int, seconds: float, changes: int, progress: Callable[[str], None]) -> Code:
-    """Measure both modes, in turn, so that a slow minute of the machine meets both."""
+    """Measure both modes alternately, so that a slow minute of the machine affects both."""
     costs = _costs(turns, progress)
     memory = [_memory(mode, progress) for mode in MODES]
     crushes = [_crush(mode, seconds, progress) for _ in range(rounds) for mode in MODES]
@@ -126,7 +126,7 @@ def measure_code(turns: int, rounds: int, seconds: float, changes: int, progress
 
 
 def percentiles(values: list[float]) -> tuple[float, float]:
-    """Give p50 and p99."""
+    """Return p50 and p99."""
     parts = quantiles(values, n=100, method="inclusive")
     return parts[49], parts[98]
 
@@ -139,7 +139,7 @@ def _coding(mode: str) -> Iterator[tuple[Server, Redis]]:
         server("service", socket_path, settings, CORES) as running,
         Redis(unix_socket_path=str(socket_path)) as redis,
     ):
-        Client(running.port).play("costs")  # what is loaded once is loaded
+        Client(running.port).play("costs")  # loads everything that is loaded once
         yield running, redis
 
 
@@ -151,7 +151,7 @@ class Client:
         self.conversation = ""
 
     def play(self, kind: str, number: int = 0) -> tuple[float, dict[str, list[float]]]:
-        """Play a turn; give its milliseconds and what the model measured."""
+        """Play a turn. Return its milliseconds and the model's measurements."""
         body = {"message": order(kind, number)}
         if self.conversation:
             body["conversation_id"] = self.conversation
@@ -226,7 +226,7 @@ def _together(clients: list[Client], kind: str, number: int) -> None:
 
 
 def _sizes(process: psutil.Process) -> dict[str, int]:
-    """Give a process's sizes in bytes, of all its memory."""
+    """Return the sizes of all memory of a process, in bytes."""
     lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name: int(value.split()[0]) * KB for name, _, value in (line.partition(":") for line in lines)}
 
@@ -264,7 +264,7 @@ async def _probe(port: int) -> list[float]:
 
 
 async def _ask(port: int, at: float) -> float:
-    """Give the milliseconds from when it was to be asked to the answer."""
+    """Return the milliseconds from the scheduled time of the request to the answer."""
     await asyncio.sleep(at - time.perf_counter())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The agents whose code is measured: one and the same, its code in a process of its own or in the service's thread."""
+"""Agents whose code is measured: the same agent, with its code in a process of its own or in the service's thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MODES = ("process", "thread")
 FURTHER, TICKS = 5, 20
 VARIABLES = 1000
 BURN_AFTER_S = 1.0
-RACE = "AST constructor recursion depth mismatch"  # CPython 3.11 says it now and then when two threads parse at once
+RACE = "AST constructor recursion depth mismatch"  # CPython 3.11 raises it occasionally if two threads parse at once
 _ORDER = re.compile(r"Run (\w+) (\d+)\.")
 _QUESTION = re.compile(r"What is ([^?]+)\?")
-_turn = threading.local()  # a turn's model calls and tool calls are of one thread
+_turn = threading.local()  # a turn's model calls and tool calls run in one thread
 
 
 def order(kind: str, number: int = 0) -> str:
-    """Give the message that has this kind of code run."""
+    """Return the message that orders this kind of code."""
     return f"Run {kind} {number}."
 
 
@@ -44,16 +44,16 @@ def _blocks(kind: str, number: int) -> list[str]:
 
 
 def _assignment(index: int, salt: int) -> str:
-    """Set a variable: every other one is a text, the others are dictionaries, some 80 bytes each."""
+    """Return code that sets a variable of some 80 bytes: a text for odd indexes, a dictionary for even ones."""
     text = f"{(index + 1) * (salt + 3) * 0x9E3779B97F4A7C15F39CC0605CEDC834:060d}"
     return f"name_{index} = " + (repr(text) if index % 2 else f'{{"number": {salt}, "text": {text!r}}}')
 
 
 class Coder(Model):  # type: ignore[misc, unused-ignore]
-    """Writes the ordered blocks, each when the one before has ended; answers with the milliseconds that each took.
+    """Writes the ordered blocks, each after the end of the previous one, and answers with the milliseconds of each.
 
-    A question is answered as the other contenders' model does it, with a tool call and an answer. A block that failed
-    because other threads parsed code meanwhile is written again.
+    It answers a question as the other contenders' model does, with a tool call and an answer. It writes a block again
+    if the block failed because other threads parsed code meanwhile.
     """
 
     def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
@@ -116,7 +116,7 @@ def make_process() -> CodeAgent:
 
 
 def make_thread() -> CodeAgent:
-    """Make the same, its code run by smolagents' own interpreter in the turn's thread."""
+    """Make the same agent, with its code run by smolagents' own interpreter in the turn's thread."""
     agent = make_process()
     vars(agent)["executor"] = "thread"
     return agent

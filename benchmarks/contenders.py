@@ -31,7 +31,7 @@ SPEAKER = {"AGENTS": "speaker=benchmarks.speaker:make_speaker", "DEFAULT_AGENT":
 
 @dataclass(frozen=True)
 class Server:
-    """A contender that listens."""
+    """Process of a contender that listens on a port."""
 
     pid: int
     port: int
@@ -45,7 +45,7 @@ class Server:
 
 @contextmanager
 def store() -> Iterator[Path]:
-    """Run an empty store, the embedded one with its options, on the core of who asks; yield its socket."""
+    """Run an empty embedded store, with its own options, on the caller's core. Yield its socket."""
     with TemporaryDirectory(prefix="smolbench-") as folder, embedded_server(Path(folder)) as server:
         yield server.socket_path
 
@@ -63,7 +63,7 @@ def server(
     more: Mapping[str, str] = MappingProxyType({}),
     cores: Sequence[int] = (SERVER_CORE,),
 ) -> Iterator[Server]:
-    """Run one of the HTTP contenders on its core, with that store; `more` are settings of the service."""
+    """Run one of the HTTP contenders on its core, with that store. `more` are settings of the service."""
     if contender == "service":
         command = [sys.executable, "-m", "smolsessions", "serve"]
     else:
@@ -82,7 +82,7 @@ def server(
 
 @contextmanager
 def plain(topics: int) -> Iterator[Server]:
-    """Run the server that has nothing but streams."""
+    """Run the server that does nothing except stream."""
     with running([sys.executable, "-m", "benchmarks.plain", str(topics)], [SERVER_CORE], {}) as found:
         yield found
 
@@ -91,7 +91,7 @@ def plain(topics: int) -> Iterator[Server]:
 def running(
     command: Sequence[str], cores: Sequence[int], settings: dict[str, str], cwd: Path = ROOT
 ) -> Iterator[Server]:
-    """Run a server until the block ends; its first line says where it listens."""
+    """Run a server until the block ends. Its first line names its port."""
     with TemporaryDirectory(prefix="smolbench-") as folder, Path(folder, "log").open("w+b") as log:
         process = subprocess.Popen(command, cwd=cwd, env=_environment(settings), stdout=subprocess.PIPE, stderr=log)
         try:
@@ -121,6 +121,6 @@ def _port(process: subprocess.Popen[bytes]) -> int:
 
 
 def _environment(settings: dict[str, str]) -> dict[str, str]:
-    """Give ours without any setting of the service's but these."""
+    """Return this process's environment, with these settings as the only ones of the service."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     return kept | {f"SMOLSESSIONS_{name}": value for name, value in settings.items()}

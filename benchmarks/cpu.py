@@ -1,4 +1,4 @@
-"""Which core is whose, and what is used of them."""
+"""Assignment of cores, and measurement of their use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
 
 
 def cpu_ms(pid: int) -> float:
-    """Give the CPU time of all threads of a process that ever were, to the nanosecond: its POSIX CPU clock."""
+    """Return the CPU time of all past and present threads of a process, to the nanosecond, from its POSIX CPU clock."""
     return time.clock_gettime_ns((~pid << 3) | 2) / 1e6
 
 
 @contextmanager
 def on_all_cores() -> Iterator[None]:
-    """Let this process, and what it starts meanwhile, be on all cores."""
+    """Allow all cores to this process and its new children until the block ends."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, CORES)
     try:
@@ -33,7 +33,7 @@ def on_all_cores() -> Iterator[None]:
 
 
 class Meter:
-    """What named groups of processes took of the cores since this was made."""
+    """Use of the cores by named groups of processes since the meter was made."""
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
         self._groups = groups
@@ -42,7 +42,7 @@ class Meter:
         self._all_ms = _busy_ms(CORES)
 
     def shares(self) -> dict[str, float]:
-        """Give each group's CPU time by that of the clock, 1 being one core, and that of `others` on the machine."""
+        """Return CPU time divided by elapsed time, for each group and for `others` on the machine. 1 is one core."""
         elapsed_ms = (time.perf_counter() - self._at) * 1000
         spent = {name: ms - self._before[name] for name, ms in self._now().items()}
         others = max(0.0, _busy_ms(CORES) - self._all_ms - sum(spent.values()))
@@ -53,14 +53,14 @@ class Meter:
 
 
 class Others:
-    """What all but this process, and what it has started, took of the cores since this was made."""
+    """Use of the cores by all processes except this one and its children, since this was made."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
         self._before = self._now()
 
     def share(self) -> float:
-        """Give their CPU time by that of the clock: 1 is one core."""
+        """Return their CPU time divided by elapsed time. 1 is one core."""
         return max(0.0, (self._now() - self._before) / 1000 / (time.perf_counter() - self._at))
 
     def _now(self) -> float:
@@ -71,7 +71,7 @@ class Others:
 
 
 class ServerCore:
-    """What a contender, and what everything else, took of the server's core since this was made."""
+    """Use of the server's core by a contender and by everything else, since this was made."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -80,7 +80,7 @@ class ServerCore:
         self._all_ms = _busy_ms([SERVER_CORE])
 
     def taken(self) -> tuple[float, float]:
-        """Give the contender's milliseconds and the share of the core that was gone to others (ticks of 10 ms)."""
+        """Return the contender's milliseconds and the share of the core that others used (ticks of 10 ms)."""
         own_ms = cpu_ms(self._pid) - self._own_ms
         elapsed_ms = (time.perf_counter() - self._at) * 1000
         return own_ms, max(0.0, (_busy_ms([SERVER_CORE]) - self._all_ms - own_ms) / elapsed_ms)

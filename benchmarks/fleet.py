@@ -31,7 +31,7 @@ def role(
     processes: int = 1,
     cores: Sequence[int] = tuple(CORES),
 ) -> Iterator[Server]:
-    """Run `smolsessions NAME` until the block ends; it is ready. Its agents are waiting ones, unless `more` says so."""
+    """Run `smolsessions NAME` until the block ends. Yield it once ready. `more` can replace its waiting agents."""
     command = [sys.executable, "-m", "smolsessions", name]
     if processes > 1:
         command += ["--processes", str(processes)]
@@ -40,5 +40,5 @@ def role(
 
 
 def family(pid: int) -> list[int]:
-    """Give a process and all that it has started."""
+    """Return the pids of a process and of all its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

@@ -1,4 +1,4 @@
-"""Table B: what one long conversation costs, turn by turn: stored bytes, resident bytes, CPU and time."""
+"""Table B: cost of one long conversation by turn, in stored bytes, resident bytes, CPU and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.contenders import Server
 
 MARKS = (1, 2, 50, 100, 200)
-WINDOW = 5  # turns up to a mark that its time is the mean of; at turns 1 and 2, that turn alone
+WINDOW = 5  # a mark's time is the mean of so many turns up to it; at turns 1 and 2, of that turn alone
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Mark:
-    """One contender after one turn of its conversations; all figures are of one conversation."""
+    """One contender after one turn of its conversations. All figures are of one conversation."""
 
     contender: str
     turn: int
@@ -82,7 +82,7 @@ def _warm_up(running: Server) -> None:
 
 
 def _round(running: Server, talks: list[Talk]) -> tuple[float, float]:
-    """Play a turn in each; give the milliseconds of the server's CPU and of the clock."""
+    """Play a turn in each talk. Return the milliseconds of the server's CPU and of the clock."""
     cpu, clock = running.cpu_ms(), time.perf_counter()
     for talk in talks:
         talk.turn()
@@ -90,7 +90,7 @@ def _round(running: Server, talks: list[Talk]) -> tuple[float, float]:
 
 
 def read_stored(redis: Redis) -> Stored:
-    """Count what a store holds."""
+    """Count the bytes that a store holds."""
     used = used_lasting = payload = payload_lasting = 0
     for key in redis.scan_iter(count=1000):
         lasting = redis.pttl(key) == -1

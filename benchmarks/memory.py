@@ -1,4 +1,4 @@
-"""Table M, its beginning: what a turn takes and what the model is shown under each memory policy, as turns go by."""
+"""First part of table M: the time and the prompt of a turn under each memory policy, as turns pass."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ POLICIES: dict[str, Policy] = {
         {"name": "token_budget", "max_tokens": 8000},
     ],
 }
-STEPS = {"task": 1, "action": 2}  # of a turn: an article, and the answer
+STEPS = {"task": 1, "action": 2}  # of a turn; the actions are an article and the answer
 LONG_MARKS = (5, 10, 50, 100, 200, 500, 1000)
-WINDOW = 5  # turns up to a mark that its time is the mean of
+WINDOW = 5  # a mark's time is the mean of so many turns up to it
 TIMEOUT_S = 60
 JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Conversations of a policy up to a turn: the mean of the last few turns, and what the model is shown next."""
+    """Conversations of a policy up to a turn: the mean of the last few turns, and the size of the next prompt."""
 
     policy: str
     turn: int
@@ -55,18 +55,18 @@ class Bounded:
     tokens: int
     """Estimated, without the descriptions of tools."""
     left_out: int
-    """Steps that the turn's last prompt was without."""
+    """Steps that the turn's last prompt omitted."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is in `…/steps` of a policy's conversations in the end."""
+    """Steps in `…/steps` of a policy's conversations at the end."""
 
     policy: str
     turns: int
     steps: int
     missing: int
-    """Steps that were taken and are not there, or not as they were."""
+    """Steps that were taken, but are absent or changed."""
     summaries: int
 
 
@@ -80,12 +80,12 @@ class Client:
         self._connection.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Give what is answered; anything but success is an error."""
+        """Return the decoded answer. Any other status than success is an error."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
         return json.loads(self.raw(method, path, data))
 
     def raw(self, method: str, path: str, data: bytes | str | None = None) -> bytes:
-        """Give an answer's bytes."""
+        """Return an answer's bytes."""
         self._connection.request(method, path, data, JSON)
         heard = self._connection.getresponse()
         said = heard.read()
@@ -94,7 +94,7 @@ class Client:
         return said
 
     def play(self, conversation: str, topic: int, articles: int = 1) -> dict[str, Any]:
-        """Play a turn; its answer is checked."""
+        """Play a turn and check its answer."""
         message = {"conversation_id": conversation, "message": order(topic, articles)}
         turn: dict[str, Any] = self.ask("POST", "/turn", message)
         if turn["reply"] != answer(topic, articles):
@@ -105,7 +105,7 @@ class Client:
 def measure_policies(
     conversations: int, marks: tuple[int, ...], progress: Callable[[str], None]
 ) -> tuple[list[Bounded], list[Record]]:
-    """Play so many conversations under each policy up to the last mark; policies take turns, turn by turn."""
+    """Play conversations under each policy up to the last mark. The policies alternate after each turn."""
     with store() as socket_path, server("service", socket_path, REMEMBERER) as running, closing(Client(running)) as one:
         pids = (running.pid, store_pid(socket_path))
         ids = {name: [_begun(one, policy) for _ in range(conversations)] for name, policy in POLICIES.items()}
@@ -160,7 +160,7 @@ def _record(one: Client, name: str, those: list[str], turns: int, progress: Call
 
 
 def _is_whole(step: dict[str, Any]) -> bool:
-    """Tell whether a step says what it said when it was taken."""
+    """Return true if a step still has its original text."""
     if step["type"] == "task":
         return bool(step["task"] == order(step["turn"]))
     if step["type"] == "action":

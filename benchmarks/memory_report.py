@@ -1,4 +1,4 @@
-"""Table M as text, and what it is held to: memory policies."""
+"""Table M (memory policies) as text, and the figure of its goal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.memory import Bounded, Record
 
-FLAT_FROM = 50  # where the prompts of all policies that bound them have their length
+FLAT_FROM = 50  # by this turn, every policy that bounds the prompt has reached its bound
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Memories:
     records: list[Record]
 
     def growth(self, policy: str) -> tuple[int, float]:
-        """Give the last turn, and its CPU by that of the turn from which on it is to be flat."""
+        """Return the last turn, and its CPU divided by that of the first turn from which it must stay flat."""
         early, late = (
             next(each for each in order if each.policy == policy and each.turn >= FLAT_FROM)
             for order in (self.bounded, self.bounded[::-1])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TurnRequest(BaseModel):
-    """One user message; without an id it starts a conversation."""
+    """One user message. Without an id it starts a conversation."""
 
     message: str
     conversation_id: str | None = None
@@ -75,7 +75,7 @@ def _tool_names(steps: list[Any]) -> list[str]:
 
 
 def main() -> None:
-    """Serve on a free port and say which, uvicorn set as in the service: uvloop, httptools, no access log."""
+    """Serve on a free port and print it. uvicorn is set as in the service: uvloop, httptools, no access log."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("socket_path", help="the store's")
     options = parser.parse_args()

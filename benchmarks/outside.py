@@ -1,4 +1,4 @@
-"""A store as operators have it: a Valkey server on a port of its own, on disk, with as many replicas as wanted."""
+"""Store as operators run it: a Valkey server on a port of its own, on disk, with any number of replicas."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Outside:
     port: int
 
     def client(self) -> Redis:
-        """Give a client of its primary."""
+        """Return a client of its primary."""
         return Redis(host=HOST, port=self.port)
 
 
 @contextmanager
 def outside(replicas: int = 0) -> Iterator[Outside]:
-    """Run an empty store on the cores of who asks; it is there when all replicas follow."""
+    """Run an empty store on the caller's cores. Yield it once all replicas follow."""
     with ExitStack() as stack:
         port, pid = stack.enter_context(_running())
         pids = [pid, *(stack.enter_context(_running(port))[1] for _ in range(replicas))]
@@ -58,7 +58,7 @@ def outside(replicas: int = 0) -> Iterator[Outside]:
 
 @contextmanager
 def _running(followed: int | None = None) -> Iterator[tuple[int, int]]:
-    """Run a server; yield its port and pid."""
+    """Run a server. Yield its port and pid."""
     with socket.create_server((HOST, 0)) as probe:
         port = int(probe.getsockname()[1])
     with TemporaryDirectory(prefix="smolbench-") as folder, Path(folder, "log").open("wb") as log:
@@ -85,7 +85,7 @@ def _followers(client: Redis) -> int:
 
 
 def wait(condition: Callable[[], object], what: str) -> None:
-    """Wait until it holds; servers that are away meanwhile only make it false."""
+    """Wait until the condition holds. It counts as false while a server is unreachable."""
     end = time.monotonic() + UP_S
     while time.monotonic() < end:
         with suppress(RedisError, OSError):

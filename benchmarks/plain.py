@@ -1,4 +1,4 @@
-"""What sse-starlette alone takes: topics that send a stamped event each second to who listens; no store, no turns."""
+"""Costs of sse-starlette alone: topics that send a stamped event to readers each second, without store and turns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _tick(queues: Queues, first_s: float) -> None:
 
 
 def _frame(seq: int) -> bytes:
-    """Give as many bytes as the service's event has."""
+    """Return an event with as many bytes as the service's."""
     data = {"type": "message.delta", "seq": seq, "conversation_id": "0" * 24, "turn": 1, "attempt": 1, "step_id": "1"}
     where = {"step": 1, "agent": "speaker", "parent_call_id": None, "call_id": "1.m1", "channel": "thought"}
     text = f"@{time.monotonic_ns()} "
@@ -72,7 +72,7 @@ def _frame(seq: int) -> bytes:
 
 
 def main() -> None:
-    """Serve on a free port and say which, uvicorn set as in the service."""
+    """Serve on a free port and print it. uvicorn is set as in the service."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topics", type=int)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The agents whose turns are killed, handed over, replayed and journaled: they make as many calls as is ordered."""
+"""Agents whose turns are killed, handed over, replayed and journaled. They make as many calls as the message orders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DONE = re.compile(r"Did (\d+) in process (\d+) from (\d+) to (\d+)")
 
 @dataclass(frozen=True)
 class Order:
-    """What a message asks for: tool calls one a step (`steps`), or all of them in one block of code (`block`)."""
+    """Tool calls that a message orders: one a step (`steps`), or all of them in one block of code (`block`)."""
 
     calls: int
     kind: Kind = "steps"
@@ -60,7 +60,7 @@ def _order(text: str) -> Order:
 
 
 class Done(NamedTuple):
-    """What a call says of itself; the moments are nanoseconds of the machine's monotonic clock."""
+    """Report of a call about itself. The moments are nanoseconds of the machine's monotonic clock."""
 
     number: int
     pid: int
@@ -69,13 +69,13 @@ class Done(NamedTuple):
 
 
 def done(text: str) -> Done | None:
-    """Read the last thing that a call said in a text."""
+    """Return the last report of a call in a text."""
     found = _DONE.findall(text)
     return Done(*map(int, found[-1])) if found else None
 
 
 class Player(Model):  # type: ignore[misc, unused-ignore]
-    """Goes by its last message alone, so it costs the same at any length and goes on in any process."""
+    """Reads the last message only, so it costs the same at any length and continues in any process."""
 
     def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
         last = messages[-1]
@@ -121,7 +121,7 @@ def work(number: int, order: str) -> str:
 
 
 def make(kind: Kind) -> MultiStepAgent:
-    """Make the agent for such orders, as a careful user does: the prompts' YAML is parsed once."""
+    """Make the agent for this kind of order as a careful user does: the prompts' YAML is parsed once."""
     return make_steps() if kind == "steps" else make_block()
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 READER_CONTENDERS = ("service", "plain")
 TOPICS = 50
-FEW = 10  # readers that come and go before the first measurement, so that all code is loaded
+FEW = 10  # readers that connect and leave before the first measurement, so that all code is loaded
 AT_ONCE = 50
 SETTLE_S = 3.0
 _STAMPED = re.compile(rb"id: (\d+)\n[^\n]*@(\d+) ")
@@ -33,7 +33,7 @@ _STAMPED = re.compile(rb"id: (\d+)\n[^\n]*@(\d+) ")
 
 @dataclass(frozen=True)
 class Crowd:
-    """A contender and so many readers, each of whom gets an event a second."""
+    """A contender with a number of readers. Each reader receives one event a second."""
 
     contender: str
     readers: int
@@ -47,7 +47,7 @@ class Crowd:
 
 
 def measure_readers(counts: tuple[int, ...], seconds: float, progress: Callable[[str], None]) -> list[Crowd]:
-    """Let so many readers come and listen for so long; each time on a new server."""
+    """Measure each contender with each number of readers, each time on a new server."""
     _allow_sockets(2 * max(counts) + 1000)
     found = []
     for readers in counts:
@@ -60,7 +60,7 @@ def measure_readers(counts: tuple[int, ...], seconds: float, progress: Callable[
 
 @contextmanager
 def _talking(contender: str) -> Iterator[tuple[Server, list[str]]]:
-    """Run a server with as many topics that say something each second; yield their paths too."""
+    """Run a server whose topics send an event each second. Yield it and the paths of the topics."""
     if contender == "plain":
         with plain(TOPICS) as running:
             yield running, [f"/{topic}" for topic in range(TOPICS)]
@@ -154,7 +154,7 @@ async def _crowd(contender: str, running: Server, paths: list[str], readers: int
 
 
 async def _listen(running: Server, paths: list[str], readers: int) -> list[Ears]:
-    """Connect them, some at once, and wait until each has heard something."""
+    """Connect the readers, some at once, and wait until each has received an event."""
     loop = asyncio.get_running_loop()
     crowd: list[Ears] = []
     for first in range(0, readers, AT_ONCE):
@@ -171,7 +171,7 @@ async def _listen(running: Server, paths: list[str], readers: int) -> list[Ears]
 
 
 def _allow_sockets(needed: int) -> None:
-    """Raise the limit of open files; the servers inherit it."""
+    """Raise the limit of open files, which the servers inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
         try:

@@ -1,4 +1,4 @@
-"""The agent whose memory grows: it looks articles up, as many as the message asks for, one a step."""
+"""Agent whose memory grows: it looks up as many articles as the message asks for, one a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEMBERER = {
     "DEMO_AGENTS": "false",
 }
 ARTICLE_CHARS = 1000
-_SYSTEM_TOKENS, _MESSAGE_TOKENS = 1800, 130  # near what an article's step is estimated at
+_SYSTEM_TOKENS, _MESSAGE_TOKENS = 1800, 130  # close to the estimate of an article's step
 _ORDER = re.compile(r"Look up (\d+) of topic (\d+)\.$")
 _FOUND = re.compile(r"Article (\d+) of (\d+) on topic (\d+):")
 _random = random.Random(7)
@@ -30,17 +30,17 @@ _SUMMARY = f"Articles on topics were looked up and told of; {_TEXT[:300]}"
 
 
 def order(topic: int, articles: int = 1) -> str:
-    """Give the message that asks for so many articles, which makes a task and a step more than that."""
+    """Return the message that asks for so many articles. Its turn has a task and one more step than articles."""
     return f"Look up {articles} of topic {topic}."
 
 
 def answer(topic: int, articles: int = 1) -> str:
-    """Give what the agent must reply to it."""
+    """Return the expected reply to that message."""
     return f"I have read {articles} of topic {topic}."
 
 
 def article(topic: int, number: int, of: int) -> str:
-    """Give what the tool finds, a text of its own for each topic."""
+    """Return an article as the tool finds it. Each topic has a text of its own."""
     start = (topic * 977 + number * 131) % (len(_TEXT) - ARTICLE_CHARS)
     return f"Article {number} of {of} on topic {topic}: {_TEXT[start : start + ARTICLE_CHARS].strip()}"
 
@@ -50,7 +50,7 @@ def look_up(topic: int, number: int, of: int) -> str:
     """Finds an article.
 
     Args:
-        topic: What it is about.
+        topic: The article's topic.
         number: Which one.
         of: How many are wanted.
     """
@@ -58,7 +58,7 @@ def look_up(topic: int, number: int, of: int) -> str:
 
 
 class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
-    """Looks at the last message only, so that it costs the same at any length; counts tokens by messages."""
+    """Looks at the last message only, so that it costs the same at any length. Counts tokens by messages."""
 
     def generate(
         self, messages: list[ChatMessage], *_args: Any, tools_to_call_from: Any = None, **_kwargs: Any
@@ -88,7 +88,7 @@ def _next(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def make_rememberer() -> MultiStepAgent:
-    """Make the agent; its conversations have policies of their own."""
+    """Make the agent. Its conversations have policies of their own."""
     return ToolCallingAgent(
         tools=[look_up], model=ScriptedModel(), prompt_templates=templates(), verbosity_level=LogLevel.OFF
     )

@@ -1,4 +1,4 @@
-"""The rest of table G: how long a turn takes to be where it was when its process was killed."""
+"""The rest of table G: the time that a turn needs to catch up after its process was killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST_CALL_MS = 500
 
 @dataclass(frozen=True)
 class Replay:
-    """A turn that was killed in the call of its last step; milliseconds from an attempt's start to that call."""
+    """A turn that was killed in the call of its last step. The times run from an attempt's start to that call."""
 
     model_ms: int
     first_ms: float
@@ -32,7 +32,7 @@ class Replay:
 
 
 def measure_replays(times: int, progress: Callable[[str], None]) -> list[Replay]:
-    """Kill so often with each model; the lease is short, since how long it takes is not measured here."""
+    """Kill `times` turns with each model. The lease is short, since the wait for its expiry is not measured here."""
     found = []
     with site(LEASE_S="1") as where:
         for number in range(times):

@@ -1,4 +1,4 @@
-"""Table K: what the store's shape costs a turn: replicas that confirm, partitions, a cluster."""
+"""Table K: cost of a turn by the store's shape: replicas that acknowledge writes, partitions, a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_UP_S = 0.5
 
 @dataclass(frozen=True)
 class Shape:
-    """A store and how the service uses it."""
+    """A store, and the settings with which the service uses it."""
 
     name: str
     replicas: int = 0
@@ -54,7 +54,7 @@ SHAPES = (
 
 
 def measure_replicated(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Run]:
-    """Give the medians of all rounds; `serve` has a core for itself, the store's servers and the client the other."""
+    """Return the medians of all rounds. `serve` has one core, the store's servers and the client share the other."""
     found = []
     for number in range(1, rounds + 1):
         for shape in SHAPES:

@@ -1,4 +1,4 @@
-"""What was measured, as text and as JSON data: machine, both tables, startup, and the goals."""
+"""All results as text and as JSON data: machine, tables, startup, and the goals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
 KB, MB = 1000, 1_000_000
-MOST_GROWTH = 1.5  # counts as flat: it holds the machine's noise, and a prompt that some policies let grow
+MOST_GROWTH = 1.5  # counts as flat: allows for the machine's noise, and for prompts that some policies let grow
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Results:
     marks: list[Mark]
     startup_s: list[float]
     load_before: float
-    """The machine's load average before the first measurement: anything near 1 or above disturbs."""
+    """The machine's load average before the first measurement. A load near 1 or above distorts the figures."""
     first: list[Streamed]
     long: list[Streamed]
     crowds: list[Crowd]
@@ -77,7 +77,7 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Hold what was measured against the goals of issues 2 to 7; what was not measured is left out."""
+    """Compare the results with the goals of issues 2 to 7. Goals of parts that were not measured are omitted."""
     found = []
     if results.runs:
         middle = medians(results.runs)
@@ -144,7 +144,7 @@ def _memory_goals(results: Results) -> Iterator[Goal]:
 
 
 def machine() -> dict[str, str]:
-    """Describe where this was measured."""
+    """Describe the machine and the versions of the measurement."""
     models = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
         "processor": f"{models[0].strip() if models else platform.machine()}, cores {', '.join(map(str, CORES))}",
@@ -158,7 +158,7 @@ def machine() -> dict[str, str]:
 
 
 def as_data(results: Results) -> dict[str, Any]:
-    """Give everything, each run too."""
+    """Return all results, including each run."""
     middle = medians(results.runs).values() if results.runs else ()
     return {
         "machine": machine(),

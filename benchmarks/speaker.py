@@ -1,4 +1,4 @@
-"""The streaming contenders' agent: a scripted model that says as many pieces as its last message orders."""
+"""The streaming contenders' agent: a scripted model that streams as many pieces as its last message orders."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ORDER = re.compile(r"Say (\d+) pieces of (\w+), the first after (\d+) ms, the o
 
 @dataclass(frozen=True)
 class Order:
-    """What a message asks for.
+    """Pieces that a message orders.
 
-    `arguments` are pieces of final_answer's arguments; `content` is text beside a call of final_answer; `stamps` is
-    such text too, each piece says when it was made.
+    `arguments` are pieces of final_answer's arguments. `content` is text beside a call of final_answer. `stamps` is
+    such text too, but each piece holds the time at which it was made.
     """
 
     pieces: int
@@ -49,7 +49,7 @@ class Order:
 
 
 class Speaker(Model):  # type: ignore[misc, unused-ignore]
-    """Streams as fast as it is read, or as slowly as it is told."""
+    """Streams as fast as it is read, or with the ordered delays."""
 
     def generate_stream(
         self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any

@@ -1,4 +1,4 @@
-"""How long a newcomer waits: from `smolsessions serve` on an empty data folder to the first answered turn."""
+"""Startup time: from `smolsessions serve` on an empty data folder to the first answered turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = [str(Path(sys.executable).with_name("smolsessions")), "serve"]
 
 
 def measure_startup(times: int) -> list[float]:
-    """Give the seconds of each start; embedded store, demo agent, all cores, Python's compiled files there."""
+    """Return the seconds of each start, with embedded store, demo agent, all cores and Python's compiled files."""
     return [_start() for _ in range(times)]
 
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def percentiles(streamed: Streamed, which: int) -> tuple[float, float]:
-    """Give p50 and p99 of one of the times."""
+    """Return p50 and p99 of one of the times."""
     parts = quantiles([times[which] for times in streamed.times], n=100)
     return parts[49], parts[98]
 
 
 def growth_per_piece(long: list[Streamed], contender: str) -> float:
-    """Give by how much a piece's CPU time grows from the shortest answer to the longest; 1 is linear."""
+    """Return the growth factor of a piece's CPU time from the shortest answer to the longest. 1 is linear."""
     shares = []
     for same in _by_kind(long, contender):
         per_piece = [_cpu_ms(each) / each.order.pieces for each in same]

@@ -1,4 +1,4 @@
-"""Tables C and D: how soon a stream begins, and what a long one costs: over HTTP, and with bare `agent.run`."""
+"""Tables C and D: delay of a stream's beginning, and cost of a long one, over HTTP and with bare `agent.run`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Streamed:
 def measure_streams(
     orders: tuple[Order, ...], rounds: int, times: int, progress: Callable[[str], None]
 ) -> list[Streamed]:
-    """Give each order so often to each contender; they take turns, so that a slow minute meets both."""
+    """Measure each order `times` times with each contender. They alternate, so that a slow minute affects both."""
     found = []
     with store() as socket_path, server("service", socket_path, SPEAKER) as running:
         _over_http(running, Order(20), WARM_UP)
@@ -90,7 +90,7 @@ def _over_http(running: Server, order: Order, times: int) -> Streamed:
 
 
 def _listen(connection: socket.socket, order: Order, conversation_id: str) -> tuple[Times, str]:
-    """Play one turn; its text is checked."""
+    """Play one turn and check its text."""
     clock = time.perf_counter
     body = json.dumps({"message": str(order), **({"conversation_id": conversation_id} if conversation_id else {})})
     head = f"POST /turn HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n"
@@ -114,7 +114,7 @@ def _listen(connection: socket.socket, order: Order, conversation_id: str) -> tu
 
 
 def _checked(heard: bytes, order: Order) -> str:
-    """Give the conversation's id; raise if the stream did not say what was ordered; the last piece is no text."""
+    """Return the conversation's id. Raise if the stream differs from the order. The last piece is no text."""
     events = [json.loads(line[6:]) for line in heard.split(b"\n") if line.startswith(b"data: ")]
     channel = "answer" if order.kind == "arguments" else "thought"
     said = "".join(event["text"] for event in events if event.get("channel") == channel)

@@ -1,4 +1,4 @@
-"""Table G: how soon a turn goes on whose process was killed or told to stop."""
+"""Table G: delay until a turn continues after its process was killed or stopped."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ NS_PER_MS, NS_PER_S = 1e6, 1e9
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed in the middle of a turn; seconds."""
+    """A process that was killed in the middle of a turn. Times are in seconds."""
 
     waited_s: float
     """From the kill to `turn.started`, attempt 2, at a reader of another process."""
     after_start_s: float | None = None
-    """Embedded store: to the same from the moment when the next process serves."""
+    """Embedded store only: to the same event, from the moment at which the next process serves."""
 
 
 @dataclass(frozen=True)
 class Handover:
-    """A process that was told to stop in the middle of a call; milliseconds."""
+    """A process that received SIGTERM in the middle of a call. Times are in milliseconds."""
 
     rest_ms: float
-    """What was left of the call."""
+    """From the signal to the call's end."""
     waited_ms: float
     """From the call's end to `turn.started`, attempt 2, at a reader of another process."""
 
 
 @dataclass(frozen=True)
 class Takeovers:
-    """All of table G but the replays."""
+    """All of table G except the replays."""
 
     kills: list[Kill]
     restarts: list[Kill]
@@ -68,7 +68,7 @@ class Takeovers:
 
 @dataclass(frozen=True)
 class Site:
-    """A store, a process on it that stays, and what it takes to start others beside it."""
+    """A store, a process on it that survives, and the settings for starting others beside it."""
 
     socket_path: Path
     settings: Mapping[str, str]
@@ -79,7 +79,7 @@ class Site:
 
 
 def measure_takeovers(kills: int, restarts: int, handovers: int, progress: Callable[[str], None]) -> Takeovers:
-    """Kill, stop and restart so often; the service's processes are on all cores."""
+    """Kill, stop and restart the given numbers of processes. The service's processes are on all cores."""
     found = Takeovers([], [], [], os.getloadavg()[0])
     with site() as where:
         for number in range(kills):
@@ -96,7 +96,7 @@ def measure_takeovers(kills: int, restarts: int, handovers: int, progress: Calla
 
 @contextmanager
 def site(**more: str) -> Iterator[Site]:
-    """Run a store and the process that stays; `more` are settings of all processes."""
+    """Run a store and the surviving process. `more` are settings of all processes."""
     with store() as socket_path:
         settings = {**PLAYERS, "SEAL_KEYS": new_key(), **more}
         with _serving(socket_path, settings) as survivor:
@@ -104,7 +104,7 @@ def site(**more: str) -> Iterator[Site]:
 
 
 def begin(server: Server, order: Order) -> tuple[Watcher, int]:
-    """Begin a turn that this very process plays; give a reader that has heard of its first call, and its start."""
+    """Begin a turn that this very server plays. Return a reader that has received its first result, and its start."""
     for _ in range(TRIES):
         watcher = Watcher.of_new(server, order)
         started_ns, _ = watcher.wait_for("turn.started")
@@ -117,7 +117,7 @@ def begin(server: Server, order: Order) -> tuple[Watcher, int]:
 
 
 def end(server: Server, watcher: Watcher) -> None:
-    """Stop a turn that is watched."""
+    """Cancel a watched turn."""
     with closing(watcher), closing(Caller(server)) as caller:
         caller.cancel(watcher.path)
         watcher.wait_for("turn.cancelled")
@@ -130,12 +130,12 @@ def is_second(event: Event) -> bool:
 @contextmanager
 def _serving(socket_path: Path, settings: Mapping[str, str]) -> Iterator[Server]:
     with server("service", socket_path, settings, CORES) as found, closing(Caller(found)) as caller:
-        caller.play(WARM_UP)  # what is loaded once is loaded
+        caller.play(WARM_UP)  # loads everything that is loaded once
         yield found
 
 
 def _kill(where: Site, phase: float) -> Kill:
-    """Kill a process at a phase (0 to 1) between two renewals of its lease, which come at moments of their own."""
+    """Kill a process at a phase (0 to 1) of a renewal interval. Its lease's renewals are not in step with the phase."""
     with where.doomed() as doomed:
         first, _ = begin(doomed, BUSY)
         with closing(first):
@@ -148,7 +148,7 @@ def _kill(where: Site, phase: float) -> Kill:
 
 
 def _hand_over(where: Site, phase: float) -> Handover:
-    """Tell a process to stop early (0) or late (1) in a call."""
+    """Send SIGTERM to a process early (0) or late (1) in a call."""
     with where.doomed() as doomed:
         first, _ = begin(doomed, RESTING)
         with closing(first):
@@ -161,12 +161,12 @@ def _hand_over(where: Site, phase: float) -> Handover:
             made = done(watcher.last["tool.result"]["result"])
         end(where.survivor, watcher)
     assert made
-    ended_ns = max(made.ended_ns, told_ns)  # a busy machine's signal may meet the turn between two calls
+    ended_ns = max(made.ended_ns, told_ns)  # on a busy machine the signal may arrive between two calls
     return Handover((ended_ns - told_ns) / NS_PER_MS, (at_ns - ended_ns) / NS_PER_MS)
 
 
 def _restart() -> Kill:
-    """Kill a process that has the store in its own hands, and start it again."""
+    """Kill a process with an embedded store, and start it again."""
     with TemporaryDirectory(prefix="smolbench-") as folder:
         command = [sys.executable, "-m", "smolsessions", "serve"]
         settings = {**PLAYERS, "PORT": "0", "DATA_DIR": f"{folder}/data"}
@@ -184,7 +184,7 @@ def _restart() -> Kill:
 
 
 def _kill_now(server: Server) -> int:
-    """Give the moment."""
+    """Kill a server and return the moment."""
     at_ns = time.monotonic_ns()
     os.kill(server.pid, signal.SIGKILL)
     return at_ns

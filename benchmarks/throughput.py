@@ -36,15 +36,15 @@ class Run:
     p99_ms: float
     server_share: float
     others_share: float
-    """What was taken of the server's core by none of the contenders: where it is much, turns/s are too low."""
+    """Use of the server's core by anything except the contender. A large share makes turns/s too low."""
     client_share: float = 0
     store_share: float = 0
     building_ms: float = 0
-    """Bare only: the median time that making an agent took, which is part of its figures once in 20 turns."""
+    """Bare only: the median time of making an agent, which is part of its figures once in 20 turns."""
 
 
 def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: Callable[[str], None]) -> list[Run]:
-    """Play all rounds; contenders take turns, so that a slow minute of the machine meets all of them."""
+    """Play all rounds. Contenders alternate, so that a slow minute of the machine affects all of them."""
     runs = []
     for number in range(1, rounds + 1):
         for concurrency in CONCURRENCIES:
@@ -56,7 +56,7 @@ def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: C
 
 
 def medians(runs: list[Run], contenders: Sequence[str] = CONTENDERS) -> dict[tuple[str, int], Run]:
-    """Give the median of each figure over the rounds, by contender and concurrency."""
+    """Return the median of each figure over the rounds, by contender and concurrency."""
     found = {}
     for concurrency in CONCURRENCIES:
         for contender in contenders:
@@ -75,7 +75,7 @@ def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float
 def run_of(
     contender: str, running: Server, stores: Sequence[int], concurrency: int, times_s: tuple[float, float]
 ) -> Run:
-    """Measure one that runs on the server's core, with its stores on the other; times: measured, and warm-up before."""
+    """Measure a contender on the server's core, with its stores on the other. `times_s`: measurement and warm-up."""
     seconds, warmup_s = times_s
     load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
     load.run(warmup_s)

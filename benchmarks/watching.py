@@ -1,4 +1,4 @@
-"""One client of the service: plays turns, and reads their events with the moments at which they came."""
+"""Client of the service that plays turns, and reads their events with the moments of their arrival."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Caller:
         self._connection.close()
 
     def play(self, order: Order) -> tuple[float, str]:
-        """Play a turn in a new conversation; give its milliseconds and the reply."""
+        """Play a turn in a new conversation. Return its milliseconds and the reply."""
         start = time.perf_counter()
         said = self._post("/turn", _message(order))
         took_ms = (time.perf_counter() - start) * 1000
@@ -52,19 +52,19 @@ class Caller:
 
 
 class Watcher:
-    """A reader of a turn's events from the beginning, of which none may be missing or come twice."""
+    """Reader of a turn's events from the beginning. It raises if an event is missing or repeated."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
-        """The request is on its way."""
+        """Take a connection whose request has been sent."""
         self._connection = connection
         self._answer = connection.getresponse()
         if self._answer.status != 200:
             raise RuntimeError(f"a stream was answered with {self._answer.status} {self._answer.read()!r}")
         self._seq = 0
         self.path = ""
-        """Of the turn; known with the first event."""
+        """Of the turn. It is known from the first event on."""
         self.last: dict[str, Event] = {}
-        """Of each type."""
+        """Last event of each type."""
 
     @classmethod
     def of_new(cls, server: Server, order: Order) -> Watcher:
@@ -84,7 +84,7 @@ class Watcher:
         self._connection.close()
 
     def wait_for(self, what: str, is_it: Callable[[Event], bool] = lambda _: True) -> tuple[int, Event]:
-        """Give the nanoseconds (monotonic) at which the next event of this type came that is the one, and the event."""
+        """Wait for an event of this type that `is_it` accepts. Return its arrival (monotonic ns) and the event."""
         for at_ns, event in self._events():
             if event["type"] == what and is_it(event):
                 return at_ns, event

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 COUNTS = (1, 2, 4)
-WARM_UP_S = 3.0  # with many clients the first seconds are the making of as many agents
+WARM_UP_S = 3.0  # with many clients, the first seconds are spent on making as many agents
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What is to stop a set-up from being faster."""
+    """Resource that is to limit a set-up."""
 
     name: str
     threads: int
@@ -41,7 +41,7 @@ BOUNDS = (BY_THREADS, BY_CPU)
 
 @dataclass(frozen=True)
 class Scaled:
-    """So many processes that play, under so many clients."""
+    """Figures of a number of playing processes under a number of clients."""
 
     bound: str
     role: str
@@ -52,16 +52,16 @@ class Scaled:
     p50_ms: float
     p99_ms: float
     shares: dict[str, float]
-    """CPU of each kind of process, 1 being one core; with `others` of the machine."""
+    """CPU of each kind of process, and of `others` on the machine. 1 is one core."""
 
     def cpu_ms(self, kind: str) -> float:
-        """Give the CPU time of a turn."""
+        """Return the CPU time of a turn."""
         return self.shares.get(kind, 0) * 1000 / self.turns_per_s
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """Processes that run, and where to ask them."""
+    """Running processes, and the port of their HTTP interface."""
 
     bound: Bound
     role: str
@@ -71,7 +71,7 @@ class _Setup:
 
 
 def measure_workers(rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Scaled]:
-    """Give the median of all rounds for each set-up; processes, store and client are on all cores."""
+    """Return the median of all rounds for each set-up. Processes, store and client are on all cores."""
     found: list[Scaled] = []
     with on_all_cores():
         for number in range(1, rounds + 1):
@@ -84,7 +84,7 @@ def measure_workers(rounds: int, seconds: float, progress: Callable[[str], None]
 
 
 def _crews(bound: Bound, seconds: float) -> Iterator[Scaled]:
-    """One `web`, and workers that join those that are there."""
+    """Measure one `web` with more and more workers."""
     settings = {"THREADS": str(bound.threads)}
     with outside() as store, ExitStack() as stack:
         web = stack.enter_context(role("web", store))
@@ -97,7 +97,7 @@ def _crews(bound: Bound, seconds: float) -> Iterator[Scaled]:
 
 
 def _sets(bound: Bound, seconds: float) -> Iterator[Scaled]:
-    """Sets of `serve`, each started anew."""
+    """Measure sets of `serve`, each started anew."""
     settings = {"THREADS": str(bound.threads)}
     for count in COUNTS:
         with outside() as store, role("serve", store, settings, processes=count) as serving:

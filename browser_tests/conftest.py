@@ -1,4 +1,4 @@
-"""Fixtures: a service with agents that talk, a browser, and pages whose every sin is remembered."""
+"""Fixtures: a service with agents that talk, a browser, and pages whose errors are recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_MS = 10_000
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Look for the browser, or install it, before the first test's time runs."""
+    """Find or install the browser before the first test's timeout starts."""
     if session.items and not session.config.option.collectonly:
         find()
 
@@ -57,7 +57,7 @@ def gate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sins() -> list[str]:
-    """Return the errors of pages: of scripts and console, and requests to other hosts. Tests take out their own."""
+    """Return the errors of pages: of scripts and console, and requests to other hosts. Tests remove their own."""
     return []
 
 

@@ -86,7 +86,7 @@ def whole(place: Locator) -> str | None:
 
 
 def reach(page: Page, selector: str, key: str) -> None:
-    """Press a key until an element has the focus, and see that this is shown."""
+    """Press a key until an element has the focus, and check that the focus is visible."""
     for _ in range(MOST_KEYS):
         page.keyboard.press(key)
         if page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
@@ -108,7 +108,7 @@ def reach(page: Page, selector: str, key: str) -> None:
 
 
 def fits(page: Page) -> bool:
-    """Tell whether nothing is wider than the window."""
+    """Return true if nothing is wider than the window."""
     widths: list[int] = page.evaluate(
         "[document.documentElement, document.body, document.getElementById('scroll')].map((part) => part.scrollWidth)"
     )
@@ -142,7 +142,7 @@ def keys_file(folder: Path) -> Path:
 
 
 def forgive(sins: list[str], text: str, at_least: int = 1) -> None:
-    """Take out what the test itself caused: the console names every answer that is an error."""
+    """Remove the errors that the test itself caused. The console reports every error response."""
     caused = [sin for sin in sins if sin.startswith("console: ") and text in sin]
     assert len(caused) >= at_least
     for sin in caused:

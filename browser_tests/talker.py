@@ -1,11 +1,11 @@
-"""Agents that talk as the message says, piece by piece, and pause where it says so.
+"""Agents that stream the pieces of the script in their message, and pause as it orders.
 
 A message is a script: a JSON list with one entry for each model call of the turn.
     {"say": PIECES}                          final_answer, whose argument comes in pieces
     {"think": PIECES, "call": [["tool", {"argument": 1}], …]}   a thought, then tool calls
     {"write": PIECES}                        plain content: what a CodeAgent thinks and its code
     {"raise": "text"}                        the model fails
-PIECES is a list of texts and of {"wait": "path"}, which waits until that file is there.
+PIECES is a list of texts and of {"wait": "path"}, which waits until that file exists.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANSWERED = ("Observation:\n", "Error:\n", "Call id:")
 
 
 class Talker(Model):
-    """Plays the script in the task that it is shown last."""
+    """Plays the script in the last task of its prompt."""
 
     def generate(self, messages: list[ChatMessage], *_arguments: Any, **options: Any) -> ChatMessage:
         return agglomerate_stream_deltas([*self.generate_stream(messages, **options)])
@@ -63,7 +63,7 @@ class Talker(Model):
 
 
 def _script(task: str) -> list[dict[str, Any]]:
-    """Find the script in a task. A managed agent's script stands among words."""
+    """Find the script in a task. A managed agent's script has words around it."""
     script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
     found: list[dict[str, Any]] = script
     return found
@@ -92,7 +92,7 @@ def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
         while not Path(piece["wait"]).exists():
             if time.monotonic() > end:
                 raise TimeoutError(piece["wait"])
-            yield ""  # a stop lands at every piece
+            yield ""  # a stop takes effect at any piece
             time.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""For all readers: with a keyboard alone, on a phone, in light and dark."""
+"""Accessibility of the page: with a keyboard alone, on a phone, in light and dark."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_key_is_asked_for_refused_taken_and_forgotten(opened: Open, tmp_path: 
         expect(answer(page)).to_have_text("For you.")
         page.reload()
         expect(answer(page)).to_have_text("For you.")
-        other = page.context.new_page()  # a key of a tab is not another tab's
+        other = page.context.new_page()  # tabs do not share a key
         other.goto(page.url)
         expect(other.get_by_role("dialog")).to_be_visible()
         other.get_by_label("API key", exact=True).fill(KEY)

@@ -1,4 +1,4 @@
-"""A turn on the page: what it shows while it runs and when it is over."""
+"""A turn on the page, while it runs and after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation under each memory policy: what the model is shown as turns go by, and that the record stays whole.
+"""A conversation under each memory policy: the prompt's size as turns pass, and a record that stays whole.
 
     python examples/memory_demo.py              # a hundred turns under each policy, some ten seconds
     python examples/memory_demo.py --turns 20 --policy token_budget
@@ -68,7 +68,7 @@ def read_report(station: int) -> str:
 
 
 class NoLLM(Model):
-    """Asks for the report that the last message names, then says what it was shown. No language model."""
+    """Asks for the report that the last message names, then answers with its prompt's size. No language model."""
 
     def generate(
         self, messages: list[ChatMessage], *_args: Any, tools_to_call_from: Any = None, **_kwargs: Any
@@ -103,7 +103,7 @@ def _text(message: ChatMessage) -> str:
 
 
 def make_reporter() -> ToolCallingAgent:
-    """Make the agent; its policy comes with each conversation."""
+    """Make the agent. Each conversation has a policy of its own."""
     return ToolCallingAgent(
         tools=[read_report],
         model=NoLLM(),
@@ -117,7 +117,7 @@ def make_reporter() -> ToolCallingAgent:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the model was shown last in a turn, and how long the turn took."""
+    """Size of a turn's last prompt, and the turn's time."""
 
     turn: int
     messages: int
@@ -128,14 +128,14 @@ class Seen:
 
 
 def main() -> int:
-    """Play, and print a table."""
+    """Play the conversations and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--turns", type=_turns, default=MARKS[-1], help="of each conversation, 1 to 1000 (default: 100)"
     )
     parser.add_argument("--policy", choices=list(POLICIES), action="append", help="this one alone (repeatable)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service ends, too
     names = options.policy or list(POLICIES)
     begun, is_whole = time.monotonic(), True
     _progress("the service starts …")
@@ -174,7 +174,7 @@ def _play(connection: http.client.HTTPConnection, conversation: str, name: str, 
 
 
 def _show_record(connection: http.client.HTTPConnection, conversation: str, turns: int) -> bool:
-    """Read all steps, and say whether each that was taken is there."""
+    """Read all steps and print whether the record is whole."""
     kinds: dict[str, int] = {}
     cursor: str | None = "0"
     while cursor:
@@ -202,7 +202,7 @@ def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: A
 
 @contextmanager
 def _service() -> Iterator[int]:
-    """Run the service on a free port of this machine; give the port."""
+    """Run the service on a free port of this machine. Yield the port."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     with tempfile.TemporaryDirectory(prefix="memory-demo-") as folder, Path(folder, "log").open("w+") as log:
         settings = {
@@ -233,7 +233,7 @@ def _service() -> Iterator[int]:
 
 
 def _port(process: subprocess.Popen[str], log: Path) -> int:
-    """Wait for the line that says where it listens."""
+    """Wait for the line that names the port."""
     assert process.stdout
     too_late = threading.Timer(START_S, process.kill)  # ends the wait for a line
     too_late.start()
@@ -255,7 +255,7 @@ def _turns(text: str) -> int:
 
 
 def _progress(text: str) -> None:
-    """Show it in the last line of a terminal, and nowhere else."""
+    """Show a text in the last line of a terminal, if stderr is one."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

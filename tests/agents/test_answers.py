@@ -1,4 +1,4 @@
-"""An author's checks and callbacks get the answers and outputs of code as a bare smolagents agent's do."""
+"""An author's checks and callbacks receive the answers and outputs of code as in a bare smolagents agent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def nothing_noted(noted: Path) -> None:
 
 
 def ending_in(block: str) -> list[Event]:
-    """Give blocks that end in a value, and then answer with it."""
+    """Return a script of code that ends in a value, and then answers with it."""
     lines, _, value = block.rpartition("\n")
     return code_script(f"{lines}\nvalue = {value}\nvalue", "print(value)\nfinal_answer(value)")
 
@@ -76,7 +76,7 @@ def taken(noted: Path) -> list[str]:
 
 
 def same(text: str) -> str:
-    """Leave out what differs in each process: where an object lies."""
+    """Leave out the addresses of objects, which differ in each process."""
     return re.sub("0x[0-9a-fA-F]+", "0x", text)
 
 
@@ -96,7 +96,7 @@ def test_what_can_cross_is_the_value_itself(
     assert [line.partition(":")[0] for line in ours] == ["output", "check", "output", "answer"]
     assert turn["state"] == "success", turn
     later = observed.follow_up(turn, {"shown": True})
-    if "text" not in what or what == "a text":  # else its order is that of the process that printed it
+    if "text" not in what or what == "a text":  # a set of texts has the order of the process that printed it
         assert json.loads(same(later["reply"])) == json.loads(same(str(shown)))
 
 

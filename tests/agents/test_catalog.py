@@ -1,4 +1,4 @@
-"""Which agents a service offers, which it refuses at start, and the `chat` agent against a model's server."""
+"""Agents that a service offers or refuses at start, and the `chat` agent against a model's server."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a user's folder with modules of all kinds."""
+    """Return a user's folder with modules of all kinds."""
     folder = tmp_path_factory.mktemp("workshop")
     for name, text in MODULES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -233,14 +233,14 @@ def provider() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(provider: LLM) -> LLM:
-    """The model's server with an empty script."""
+    """Return the model's server with an empty script."""
     provider.reset()
     return provider
 
 
 @pytest.fixture(scope="module")
 def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service whose chat agent asks the model's server, and which logs all that it can."""
+    """Yield a service whose chat agent calls the model's server, with logs at debug level."""
     settings = {
         "AGENTS": "",
         "MODEL_ID": "gpt-4o",

@@ -1,4 +1,4 @@
-"""The `chat` agent against a real HTTP server, and what is said of its failures."""
+"""The `chat` agent against a real HTTP server, and the reports of its failures."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestATurn:
     def test_takes_a_garbled_final_answer_for_the_answer(self, llm: LLM, agent: ToolCallingAgent) -> None:
         llm.garble("final_answer", {"answer": "It is 42."})
 
-        assert agent.run(QUESTION) == '{"answer": '  # what smolagents 1.26.0 does with it
+        assert agent.run(QUESTION) == '{"answer": '  # the behaviour of smolagents 1.26.0
 
     def test_repeats_the_step_when_the_model_only_talks(self, llm: LLM, agent: ToolCallingAgent) -> None:
         llm.say("It is 42.")
@@ -478,7 +478,7 @@ class Raising(Model):
 
 
 class SulkyError(Exception):
-    """With a property that cannot be read, as httpx has them."""
+    """Error with a property that cannot be read, as in httpx."""
 
     @property
     def status_code(self) -> int:
@@ -486,7 +486,7 @@ class SulkyError(Exception):
 
 
 def shaped(name: str = "ProviderError", **attributes: object) -> Exception:
-    """Make an exception of a library that is not installed here, by what can be seen of it."""
+    """Make an exception with the name and attributes of one from a library that is not installed here."""
     kind: type[Exception] = type(name, (Exception,), attributes)
     return kind(KEY)
 

@@ -1,4 +1,4 @@
-"""Every argument of the constructors of smolagents' agents does in the service what it does in bare smolagents."""
+"""Every argument of smolagents' agent constructors has the same effect in the service as in bare smolagents."""
 
 from __future__ import annotations
 

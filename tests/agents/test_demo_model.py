@@ -1,4 +1,4 @@
-"""The demo agents answer by rules, from the messages that they are shown."""
+"""The demo agents answer by rules, from the messages of their prompt."""
 
 from __future__ import annotations
 

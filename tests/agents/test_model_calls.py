@@ -30,7 +30,7 @@ def provider() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Give a service whose chat waits long for an answer to begin, and not for its pieces."""
+    """Yield a service whose chat has a long timeout for an answer's first byte and a short one between its pieces."""
     settings = {
         "MODEL_API_BASE": provider.url,
         "MODEL_FIRST_BYTE_S": "10",

@@ -1,4 +1,4 @@
-"""JSON and code in fragments: however a text is cut, what is shown of it is the same, and what the whole text says."""
+"""JSON and code in fragments: any cuts of a text yield the same content, which is that of the whole text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ garbage = st.text() | st.lists(
 
 
 def whole(text: str) -> str:
-    """Replace what is no character, the slow way."""
+    """Replace lone surrogates, the slow way."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -63,7 +63,7 @@ def pieces(reader: PartialJson, parts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def joined(given_pieces: Iterable[tuple[T, str]]) -> list[tuple[T, str]]:
-    """Join neighbours of one name."""
+    """Join neighbouring pieces of one name."""
     groups = itertools.groupby(given_pieces, key=lambda piece: piece[0])
     return [(name, "".join(text for _, text in group)) for name, group in groups]
 
@@ -95,7 +95,7 @@ def test_every_value_reads_as_json_loads_reads_it(
     for key in set(wanted) & set(data):
         value = data[key]
         if isinstance(value, str):
-            assert found.get(key, "") == whole(value)  # of an empty text there is nothing to give
+            assert found.get(key, "") == whole(value)  # an empty text yields no piece
         else:
             assert found[key] == found[key].strip()
             assert json.loads(found[key]) == json.loads(whole(json.dumps(value, ensure_ascii=layout["ensure_ascii"])))

@@ -1,4 +1,4 @@
-"""Conversations that are played, pruned, rolled back and forked in any order are what whole copies of them would be."""
+"""Conversations that are played, pruned, rolled back and forked in any order equal whole copies of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ["x", "y"]
 
 @dataclass
 class State:
-    """What a conversation is at some time: `line` are the places of the steps that led to it, of `total` ones."""
+    """State of a conversation at some time: `line` holds the places of the steps that led to it, of `total` ones."""
 
     total: int = 0
     line: set[int] = field(default_factory=set)
@@ -48,7 +48,7 @@ class State:
 
 @dataclass
 class Life:
-    """A conversation as it should be, with whole copies of what it was after each turn."""
+    """Expected conversation, with whole copies of its state after each turn."""
 
     ref: Ref
     now: State = field(default_factory=State)
@@ -65,7 +65,7 @@ class Life:
         return {*range(self.now.total)} - self.now.line - self.destroyed
 
     def note(self) -> None:
-        """A turn is over."""
+        """Record the end of a turn."""
         self.now.live.add(self.turns + 1)
         self.after.append(deepcopy(self.now))
 
@@ -80,7 +80,7 @@ class Life:
 
 
 class Machine(RuleBasedStateMachine):
-    """One store, a few conversations, and what they should be."""
+    """One store, a few conversations, and their expected states."""
 
     def __init__(self, loop: Loop, raw: Raw) -> None:
         super().__init__()
@@ -278,8 +278,8 @@ class Machine(RuleBasedStateMachine):
         assert record.conversation.archived_steps == len((now.archived - life.destroyed) | rolled_back)
 
     def teardown(self) -> None:
-        """See that logs went with destroyed steps alone."""
-        if sys.exc_info()[0] is None:  # else something has failed already
+        """Check that only the logs of destroyed steps were deleted."""
+        if sys.exc_info()[0] is None:  # no earlier failure
             for life in self.lives:
                 gone = {life.steps[place][1] for place in life.destroyed}
                 for number in range(1, life.turns + 1):

@@ -1,4 +1,4 @@
-"""What proxies see: every call of every agent, wherever it is made, and what models say, in an order that reads."""
+"""Events that proxies record: every call of every agent, and the models' texts, in a readable order."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_agent_is_seen_when_it_fails_and_what_called_it_goes_on(service: Serv
     returned = next(event for event in events if event["type"] == "tool.result")
     assert (returned["name"], returned["ok"], returned["result"]) == ("lead", False, None)
     inner = [event["type"] for event in events if event.get("parent_call_id")]
-    assert inner == ["step.started"]  # broken off: it is not shown as finished
+    assert inner == ["step.started"]  # the step broke off, so no event finishes it
 
 
 def test_parallel_calls_are_told_apart_whichever_returns_first(service: Service, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_same_call_made_twice_at_once_is_two_calls(service: Service) -> None
 
 
 def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
-    """Give agents with turns in which all goes wrong that can; in each the prompt is asked for."""
+    """Return agents with turns that contain every kind of failure. Each turn also asks for its prompt."""
     show: Script = [{"prompt": True}]
     called: Script = [
         ECHO,
@@ -424,13 +424,13 @@ def result_of(events: list[Event], call: Event) -> Event:
 
 
 def types_in(events: list[Event], step_id: str) -> list[str]:
-    """Give the types of a step's events; neighbouring pieces are one."""
+    """Return the types of a step's events, with neighbouring pieces as one."""
     types = [event["type"] for event in events if event.get("step_id") == step_id]
     return [kind for place, kind in enumerate(types) if types[place - 1 : place] != [kind] or kind != "message.delta"]
 
 
 def check_places(events: list[Event]) -> None:
-    """Check that steps are opened and closed once, hold what is of them, and lie within the calls of their agents."""
+    """Check that each step opens and closes once, encloses its events, and lies within the call of its agent."""
     steps: dict[str, Event] = {}
     closed: set[str] = set()
     calls: dict[str, Event] = {}

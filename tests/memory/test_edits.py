@@ -109,7 +109,7 @@ def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy:
     assert pruned["destroyed" if destroy else "archived"] == pruned["left_out"] == before - 2
     messages = service.get(f"{at}/messages")["messages"]
     shown = [str(message["content"]) for message in messages if message["role"] == "tool-response"]
-    assert ["~" in text for text in shown] == [True, False]  # the older one as the callback left it
+    assert ["~" in text for text in shown] == [True, False]  # the older one has the callback's edit
     assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
 
 
@@ -125,7 +125,7 @@ def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     for played in (turn, again):
         assert (played["status"], played["error"]["code"], played["steps"]) == ("failed", "agent_error", 1)
     assert actions(service, turn) == [1, 2]
-    assert service.get("/conversations")["items"]  # the service lives
+    assert service.get("/conversations")["items"]  # the service still runs
 
 
 @pytest.mark.parametrize("temperature", ["warm", "cold"])

@@ -1,4 +1,4 @@
-"""Images cost memory while they are decoded, and no longer: measured on a real process."""
+"""Images cost memory only while they are decoded, as measured on a real process."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ FILES = dict(files())
 
 
 def sent(image: PIL.Image.Image) -> Any:
-    """Return what smolagents sends to a provider of an image, or why it cannot."""
+    """Return smolagents' message to a provider with an image, or the error."""
     message = ChatMessage(role=MessageRole.USER, content=[{"type": "image", "image": image}])
     try:
         return get_clean_message_list([message], convert_images_to_image_urls=True)

@@ -1,4 +1,4 @@
-"""The example of memory policies, run as its reader runs it."""
+"""The example of memory policies, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW = re.compile(r"^(\w+) +(\d+) +(\d+) +([\d,]+) +([\d,]+) +(\d+) +[\d.]+$", re
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """Make a folder whose name is no longer than those that a system gives: the store's socket lies in it."""
+    """Yield a folder with a short name, because the path of the store's socket in it has a limit."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 

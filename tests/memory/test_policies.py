@@ -74,7 +74,7 @@ def images_of(service: Service, turn: Json) -> int:
 def test_the_messages_route_equals_the_prompt_under_every_policy(service: Service, policy: Any) -> None:
     turn = play_turns(service, policy=policy)
     before = service.steps(turn)
-    for _ in range(2):  # of a session that is cold after the patch, or warm
+    for _ in range(2):  # the session is cold after the patch, then warm
         expected = predicted(service, turn, PROMPT)
         turn = service.follow_up(turn, PROMPT)
         assert turn["reply"] == expected, turn["error"]
@@ -96,7 +96,7 @@ def test_the_messages_route_equals_the_prompts_of_code_agents_and_planners(servi
         turn = service.follow_up(turn, PROMPT)
         if agent == "coder":
             assert turn["reply"] == expected
-        else:  # the plan comes first, and counts; the prompt was predicted without it
+        else:  # a plan comes first and counts; the prompt was predicted without it
             assert turn["status"] == "finished"
 
 
@@ -161,7 +161,7 @@ def test_rules_are_chained_in_order(service: Service) -> None:
     cut = {"name": "prune_old_observations", "keep_last_n": 0, "max_length": 200}
     patch_policy(service, turn, [cut, cut | {"max_length": 5}, f"{OWN}shout"])
     left = service.get(path_of(turn, "/messages"))["left_out"]
-    assert (left["steps"], left["shortened"]) == (0, 8)  # a copy of a copy is of the same step
+    assert (left["steps"], left["shortened"]) == (0, 8)  # a copy of a copy belongs to the same step
     pruned = service.post(path_of(turn, "/prune"), dry_run=True).json()
     assert (pruned["left_out"], pruned["shortened"], pruned["archived"]) == (0, 8, 0)
 
@@ -251,7 +251,7 @@ def test_an_agent_with_an_invalid_policy_stops_the_start(wrong: Json) -> None:
         Catalog([("wrong", lambda: remembering.make_wrong(**wrong))])
 
 
-# Policies of the operator's own
+# The operator's own policies
 
 
 def test_steps_changed_by_an_own_policy_are_shown_changed_and_stored_unchanged(service: Service) -> None:
@@ -337,7 +337,7 @@ def test_repeated_call_ids_become_unique_under_a_policy(service: Service) -> Non
     turn = service.play(echo_call("a"), echo_call("b"), DONE, agent="repeating")
     before = ids_of(service, turn)
     assert before == ["call_0"] * 3
-    for policy in ("no_pruning", f"{OWN}shout"):  # duplicates from before are not the own policy's fault
+    for policy in ("no_pruning", f"{OWN}shout"):  # the own policy is not blamed for earlier duplicates
         patch_policy(service, turn, policy)
         turn = service.follow_up(turn, {"call": [["echo", {"text": "c"}], ["echo", {"text": "d"}]]}, DONE)
         assert turn["status"] == "finished", turn["error"]
@@ -361,7 +361,7 @@ def test_a_code_agents_call_ids_stay_unique_after_a_prune(service: Service) -> N
         assert len(set(shown)) == len(shown)
 
 
-# When it is bounded
+# Time at which a prompt is bounded
 
 
 def test_a_policy_patched_during_a_turn_applies_from_the_next_one(service: Service, gate: Gate) -> None:

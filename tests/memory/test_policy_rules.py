@@ -212,7 +212,7 @@ def test_rules_after_a_summary_treat_the_rest_as_without_it(
 @pytest.mark.parametrize("unseen", [0, 3000], ids="{} of tools".format)
 @pytest.mark.parametrize("before", [[], PRUNED, LAST], ids=lambda rules: rules[0]["name"] if rules else "alone")
 def test_a_budget_is_measured_in_the_tokens_of_the_model(before: list[Any], unseen: int, counts: float) -> None:
-    """A model that counts otherwise than is estimated, and is sent what the service does not see, before each step."""
+    """The model's count differs from the estimate, and includes tools that the service does not see."""
     agent, budget, prompts = agents.make_scripted(), 12_000, []
     builder = patch_agent(agent, {})
     agent.memory.system_prompt = SYSTEM
@@ -306,7 +306,7 @@ def test_the_messages_of_finished_steps_are_built_once(policy: Any, monkeypatch:
         for mode in (False, True, False):
             agent.write_memory_to_messages(summary_mode=mode)
         shown.left_out()
-    assert len(built) <= 300 * 6  # of a step: itself, its changed and its cut copies; each in both modes
+    assert len(built) <= 300 * 6  # per step: the step, its changed and its cut copies; each in both modes
     late = len(built)
     agent.write_memory_to_messages()
     assert len(built) == late

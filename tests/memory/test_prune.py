@@ -1,4 +1,4 @@
-"""Pruning: what a policy drops is archived, out of the prompt and on record, or destroyed for good."""
+"""Pruning: steps that a policy drops are archived (on record, but not in the prompt) or destroyed."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_a_dry_run_says_if_tokens_are_reported_and_then_they_are_exact(service: 
     last = service.steps(turn)[-1]["usage"]["input_tokens"]
     found = prune(service, turn, dry_run=True)
     assert (found["before"]["tokens_are"], found["after"]["tokens_are"]) == ("reported", "reported")
-    beyond = message_texts(service, turn)[-3:]  # the answer, which no call was shown yet
-    # Left to an estimate: the first task, and that answer.
+    beyond = message_texts(service, turn)[-3:]  # the answer, which no prompt has held yet
+    # The first task and that answer are estimated.
     assert abs(found["before"]["tokens"] - last - sum(map(len, beyond)) // 3) <= 60
 
 
@@ -267,7 +267,7 @@ def test_a_prune_during_a_turn_is_busy_and_a_dry_run_is_not(service: Service, ga
 
 
 def test_concurrent_prunes_and_reads_leave_a_consistent_conversation(service: Service) -> None:
-    """Reads, too, while steps are destroyed under them."""
+    """Some reads run while their steps are destroyed."""
     for _ in range(5):
         turn = service.play(DONE, agent="plain", images=[png("red")])
         for number in range(5):

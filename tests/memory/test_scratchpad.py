@@ -1,4 +1,4 @@
-"""Notes that an agent writes for itself: steps of their own, shown to it in every turn."""
+"""Notes that an agent writes for itself: steps of their own, and part of every prompt."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_only_notes_that_a_later_one_replaces_are_found() -> None:
 
 
 def test_notes_in_the_steps_count_even_if_the_tool_did_not_write_them() -> None:
-    """As after an import."""
+    """An import leads to such steps."""
     agent = noters.make_noter()
     add_scratchpad("noter", agent)
     agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]

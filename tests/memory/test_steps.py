@@ -1,4 +1,4 @@
-"""Steps ⇄ bytes: what a step holds comes back, what it must not hold does not, and nothing runs on the way."""
+"""Steps ⇄ bytes: a step's allowed content is restored, other content is not, and no code runs meanwhile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OF_SMOLAGENTS = [kind for kind in subclasses(AgentError) if kind.__module__ == "
 
 
 class QuotaError(AgentExecutionError):
-    """An error of a user's own, with a signature of its own."""
+    """User-defined error with its own signature."""
 
     def __init__(self, left: int) -> None:
         super().__init__(f"{left} left", LOGGER)
@@ -100,7 +100,7 @@ def _shown(part: dict[str, Any]) -> object:
 
 
 def again(step: MemoryStep, carries: tuple[type, ...] = ()) -> Any:
-    """Return the decoded step, and check that its prompt is the same twice."""
+    """Encode and decode a step twice, check that its prompt stays the same, and return the first copy."""
     before = prompt(step)
     strip(step)
     packed = pack(step, 1, carries)
@@ -185,7 +185,7 @@ def test_an_image_comes_back_pixel_by_pixel(mode: str) -> None:
 
 
 def picture(mode: str) -> PIL.Image.Image:
-    """Draw every value that a channel can have, and more than one image's worth of them."""
+    """Draw an image from noise that contains every value of a channel."""
     noise = bytes((7 * number + number // 256) % 256 for number in range(8 * 32 * 32))
     if mode in {"P", "PA"}:
         image = PIL.Image.frombytes("RGB", (32, 32), noise[: 3 * 1024]).quantize(50)
@@ -266,7 +266,7 @@ def test_a_label_replaces_a_value_inside_of_data(name: str) -> None:
     make, _ = odd.LABELLED[name]
     odd.EXECUTED.clear()
     back = output({"first": 1, "odd": [make()]})
-    if name in {"deep", "datetime in a zone"}:  # found too late to keep the values around it
+    if name in {"deep", "datetime in a zone"}:  # detected too late to keep the values around it
         assert back.startswith("[builtins.dict] ")
     else:
         assert back == {"first": 1, "odd": [back["odd"][0]]}
@@ -458,7 +458,7 @@ def test_the_pickles_of_the_test_above_would_run(tmp_path: Path) -> None:
 
 
 def call_of(module: str, name: str, argument: str, form: str) -> bytes:
-    """Write a pickle that calls `module.name(argument)` where it is loaded."""
+    """Write a pickle that calls `module.name(argument)` when it is loaded."""
 
     def text(value: str) -> bytes:
         return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
@@ -530,7 +530,7 @@ def refuse(constant: str) -> None:
 
 @pytest.fixture
 def expendable(tmp_path: Path) -> Iterator[Service]:
-    """Yield a service that a test may end."""
+    """Yield a service that a test may kill."""
     service = Service(tmp_path, {"AGENTS": f"{AGENTS},odd=tests.support.odd:make_odd"})
     service.start()
     yield service

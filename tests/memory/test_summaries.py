@@ -1,4 +1,4 @@
-"""Summaries of older steps: a model makes each once, the journal holds it before a prompt does, usage counts it."""
+"""Summaries of older steps: a model makes each once, it is journaled before a prompt uses it, and usage counts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far off the estimate of tokens is, beside two tokenizers of models of today: printed in every run."""
+"""Error of the token estimate against the tokenizers of two current models, printed in every run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SAMPLES = Path(__file__).parents[1] / "samples"
-BOUNDS = {  # in percent of either tokenizer's count; where they are far apart themselves, nothing is near both
+BOUNDS = {  # in percent of either tokenizer's count; if the two are far apart, no estimate is near both
     **dict.fromkeys("english code markdown base64 emoji chinese mixed".split(), 15),
     **dict.fromkeys("french spanish json error".split(), 20),
     **dict.fromkeys("german polish korean arabic hindi numbers".split(), 30),
@@ -70,7 +70,7 @@ def test_the_estimate_is_near_two_real_tokenizers_for_every_kind_of_text(capsys:
 def test_an_estimate_grows_with_its_text_and_accepts_any_text() -> None:
     assert estimate("") == 0
     assert estimate(" ") == estimate("a") == 1
-    assert estimate("\ud800\x00\x7f\ufffe") >= 1  # no Unicode, and characters of no text
+    assert estimate("\ud800\x00\x7f\ufffe") >= 1  # a lone surrogate, and characters that no text holds
     text = text_of("mixed")
     whole, half = estimate(text), estimate(text[: len(text) // 2])
     assert 0 < half < whole

@@ -1,4 +1,4 @@
-"""Steps by their type: pages of one type alone, and counts that are right at once."""
+"""Steps by type: pages of one type alone, and counts that are up to date."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ KILLERS = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Service with secrets, whose processes may be killed."""
+    """Yield a service with secrets, whose processes a test may kill."""
     settings = {"SEAL_KEYS": new_key()}
     with Service(tmp_path_factory.mktemp("alone"), settings, {"A_MODELS_KEY": "sk-of-the-model"}) as service:
         yield service
@@ -151,7 +151,7 @@ TALK: list[tuple[list[Event], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[str, list[str]]]:
-    """Answers of one agent with smolagents' own interpreter, and the texts that it reads."""
+    """Return the answers of one agent with smolagents' own interpreter, and the texts that its model reads."""
     agent = coders.make_whole()
     found = []
     for script, given in TALK:
@@ -401,7 +401,7 @@ def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     ended = wait_for_end(alone, turn)
     assert (ended["status"], ended["reply"]) == ("finished", "done")
     texts = shown_outputs(alone, ended)
-    # It died in this block, whose effect is then undone, in a later one, or not at all. Saved variables last.
+    # The process died in this block (its effect is undone), in a later one, or not at all. Saved variables remain.
     assert len([text for text in texts if text.startswith(DIED)]) <= 1
     assert {printed(text) for text in texts if printed(text)} in ({"1"}, {"2"})
     assert play_code(alone, "print(1)")[0]["reply"] == "done"
@@ -414,7 +414,7 @@ def test_a_service_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         submit_turn(service, *code_script(BLOCKS["a sleep"]), agent="coder")
         wait_until(lambda: len(code_processes(service)) > 1)
         left = [*fork_servers(service), *code_processes(service)]
-        left[0].kill()  # whose children lose their parent
+        left[0].kill()  # its children lose their parent
         submit_turn(service, *code_script(BLOCKS["a power"]), agent="coder")
         wait_until(lambda: left[0] not in fork_servers(service) and code_processes(service))
         left += [*fork_servers(service), *code_processes(service)]
@@ -503,7 +503,7 @@ def without_ids(value: Any) -> Any:
     """Leave out addresses and ids, which differ between runs."""
     text = json.dumps(value, sort_keys=True)
     text = re.sub(r"(?i)0x[0-9a-f]{6,}", "0x", text)
-    text = text.replace("[tests.support.agents.Opaque] opaque!", "opaque!")  # a label says what could not cross
+    text = text.replace("[tests.support.agents.Opaque] opaque!", "opaque!")  # the label of a value that cannot cross
     return json.loads(re.sub(r'"(call_id|parent_call_id|step_id)": "[^"]*"', r'"\1": ""', text))
 
 
@@ -516,7 +516,7 @@ def test_an_argument_that_cannot_cross_is_an_error_that_says_why_and_can_be_caug
     assert "cannot be handed over" in error
     assert printed(text).startswith("caught")
     assert printed(after) == "int: 1"
-    assert turn["tool_call_names"].count("weigh") == 1  # the others never began
+    assert turn["tool_call_names"].count("weigh") == 1  # the refused calls never began
 
 
 ANSWERS = """

@@ -46,13 +46,13 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Service that loads every conversation again, from a store that the test can read."""
+    """Yield a service that reloads every conversation, from a store that the test can read."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "10"}) as service:
         yield service
 
 
 def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:
-    """Play blocks as the next turn. Returns the output of each, or its error."""
+    """Play blocks as the next turn. Return the output of each, or its error."""
     return [
         printed(text) or text
         for text in shown_outputs(service, service.follow_up(turn, *code_script(*blocks), DONE, **body))

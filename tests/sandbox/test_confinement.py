@@ -102,7 +102,7 @@ def confined(request: pytest.FixtureRequest) -> Iterator[Confined]:
 
 
 class own_folder:  # noqa: N801 - a context
-    """A folder that is a user's, with files."""
+    """Folder with files that a user owns."""
 
     def __init__(self, uid: int) -> None:
         self.path = Path(tempfile.mkdtemp(dir="/tmp"))
@@ -130,7 +130,7 @@ def wrapper(uid: int, without: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def tried(service: Service, attempts: list[str], agent: str = "walled") -> list[str]:
-    """Return the text that the model reads of each attempt."""
+    """Return the text that the model reads after each attempt."""
     _, (_, *texts) = play_code(
         service,
         "import at_hand",
@@ -210,7 +210,7 @@ def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined:
 
 def test_code_reads_no_secret_even_if_its_file_is_replaced(confined: Confined) -> None:
     service, folder = confined.service, confined.folder
-    play_code(service, "1", agent="walled")  # the mounts and rules are there
+    play_code(service, "1", agent="walled")  # the mounts and rules now exist
     for name in ("keys", "secret"):
         new = folder / f"{name}.new"
         new.write_bytes(confined.keys.read_bytes())
@@ -350,7 +350,7 @@ def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) ->
 
 @pytest.mark.parametrize("seen", [1, 2, 3, 4, 5, 6, 7, 9])
 def test_a_ruleset_has_only_rights_that_its_version_of_landlock_knows(seen: int) -> None:
-    """The sizes and rights of the kernel's header."""
+    """Sizes and rights equal those of the kernel's header."""
     attributes = landlock.attributes_for(seen)
     assert len(attributes) == (8 if seen < 4 else 16 if seen < 6 else 24)
     rights = int.from_bytes(attributes[:8], "little")

@@ -1,4 +1,4 @@
-"""Seeds of model-written code, and the logs of its last block, last as in one uninterrupted agent."""
+"""Seeds of model-written code and the logs of its last block persist as in one uninterrupted agent."""
 
 from __future__ import annotations
 

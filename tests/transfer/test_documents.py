@@ -331,7 +331,7 @@ def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json
     for index, step in enumerate(steps_of(back)):
         assert describe_step(step) | {"output": 0} == descriptions[index] | {
             "output": 0
-        }  # an object's is smolagents' own
+        }  # an object's output has smolagents' own form
 
 
 def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:
@@ -498,7 +498,7 @@ def png(width: int, height: int, colour: int = 0) -> bytes:
 
 def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     data = with_images(png(1000, 1000), shows=500)
-    data["steps"] *= 2000  # each on its own, their pixels would take 125 GB as they are shown, 250 MB as they are read
+    data["steps"] *= 2000  # without sharing, their pixels would take 125 GB as shown, 250 MB as read
     catalog = Catalog([("scripted", agents.make_scripted)])
     imported = catalog.import_document(AgentName("scripted"), data, MAX_PIXELS)
     steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments

@@ -1,4 +1,4 @@
-"""A conversation taken out as a document and brought in again: here, elsewhere, by others, and from smolagents."""
+"""Export of a conversation as a document, and its import: here, elsewhere, by others, and from smolagents."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ NAMES = st.from_regex(r"[a-z]{1,9}", fullmatch=True)
 @given(st.dictionaries(NAMES, JSON | TEXTS | st.lists(st.integers()), max_size=3))
 @settings(max_examples=40, deadline=None)
 def test_values_with_exact_json_come_back(values: dict[str, Any]) -> None:
-    values = json.loads(json.dumps(values))  # nothing in them is there twice
+    values = json.loads(json.dumps(values))  # no object occurs in them twice
     portable = exported(variables=pieces_with(values))
     code = portable.variables.get("", {"code": {}})["code"]
     assert code == values
@@ -205,7 +205,7 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
 
 
 class _Writes:
-    """Stand for what a model's class does where it is unpickled."""
+    """Stand-in for a model's class that acts when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -340,7 +340,7 @@ def test_invalid_variables_are_refused_with_a_pointer(variables: Any, where: str
 
 
 class Notes(Tool):  # type: ignore[misc, unused-ignore]
-    """A tool with a state that it gives."""
+    """Tool with a state."""
 
     name = "notes"
     description = "Keeps notes."
@@ -354,7 +354,7 @@ class Notes(Tool):  # type: ignore[misc, unused-ignore]
         return []
 
     def set_state(self, state: list[str]) -> None:
-        """Take it."""
+        """Accept any state."""
 
 
 def test_import_targets_cover_an_agent_and_its_managed_agents() -> None:

@@ -1,4 +1,4 @@
-"""Arrays and frames ⇄ bytes: they come back with their kinds, and forged ones are errors."""
+"""Arrays and frames ⇄ bytes: they are restored with their kinds, and forged ones are errors."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Pair(NamedTuple):
 
 
 class Wary:
-    """Leaves a mark at all that could be done to it."""
+    """Object on which every operation leaves a mark."""
 
     __slots__ = ("__dict__", "slot")
     __init__ = __setattr__ = __setstate__ = __getstate__ = hostile.marking("wary")
@@ -116,7 +116,7 @@ def crossed(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Compare kind by kind: 1 is not True, and NaN is NaN."""
+    """Compare values and their types: 1 differs from True, and NaN equals NaN."""
     if type(one) is not type(other):
         return False
     spread = _spread(one)
@@ -127,7 +127,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _spread(value: Any) -> list[Any] | None:
-    """Return a form that compares parts which == ignores."""
+    """Return the parts of a value, for a comparison that is stricter than `==`."""
     if isinstance(value, float):
         return ["nan" if math.isnan(value) else struct.pack("d", value)]
     if isinstance(value, complex):
@@ -475,7 +475,7 @@ GREEDY = {
 @pytest.mark.parametrize("name", GREEDY)
 def test_the_largest_message_needs_bounded_memory(name: str) -> None:
     node, nodes = GREEDY[name]
-    part = 50  # of all that may be in a message; memory is traced slowly
+    part = 50  # the data is a fiftieth of the largest message, because tracing memory is slow
     data = many(b"l", *[node] * (1_000_000 // nodes // part))
     tracemalloc.start()
     assert loads(data, CARRIED)

@@ -1,4 +1,4 @@
-"""Conversations over their whole life, what lists of them say, and the service's figures and pages."""
+"""Conversations over their whole life, their lists, and the service's metrics and pages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def planned(service: Service) -> dict[str, Any]:
 
 
 class Held:
-    """A turn that runs until it is let go."""
+    """Turn that runs until the test releases it."""
 
     def __init__(self, service: Service, gate: Path, **body: Any) -> None:
         script = [{"call": [["wait_for", {"path": str(gate)}]]}, {"say": gate.name}]
@@ -301,7 +301,7 @@ async def test_patches_at_once_lose_nothing(service: Service) -> None:
     async with httpx2.AsyncClient(base_url=service.client.base_url, timeout=30) as client:
         await asyncio.gather(
             *(client.get("/livez") for _ in range(count))
-        )  # connections first, so that all come at once
+        )  # opens the connections first, so that the patches arrive at once
         answers = await asyncio.gather(
             *(client.patch(where, json={"metadata": {"old": {str(number): number}}}) for number in range(count))
         )
@@ -457,7 +457,7 @@ def _made(service: Service, conversation_id: str) -> str:
 
 
 def _is_free(service: Service, conversation_id: str, agent: str = "scripted") -> bool:
-    """Make the conversation if its id may be used (again)."""
+    """Try to create the conversation. Return true if its id was free."""
     return service.post("/conversations", id=conversation_id, agent=agent).status_code == 201
 
 

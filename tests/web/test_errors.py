@@ -36,7 +36,7 @@ def _png(width: int, height: int) -> bytes:
 
 
 def _claiming(width: int, height: int) -> bytes:
-    """Make the first bytes of a PNG that says how large it is and holds next to nothing."""
+    """Make a PNG that declares a size and holds almost no data."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -570,7 +570,7 @@ def test_a_factory_that_ends_the_process_fails_its_turn_alone(tmp_path: Path) ->
             assert (failed["status"], failed["error"]["code"]) == ("failed", "agent_error")
             assert own.follow_up(failed, {"say": "second"})["reply"] == "second"
         finally:
-            own.kill()  # one that was ended halfway answers no signal
+            own.kill()  # a half-ended process answers no signal
 
 
 def test_an_agent_that_cannot_be_cleaned_up_ends_nothing_but_itself(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 1.0
-LATE_S = TIMEOUT_S + 8  # a loaded machine
+LATE_S = TIMEOUT_S + 8  # for a loaded machine
 MOST = 40
 HALF_HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 POST = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -78,7 +78,7 @@ def small(tmp_path: Path) -> Iterator[Service]:
 
 
 def closed_within(seconds: float, connections: list[socket.socket]) -> list[bytes]:
-    """Wait until all are closed. Return the last bytes of each."""
+    """Wait until all connections are closed. Return the last bytes of each."""
     said = dict.fromkeys(connections, b"")
     poll = select.poll()
     known = {connection.fileno(): connection for connection in connections}
@@ -113,7 +113,7 @@ def test_it_is_refused_before_it_ends_for_an_endless(service: Service, what: str
     with connected(service, first) as connection:
         sent = pour(connection, piece, 64 * 1024 * 1024)
         assert sent < 32 * 1024 * 1024
-        with suppress(ConnectionResetError):  # the answer may be lost where more was sent than was read
+        with suppress(ConnectionResetError):  # the answer may be lost if more was sent than was read
             problem_on(connection, 431, "head_too_large")
 
 

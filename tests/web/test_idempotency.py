@@ -1,4 +1,4 @@
-"""A request that is sent again with its Idempotency-Key is answered with the turn that it made, wherever it is sent."""
+"""A repeated request with the same Idempotency-Key returns the turn of the first one, from any process."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_a_key_lasts_a_day_and_then_makes_another_conversation(
                 ]
             assert again == [first] * 6
             seen.add(first["conversation_id"])
-            store.delete(name)  # as its time to live would
+            store.delete(name)  # as if its time to live had passed
     assert len(seen) == 3
     body = {"conversation_id": first["conversation_id"]}
     turns = [turn_of(post_with_key(pair[0], key, DONE, **body))["turn"] for _ in range(2)]

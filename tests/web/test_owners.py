@@ -259,7 +259,7 @@ def _serving(folder: Path, keys: Path, text: str) -> Service:
 
 
 def _rewrite(keys: Path, text: str) -> None:
-    """Write the file and give it a time of its own: a clock's tick is longer than a test."""
+    """Write the file and advance its modification time, because a clock's tick may be longer than a test."""
     before = keys.stat().st_mtime_ns if keys.exists() else 0
     keys.write_text(text)
     later = max(keys.stat().st_mtime_ns, before + 1_000_000)
@@ -288,12 +288,12 @@ def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: 
         bobs = [ended(service, BOB, post(service, BOB, {"say": "mine"})) for _ in range(9)]
         between: list[int] = []
         adas = (shown(service, ADA, turn)["timing"]["started_at"] for turn in flood)
-        starts = list(itertools.takewhile(bool, adas))  # those of one owner start in their order
+        starts = list(itertools.takewhile(bool, adas))  # turns of one owner start in their order
         for turn in bobs:
             submitted, started_at = (turn["timing"][name] for name in ("submitted_at", "started_at"))
             between.append(sum(submitted < start < started_at for start in starts))
         assert statistics.median(between) <= 2, between
-        assert len(starts) < len(flood)  # so it was a flood until the end
+        assert len(starts) < len(flood)  # the flood lasted until the end
 
 
 def post(service: Service, key: str, *script: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One log, many readers: live, again, cut, slow, on another process, from a page of another origin, at shutdown."""
+"""One log, many readers: live, repeated, cut, slow, on another process, from another origin, at shutdown."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_cursor_beyond_the_end_of_a_running_turn_waits_for_what_follows_it(ser
             gate.touch()
             expected = plain.rest()
             assert bytes_of(ahead.rest()) == bytes_of([frame for frame in expected if frame.id > reached + 5])
-            assert beyond.rest() == []  # it ends with the turn, and no event follows
+            assert beyond.rest() == []  # the stream ends with the turn and has no event
     assert ask(service, turn, last=9999).status_code == 204
 
 
@@ -462,7 +462,7 @@ def wait(gate: Path) -> Event:
 
 
 def ask(service: Service, turn: Event, last: Any = None, after: Any = None, **headers: str) -> httpx2.Response:
-    """Ask for a turn's events and take the answer as a whole."""
+    """Request a turn's events and return the whole response."""
     cursor = {} if last is None else {b"Last-Event-ID": last if isinstance(last, bytes) else str(last).encode()}
     named: dict[Any, Any] = {name.encode(): value.encode() for name, value in (EVENTS | headers).items()}
     query = {} if after is None else {"after": str(after)}
@@ -470,7 +470,7 @@ def ask(service: Service, turn: Event, last: Any = None, after: Any = None, **he
 
 
 def read_in_pieces(service: Service, turn: Event, every: int) -> list[Frame]:
-    """Watch a turn and cut the connection after so many events, each time going on from the last one."""
+    """Read a turn's events. Cut each connection after `every` events, and resume from the last one."""
     frames: list[Frame] = []
     while not frames or frames[-1].event not in FINAL:
         with watching(service, turn, frames[-1].id if frames else None) as stream:

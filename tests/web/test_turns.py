@@ -1,4 +1,4 @@
-"""POST /turn and what it carries."""
+"""POST /turn: its options, and the turn in its response."""
 
 from __future__ import annotations
 
