@@ -358,7 +358,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_delays_no_other(strict: Serv
             assert time.monotonic() - start < 5
             gate.with_name("gate.end").touch()
             assert stream.rest()[-1].data["result"]["reply"] == "end"
-            # Fails today: uvicorn's close() waits until the reader has read its buffer, so the connection stays.
+            # A plain close would wait until the reader has read its buffer: the connection must be aborted.
             wait_until(lambda: gone(strict, port), within_s=8)
     assert "defect" not in strict.log()
 
