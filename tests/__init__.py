@@ -1,1 +1,1 @@
-"""Tests through HTTP, on a real server process and a real store; the only stand-in is the scripted model."""
+"""Tests through HTTP, on a real server process and a real store. Only the model is scripted."""

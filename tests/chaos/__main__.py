@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: the long form. Prints the table; its status is 1 where an invariant fails."""
+"""`python -m tests.chaos`: the long run. It prints the table. The exit status is 1 if an invariant fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 async def _run(scale: Scale, folder: Path) -> tuple[Round, Round]:
-    """End what was started also where this is ended by a signal."""
+    """End all started processes, even if a signal ends this one."""
     task = asyncio.create_task(run(scale, folder))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

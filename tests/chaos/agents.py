@@ -1,8 +1,8 @@
-"""Agents of the chaos: models that play scripts and take their time, and tools that count their runs.
+"""Agents of the chaos run: models that play scripts with latency, and tools that count their runs.
 
-They play the scripts of `tests.support.agents` and `tests.support.streaming`; every entry has two members more:
+They play the scripts of `tests.support.agents` and `tests.support.streaming`. Every entry has two more members:
     "key"       of the model call, which names it in the ledger          "wait_ms"   how long the model takes
-Tools are given their keys as an argument.
+Tools receive their keys as an argument.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this.
 """
@@ -34,12 +34,12 @@ FACTORIES = {
     "careful-coder": "make_careful_coder",
 }
 SETTING = ",".join(f"{name}={__name__}:{factory}" for name, factory in FACTORIES.items())
-PAUSES = 4  # of a model in the middle of what it says
+PAUSES = 4  # pauses of a model within one streamed message
 _PLACE = re.compile(r'"key": "([^"/]+)/')
 
 
 class Model(agents.ScriptedModel):
-    """Says all at once, after a while."""
+    """Returns the whole message after its latency."""
 
     def generate(
         self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, *args: Any, **options: Any
@@ -51,7 +51,7 @@ class Model(agents.ScriptedModel):
 
 
 class Speaker(streaming.StreamedModel):
-    """Says the same, piece by piece."""
+    """Streams the same message piece by piece."""
 
     def generate_stream(
         self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, *args: Any, **options: Any
@@ -67,7 +67,7 @@ class Speaker(streaming.StreamedModel):
 
 
 def _called(messages: list[ChatMessage], stop_sequences: list[str] | None) -> tuple[str, float]:
-    """Give the key of a model call and how long it takes. A plan and a forced answer are no entries of the script."""
+    """Return the key and the latency of a model call. Plans and forced answers are no entries of the script."""
     if stop_sequences == ["<end_plan>"]:
         texts = " ".join(agents._text(message) for message in messages)  # noqa: SLF001 - one script, many models
         return f"{_PLACE.findall(texts.replace(chr(92), ''))[-1]}/plan{len(messages)}", 50
@@ -91,7 +91,7 @@ def work(key: str, ms: int, text: str) -> str:
 
 @tool
 def charge(key: str, token: str) -> str:
-    """Do what must not be done twice with two tokens.
+    """Charge once: a repeat must use the same token.
 
     Args:
         key: of this call.
@@ -117,7 +117,7 @@ def refuse(key: str, ms: int) -> str:
 
 @tool
 def transfer(key: str, ms: int) -> str:
-    """Do what must not be done twice at all.
+    """Transfer once: this call is unsafe to repeat.
 
     Args:
         key: of this call.
@@ -166,12 +166,12 @@ def make_fast_coder() -> CodeAgent:
 
 
 def make_manager() -> ToolCallingAgent:
-    """Make an agent that manages one that calls tools and one that codes."""
+    """Make an agent that manages a tool-calling agent and a coder."""
     return make_speaker(managed_agents=_helpers())
 
 
 def make_boss() -> CodeAgent:
-    """Make a coder that manages the same two."""
+    """Make a coder that manages the same two agents."""
     return make_coder(Model, managed_agents=_helpers())
 
 

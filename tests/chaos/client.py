@@ -1,4 +1,4 @@
-"""Clients: they hand turns in to any process and follow them to their end, whatever becomes of the process."""
+"""Clients that submit turns to any process and follow them to their end, even if the process crashes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ STREAM = {"Accept": "text/event-stream"}
 ANSWER_S = 30
 SILENCE_S = 1.5  # after which a reader looks for another process
 PAUSE_S = 0.05
-SETTLED_S = 1.0  # a turn that is not there so long after its process died will not come any more
+SETTLED_S = 1.0  # a turn still missing this long after its process died was not accepted
 TURN_S = 150
 LOG_S = 5
-WAYS = {"respond-async": 6, "wait=10": 2, "stream": 2}  # how turns are handed in, and how often
-GOES_AWAY = 0.02  # how probable it is that a reader goes away after an event
+WAYS = {"respond-async": 6, "wait=10": 2, "stream": 2}  # ways to submit a turn, with their weights
+GOES_AWAY = 0.02  # probability that a reader disconnects after an event
 Event = dict[str, Any]
 
 
 @dataclass
 class Said:
-    """A turn that was accepted, and what its reader saw of it, each event with the time at which it came."""
+    """An accepted turn with the events that its reader saw, each with its arrival time."""
 
     place: str
     planned: Planned
@@ -42,7 +42,7 @@ class Said:
     seen: list[tuple[float, Event]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     answer: Event | None = None
-    """What a caller got who waited for the end, if he got it."""
+    """Answer to a caller that waited for the end, if it arrived."""
     turn: Event = field(default_factory=dict)
     log: list[Event] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Said:
 
 @dataclass
 class Talk:
-    """A conversation that is being held."""
+    """A conversation in progress."""
 
     plan: Plan
     name: str
@@ -85,7 +85,7 @@ class Talk:
 
 @dataclass
 class Clients:
-    """All clients of a round. They know the addresses of the processes and nothing of their health."""
+    """All clients of a round. They know the addresses of the processes, and not their health."""
 
     fleet: Fleet
     draw: random.Random
@@ -93,7 +93,7 @@ class Clients:
     counts: Counter[str] = field(default_factory=Counter)
 
     async def hold(self, talk: Talk) -> None:
-        """Hold a conversation, one turn after the other."""
+        """Play the turns of a conversation in order."""
         try:
             await self._make(talk)
             if talk.plan.eager:
@@ -108,7 +108,7 @@ class Clients:
             talk.complaints.append(f"{talk.name}: a turn did not end within {TURN_S} s")
 
     async def survey(self, talk: Talk) -> None:
-        """Read all that is kept of a conversation."""
+        """Read all that is kept of a conversation's turns, and their logs."""
         for said in talk.said:
             said.turn = await self._get(f"{said.place}?include_internal_tools=true")
             await self._read_log(said)
@@ -119,7 +119,7 @@ class Clients:
             cursor = page["next_cursor"]
 
     async def _read_log(self, said: Said) -> None:
-        """Read a log as it is in the end; that of a turn which is not over never ends by itself."""
+        """Read a turn's final log. The log of an unfinished turn has no end, so a timeout bounds the read."""
         with suppress(TimeoutError, httpx2.TransportError):
             async with (
                 asyncio.timeout(LOG_S),
@@ -138,7 +138,7 @@ class Clients:
                 await asyncio.sleep(PAUSE_S)
 
     async def _hand_in(self, talk: Talk, planned: Planned) -> None:
-        """Post a turn until it is accepted; where nobody knows whether it was, it is looked for first."""
+        """Post a turn until it is accepted. If the outcome of a post is unknown, look for the turn first."""
         said = Said(f"{talk.place}/turns/{planned.number}", planned, talk.plan)
         (way,) = self.draw.choices([*WAYS], [*WAYS.values()])
         async with asyncio.timeout(TURN_S):
@@ -149,7 +149,7 @@ class Clients:
         talk.said.append(said)
 
     async def _post(self, talk: Talk, said: Said, prefer: str) -> bool:
-        """Tell whether a turn is known to be accepted; whoever waits for its end may get it at once."""
+        """Return whether a turn is known to be accepted. A caller that waits for its end may get it at once."""
         response = await self._ask("POST", f"{talk.place}/turns", said.body, {"Prefer": prefer} | said.headers)
         if response is None:
             return False
@@ -158,7 +158,7 @@ class Clients:
         return self._is_accepted(said, response)
 
     async def _post_and_read(self, talk: Talk, said: Said) -> bool:
-        """Do the same and read its events from the answer, as long as that lasts."""
+        """Post the turn and read its events from the answer while the connection lasts."""
         is_accepted = False
         with suppress(httpx2.TransportError):
             async with self.http.stream(
@@ -178,7 +178,7 @@ class Clients:
         return is_accepted
 
     async def _is_there(self, talk: Talk, number: int) -> bool:
-        """Tell whether a turn was accepted, once nothing can be on its way any more."""
+        """Return whether a turn was accepted, once no request for it can be in flight."""
         since: float | None = None
         while True:
             response = await self._ask("GET", talk.place)
@@ -191,7 +191,7 @@ class Clients:
             await asyncio.sleep(PAUSE_S)
 
     async def _follow(self, said: Said) -> None:
-        """Read a turn's events to the final one, from one process after the other."""
+        """Read a turn's events up to the final one, from one process after the other."""
         async with asyncio.timeout(TURN_S):
             await self._follow_patiently(said)
 
@@ -227,7 +227,7 @@ class Clients:
     async def _ask(
         self, method: str, path: str, body: Event | None = None, headers: dict[str, str] | None = None
     ) -> httpx2.Response | None:
-        """Give the answer, or nothing where the process went away meanwhile."""
+        """Return the answer, or None if the process went away meanwhile."""
         with suppress(httpx2.TransportError):
             return await self.http.request(method, f"{self._url()}{path}", json=body, headers=headers)
         await asyncio.sleep(PAUSE_S)
@@ -239,7 +239,7 @@ class Clients:
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
-    """Give the events of a stream; what is cut in the middle of one is not given."""
+    """Yield the events of a stream. An event that is cut in the middle is dropped."""
     rest = b""
     async for chunk in response.aiter_raw():
         *blocks, rest = (rest + chunk).split(b"\n\n")

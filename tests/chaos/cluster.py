@@ -1,4 +1,4 @@
-"""The store of a run that is a cluster: what is done to its nodes, and a look into it."""
+"""Cluster as the store of a run: harm to its nodes, and inspection of its keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTITIONS = 16
 
 @dataclass
 class ClusterStore:
-    """Six nodes. `frozen` says that one of them stands still, so that a look would take long."""
+    """Six nodes. `frozen` is true while one of them is stopped, because an inspection would then take long."""
 
     cluster: ValkeyCluster
     frozen: bool = False
@@ -71,7 +71,7 @@ class ClusterStore:
             await asyncio.to_thread(self.cluster.move, place, to, atomically=atomically)
 
     async def astray(self) -> list[str]:
-        """Look once for conversations that were lost; nothing where a partition is away."""
+        """Look once for lost conversations. An unreachable partition is skipped."""
         found: list[str] = []
         for place, node in (await asyncio.to_thread(self._places)).items():
             with suppress(*AWAY):
@@ -80,7 +80,7 @@ class ClusterStore:
         return found
 
     async def left_over(self) -> list[str]:
-        """Give the names of keys that only turns in progress have."""
+        """Return the names of keys that only turns in progress have."""
         names: list[str] = []
         for place, node in (await asyncio.to_thread(self._places)).items():
             async with _looking(node) as client:
@@ -88,7 +88,7 @@ class ClusterStore:
         return sorted(name for name in names if name.split(":")[1] in WORKING)
 
     def _places(self) -> dict[str, Node]:
-        """Tell where each partition is that is somewhere."""
+        """Return the primary of each partition that has one."""
         found: dict[str, Node] = {}
         with suppress(*AWAY):
             for place in self.partitions:
@@ -109,7 +109,7 @@ async def _looking(node: Node) -> AsyncIterator[Redis]:
 
 @asynccontextmanager
 async def running_cluster(folder: Path) -> AsyncIterator[ClusterStore]:
-    # Synced each time: else a primary that is back before it was replaced serves less than it and its replica had.
+    # Sync each write. Otherwise a primary that returns before its replacement has less data than its replica had.
     cluster = ValkeyCluster(folder, options={"appendfsync": "always"})
     await asyncio.to_thread(cluster.__enter__)
     try:

@@ -1,4 +1,4 @@
-"""Does harm at random instants: to the service's processes, and to the store in the ways that it has."""
+"""Conductor, which harms the service's processes and the store at random instants."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 PROCESSES: dict[str, float] = {"kill": 38, "stop": 18, "term": 12}
 SHARES = PROCESSES | {"blackout": 0.4, "restart": 2, "freeze": 2, "cut": 8, "stall": 3, "delay": 3}
 SHARES_OF_CLUSTER = PROCESSES | {"primary": 8, "bounce": 5, "replica": 3, "freeze": 5, "move": 12}
-PAUSE_S = (0.3, 1.4)  # a turn that is hit three times before it gets anywhere is given up, as it should be
+PAUSE_S = (0.3, 1.4)  # a turn that is hit three times before it makes progress is given up, as it should be
 STOPPED_S = (0.2, 3.0)
 LOOK_S = 0.05
 ALSO_OF_FEW = 0.04
-IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # how often a process that was asked to go is killed, and how soon
+IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # probability that a terminating process is killed, and the delay
 
 
 class Looked(Protocol):
-    """What can be looked into."""
+    """Store that can be inspected."""
 
     frozen: bool
 
@@ -37,7 +37,7 @@ class Looked(Protocol):
 
 @dataclass
 class Conductor:
-    """`done` counts what was done; `astray` is what looks into the store found meanwhile."""
+    """Schedules the harm. `done` counts it by kind, and `astray` counts the findings of inspections."""
 
     draw: random.Random
     fleet: Fleet
@@ -49,7 +49,7 @@ class Conductor:
     chronicle: list[str] = field(default_factory=list)
 
     async def harm(self, over: asyncio.Event) -> None:
-        """Do harm until it is over; what was begun is brought to its end."""
+        """Do harm until `over` is set. Each harm that has begun runs to its end."""
         ways: dict[str, Callable[[], Awaitable[None]]] = {
             "kill": self._kill,
             "stop": self._stop,
@@ -67,7 +67,7 @@ class Conductor:
                 tasks.create_task(_run(ways[kind]))
 
     async def look(self, over: asyncio.Event) -> None:
-        """Look into the store again and again. What is found twice in a row was no matter of the moment."""
+        """Inspect the store repeatedly. A finding that is seen twice in a row is not transient."""
         while not over.is_set():
             if not self.store.frozen:
                 self.astray.update(await self.store.astray())
@@ -86,7 +86,7 @@ class Conductor:
             await self.fleet.term(place, self.draw.uniform(*GRACE_S) if self.draw.random() < IMPATIENT else None)
 
     def _place(self, kind: str, *, spare: bool = True) -> int | None:
-        """Choose a process that serves; mostly none while several others start, since little is in flight then."""
+        """Choose a serving process. While several others start, mostly choose none, since little is in flight then."""
         few = spare and len(self.fleet.up) < max(2, len(self.fleet.members) - 1)
         if not self.fleet.up or (few and self.draw.random() > ALSO_OF_FEW):
             return None

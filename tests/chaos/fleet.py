@@ -1,4 +1,4 @@
-"""The service's processes: started, ended by signals, and followed until they are gone."""
+"""The service's processes: started, ended by signals, and followed until they exit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DRAIN_S = 20
 GONE_S = 10  # how long the children of a dead process may live
 LEASE_S = 1
 TRACEBACK = "Traceback (most recent call last)"
-UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # who is killed has nothing to tell
+UNMEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # a killed process has no coverage to report
 
 
 @dataclass(frozen=True)
 class Harm:
-    """What was done to a process: `kind` is kill, blackout, stop or term; `until` is when a stopped one went on."""
+    """Harm to a process. `kind` is kill, blackout, stop or term. `until` is the time at which a stopped one resumed."""
 
     at: float
     kind: str
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass
 class Fleet:
-    """A number of places, each with a process or one that starts; `stores` has an address of the store for each."""
+    """Places that each hold a process, running or starting. `stores` has a store address for each place."""
 
     folder: Path
     seal_key: str
@@ -73,12 +73,12 @@ class Fleet:
 
     @property
     def up(self) -> list[int]:
-        """Give the places whose processes serve and nothing is done to."""
+        """Return the places whose processes serve and are not frozen."""
         return [place for place, member in enumerate(self.members) if member and member.url and not member.frozen]
 
     @property
     def urls(self) -> list[str]:
-        """Give the addresses of the processes that serve, also of those that are frozen: a client cannot tell."""
+        """Return the addresses of the serving processes, including frozen ones, which a client cannot recognize."""
         return [member.url for member in self.members if member and member.url]
 
     def pid(self, place: int) -> int:
@@ -121,7 +121,7 @@ class Fleet:
         await self.start(place)
 
     async def stop(self, place: int, for_s: float) -> None:
-        """Let a process stand still for a while."""
+        """Freeze a process for a while."""
         member = self.members[place]
         assert member
         at = time.time()
@@ -133,27 +133,27 @@ class Fleet:
         self.harms.append(Harm(at, "stop", member.pid, time.time()))
 
     async def term(self, place: int, grace_s: float | None = None) -> None:
-        """Ask a process to go, as a rolling update does, and start another meanwhile; kill it after `grace_s`."""
+        """Terminate a process as a rolling update does, and start another meanwhile. Kill it after `grace_s`."""
         member = self._take_out(place, "term")
         member.process.terminate()
         self._follow(self._see_off(member) if grace_s is None else self._hurry(member, grace_s))
         await self.start(place)
 
     async def settle(self) -> None:
-        """Wait until those that were asked to go are gone, and every place has a process."""
+        """Wait until terminating processes have exited, and every place has a process."""
         await asyncio.gather(*self._leaving)
         for _ in range(5):
             await self.start_all()
 
     def look(self) -> None:
-        """Complain of processes that ended by themselves."""
+        """Report processes that exited by themselves."""
         for member in self.members:
             if member and member.url and not member.condemned and member.process.poll() is not None:
                 member.condemned, member.url = True, ""
                 self.complaints.append(f"process {member.pid} ended by itself: {_last_words(member)}")
 
     def tracebacks(self) -> list[str]:
-        """Give what the processes' logs tell of defects."""
+        """Return a complaint for each traceback in the processes' logs."""
         logs = [(folder.name, (folder / "service.log").read_text()) for folder in self.folder.glob("process-*")]
         return [
             f"{name} logs a traceback: {text[text.index(TRACEBACK) :][-300:]}"
@@ -162,7 +162,7 @@ class Fleet:
         ]
 
     async def orphans(self) -> list[str]:
-        """Give the children of dead processes that live on, after a while."""
+        """Return the children of dead processes that are still alive after a while."""
         end = time.monotonic() + GONE_S
         alive = self._children
         while alive and time.monotonic() < end:
@@ -176,7 +176,7 @@ class Fleet:
         return named
 
     async def close(self) -> None:
-        """End all that is there."""
+        """End all processes."""
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -233,7 +233,7 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
-    """Wait in steps, so that a thread that nobody waits for any more ends soon."""
+    """Wait in steps, so that the thread of an abandoned wait ends soon."""
     end = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)

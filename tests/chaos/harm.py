@@ -1,4 +1,4 @@
-"""Harm that is done to a store: to one server and the line to it, or to the nodes of a cluster."""
+"""Harm to a store: to one server and the line to it, or to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 FROZEN_S = (0.2, 2.5)
 STALLED_S = (0.2, 2.0)
 DELAY_S = (0.005, 0.05)
-UNANSWERED, UNANSWERED_S = 0.7, (0.02, 0.3)  # how often a cut takes answers with it, and for how long
+UNANSWERED, UNANSWERED_S = 0.7, (0.02, 0.3)  # how often a cut loses answers, too, and for how long they are withheld
 
 
 class Harm(Protocol):
-    """`ways` are kinds of harm, each of which is brought to its end; `did` is told what is done."""
+    """Harm to a store. Each of its `ways` completes the harm that it began, and reports it to `did`."""
 
     def ways(self, did: Callable[[str, str], None]) -> Ways: ...
 
 
 @dataclass
 class LoneHarm:
-    """Ends, freezes and restarts the one server, and spoils the line to it."""
+    """Ends, freezes and restarts the one server, and disturbs the line to it."""
 
     draw: random.Random
     fleet: Fleet
@@ -132,7 +132,7 @@ class ClusterHarm:
         }
 
     async def _primary(self) -> None:
-        """Kill a primary; when its replica has taken over, start it again as that one's replica."""
+        """Kill a primary. Once its replica has taken over, start it again as a replica of that one."""
         if self._free.locked():
             return
         async with self._free:
@@ -141,7 +141,7 @@ class ClusterHarm:
             await self.store.replace(node)
 
     async def _bounce(self) -> None:
-        """Kill a primary and start it again before it is replaced: what it serves then is what its disk has."""
+        """Kill a primary and start it again before it is replaced. It then serves the data of its disk."""
         if self._free.locked():
             return
         async with self._free:
@@ -158,7 +158,7 @@ class ClusterHarm:
             await self.store.restart_replica_of(node)
 
     async def _freeze(self) -> None:
-        """Let a primary stand still: a short while, or until another takes its place."""
+        """Freeze a primary for a short while, or until another one replaces it."""
         if self._free.locked():
             return
         async with self._free:
@@ -167,7 +167,7 @@ class ClusterHarm:
             await self.store.freeze(node, self.draw.uniform(*FROZEN_S))
 
     async def _move(self) -> None:
-        """Give a partition to another primary, in one of both ways."""
+        """Move a partition to another primary, atomically or key by key."""
         if self._free.locked():
             return
         async with self._free:

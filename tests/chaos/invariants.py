@@ -1,4 +1,4 @@
-"""What must hold whatever is done to the processes and to the store. Each check gives a sentence for each breach."""
+"""Invariants that hold under any harm to the processes and the store. Each check yields a sentence for each breach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.chaos.ledger import Line
     from tests.chaos.rounds import Round
 
-WIDEST = 3  # calls of a step at the same time
+WIDEST = 3  # parallel calls of a step at most
 NAMES = "tool_call_names"
 COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")
 
@@ -59,7 +59,7 @@ def _steps_of_turn_in_order(talk: Talk, said: Said) -> Iterator[str]:
 
 
 def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
-    """A step of the turn's own agent that was shown as finished is there, with what was shown of it."""
+    """A step of the turn's own agent that a reader saw finish is stored, with the content that the reader saw."""
     for talk in wild.talks:
         for said in talk.said:
             kept = [step for step in steps_of(talk, said.planned.number) if step["type"] == "action"]
@@ -72,7 +72,7 @@ def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def logs_are_whole(_calm: Round, wild: Round) -> Iterator[str]:
-    """Every reader got every event once, in order, and what the log holds in the end is what he saw."""
+    """Every reader gets every event once and in order. The final log holds the same events."""
     for said in wild.said():
         yield from said.complaints
         numbers = [event["seq"] for event in said.log]
@@ -87,7 +87,7 @@ def logs_are_whole(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def nothing_is_told_twice(_calm: Round, wild: Round) -> Iterator[str]:
-    """A call that is made again may be told again, marked; steps and results are told once."""
+    """A repeated call may be announced again if it is marked as repeated. Steps and results are announced once."""
     for said in wild.said():
         known: dict[tuple[str, str], int] = {}
         for event in said.log:
@@ -101,7 +101,7 @@ def nothing_is_told_twice(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def no_old_fence_writes(_calm: Round, wild: Round) -> Iterator[str]:
-    """Attempts follow each other, and after one has begun nothing of an earlier one comes into the log."""
+    """Attempts begin in order. Once an attempt has begun, no event of an earlier one enters the log."""
     lines = wild.lines_of()
     for said in wild.said():
         numbers = [event["attempt"] for event in said.log]
@@ -115,14 +115,14 @@ def no_old_fence_writes(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def _late_lines(lines: list[Line]) -> list[Line]:
-    """Give what the first process of a turn began after the second one had begun something."""
+    """Return the calls that a turn's first process began after the second process had begun one."""
     begun = [line for line in lines if line.phase == "begun"]
     second = next((place for place, line in enumerate(begun) if line.pid != begun[0].pid), len(begun))
     return [line for line in begun[second:] if line.pid == begun[0].pid]
 
 
 def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
-    """A call runs again only where its turn was taken over while it was in flight, and is marked then."""
+    """A call runs again only if its turn was taken over while the call was in flight. It is then marked as repeated."""
     runs = wild.runs_of()
     for said in wild.said():
         records = call_records(said)
@@ -130,7 +130,7 @@ def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
             if len(lines) == 1:
                 continue
             most = attempts(said)
-            if lines[0].kind == "model":  # it may go out before its attempt is known to have begun
+            if lines[0].kind == "model":  # a model call may go out before its attempt is known to have begun
                 most = max(most, len({line.pid for line in lines}))
             if len(lines) > most:
                 yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
@@ -148,7 +148,7 @@ def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
-    """What had come to a reader as done does not begin again afterwards."""
+    """A call that a reader saw complete does not begin again."""
     runs = wild.runs_of()
     for said in wild.said():
         keys = {event["call_id"]: event["arguments"]["key"] for event in said.log if _has_key(event)}
@@ -162,7 +162,7 @@ def what_was_shown_never_runs_again(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]]) -> Iterator[str]:
-    """The actions of the turn's own agent follow the entries of its script."""
+    """Check the steps that were shown as finished. The own agent's actions follow the entries of its script."""
     shown = [(at, event) for at, event in said.seen if _is_action(event)]
     for number, (at, event) in enumerate(shown):
         place = f"{said.key}/{number}"
@@ -181,7 +181,7 @@ def _has_key(event: Event) -> bool:
 
 
 def a_repeated_call_asks_for_the_same(_calm: Round, wild: Round) -> Iterator[str]:
-    """Random tokens and the order of sets are those of the first time."""
+    """A repeated call has the random tokens and the set order of the first call."""
     for key, lines in wild.runs().items():
         if len(given := {line.given for line in lines}) > 1:
             yield f"{key} was called with {sorted(given)}"
@@ -199,7 +199,7 @@ def processes_come_and_go_as_told(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def turns_end_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
-    """Replies and records are those of the calm round."""
+    """Replies and records equal those of the calm round."""
     for one, other in _pairs(calm, wild):
         for name in COMPARED:
             if name in {"usage", "dropped_variables"} and outcome_unknown(other):
@@ -221,7 +221,7 @@ def steps_are_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
 
 
 def events_tell_what_they_tell_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
-    """Texts, calls, results and steps, once what was taken back is left out."""
+    """Texts, calls, results and steps equal those of the calm round, without withdrawn texts."""
     for one, other in _pairs(calm, wild):
         was, now = told(one.log), told(other.log)
         if was != now and not outcome_unknown(other):
@@ -231,7 +231,7 @@ def events_tell_what_they_tell_without_chaos(calm: Round, wild: Round) -> Iterat
 
 
 def tools_run_as_often_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
-    """But for what was in flight when a process went: the same calls."""
+    """The same calls run as in the calm round, except in turns with a call of unknown outcome."""
     before, after = calm.runs_of(), wild.runs_of()
     for said in wild.said():
         if outcome_unknown(said):
@@ -283,7 +283,7 @@ INVARIANTS: list[Invariant] = [
 
 
 def breaches(calm: Round, wild: Round) -> dict[str, list[str]]:
-    """Check everything; give the sentences by the name of their invariant."""
+    """Check all invariants. Return the sentences by the name of their invariant."""
     return {check.__name__: [*_sentences(check, calm, wild)] for check in INVARIANTS}
 
 

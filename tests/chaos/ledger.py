@@ -1,6 +1,6 @@
-"""Where models and tools count their runs: a file outside of the service, one line for each begin and each end.
+"""Ledger of the runs of models and tools: a file outside the service, with one line for each begin and each end.
 
-The folder holds `now`, which names the round (a calm one or a wild one) and its pace: services outlive rounds.
+The folder holds `now`, which names the round (calm or wild) and its pace, because services outlive rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = "SMOLCHAOS_LEDGER"
 
 @dataclass(frozen=True)
 class Line:
-    """One line; `at` is the machine's wall clock in seconds, `key` names the call in every round the same."""
+    """One line. `at` is the machine's wall clock in seconds. `key` names the same call in every round."""
 
     at: float
     kind: str
@@ -36,20 +36,20 @@ class Line:
 
 @contextmanager
 def counted(kind: str, key: str, given: str = "") -> Iterator[None]:
-    """Count a run of a model or a tool; one that is broken off has no end."""
+    """Count a run of a model or a tool. An interrupted run has no end."""
     _note(kind, "begun", key, given)
     yield
     _note(kind, "done", key, given)
 
 
 def wait(ms: float) -> None:
-    """Take as long as a provider or a tool takes, at the round's pace."""
+    """Sleep for the latency of a provider or a tool, scaled by the round's pace."""
     _, pace = _now(_folder())
     time.sleep(ms / 1000 * pace)
 
 
 def begin_round(folder: Path, name: str, pace: float) -> None:
-    """Send what is noted from now on to a file of its own."""
+    """Write the following lines to the file of a new round."""
     folder.mkdir(exist_ok=True)
     (folder / "now.new").write_text(f"{name} {pace}")
     (folder / "now.new").replace(folder / "now")
@@ -69,7 +69,7 @@ def _note(kind: str, phase: str, key: str, given: str) -> None:
     line = f"{time.time():.6f}\t{kind}\t{phase}\t{os.getpid()}\t{key}\t{given}\n"
     file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, line.encode())  # one write: lines of many processes never mix
+        os.write(file, line.encode())  # a single write, so that lines of many processes never mix
     finally:
         os.close(file)
 

@@ -1,4 +1,4 @@
-"""What is said in all conversations of a run, drawn from its seed: the same for the calm round and the wild one."""
+"""Plans of all conversations of a run, drawn from its seed. The calm round and the wild one play the same plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 TURNS_EACH = 4
 EAGER, KEYED = 0.25, 0.5
 CITIES = ["Oslo", "Rome", "Bern", "Lima", "Baku"]
-# Agents and how often they are talked to.
+# Agents with their shares of the conversations.
 SHARES = {
     "caller": 3,
     "speaker": 3,
@@ -25,12 +25,12 @@ SHARES = {
 }
 Entry = dict[str, Any]
 Maker = Callable[[random.Random, str], Entry]
-"""Makes an entry of a script, given its place, with which the keys of its calls begin."""
+"""Makes an entry of a script from its place. The keys of the entry's calls begin with that place."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One turn; all keys in its script begin with `key`."""
+    """One turn. All keys in its script begin with `key`."""
 
     key: str
     number: int
@@ -40,7 +40,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """One conversation. An eager one is handed in at once; a keyed one is posted again without a look."""
+    """One conversation. An eager one submits all turns at once. A keyed one is posted again without a lookup."""
 
     name: str
     agent: str
@@ -50,7 +50,7 @@ class Plan:
 
 
 def draw_plans(turns: int, seed: int, agents: Collection[str] = SHARES) -> list[Plan]:
-    """Draw conversations of so many turns together."""
+    """Draw conversations with this number of turns in total."""
     draw = random.Random(seed)
     order = [agent for agent, share in SHARES.items() if agent in agents for _ in range(share)]
     draw.shuffle(order)
@@ -77,7 +77,7 @@ def _script(draw: random.Random, prefix: str, *makers: Maker) -> list[Entry]:
 
 
 def _calls(*names: str) -> Maker:
-    """Call tools and managed agents, in parallel where they are several."""
+    """Call tools and managed agents, in parallel if several are named."""
 
     def make(draw: random.Random, place: str) -> Entry:
         return {"call": [_call(draw, name, f"{place}.{letter}") for name, letter in zip(names, "abc", strict=False)]}
@@ -97,7 +97,7 @@ def _call(draw: random.Random, name: str, key: str) -> list[Any]:
 
 
 def _task(draw: random.Random, name: str, key: str) -> str:
-    """Write what a managed agent is told to do."""
+    """Write the task of a managed agent."""
     does = [_draws] if name == "coder" else [_calls("work"), _calls("work", "work")][: draw.randint(1, 2)]
     return json.dumps(_script(draw, key, *does, _prompt))
 
@@ -107,7 +107,7 @@ def _says(text: str) -> Maker:
 
 
 def _prompt(_draw: random.Random, _place: str) -> Entry:
-    """Answer with a digest of all that the model is shown."""
+    """Answer with a digest of the whole prompt."""
     return {"prompt": True}
 
 
@@ -130,7 +130,7 @@ print(len(tokens))
 
 
 def _loops(draw: random.Random, place: str) -> Entry:
-    """Loop over a set of texts, whose order differs from process to process."""
+    """Loop over a set of texts, whose order differs between processes."""
     code = f"""
 seen = []
 for city in {{{", ".join(map(repr, draw.sample(CITIES, 4)))}}}:
@@ -142,7 +142,7 @@ print(tokens)
 
 
 def _goes_on(draw: random.Random, place: str) -> Entry:
-    """Use what is left of earlier blocks, also of earlier turns."""
+    """Use variables of earlier blocks and of earlier turns."""
     code = f"""
 try:
     rounds_played = rounds_played + 1

@@ -1,4 +1,4 @@
-"""A bad line to the store: what goes over it is delayed, stalled and cut."""
+"""Faulty line to the store, which delays, stalls and cuts the traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass
 class Proxy:
-    """Listens on a port of this machine and passes on to a socket."""
+    """Listens on a port of this machine and forwards to a socket."""
 
     target: Path
     port: int = 0
@@ -30,7 +30,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}"
 
     def cut(self) -> int:
-        """Break all connections, also in the middle of an answer; give how many there were."""
+        """Break all connections, even in the middle of an answer. Return their number."""
         lines = list(self._lines)
         for line in lines:
             line.transport.abort()
@@ -40,7 +40,7 @@ class Proxy:
         self._flows.clear()
 
     def hold_answers(self) -> None:
-        """Let commands through and no answers: cut now, nobody knows what was done."""
+        """Forward commands and withhold answers. A cut then leaves the outcome unknown."""
         self._answers.clear()
 
     def flow(self) -> None:
@@ -49,7 +49,7 @@ class Proxy:
         self.delay_s = 0
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on both ways until one of the two goes."""
+        """Forward both ways until one side closes."""
         far_writer: asyncio.StreamWriter | None = None
         self._lines.add(writer)
         try:

@@ -1,4 +1,4 @@
-"""The table of a run: the calm round beside the wild one, and what was breached."""
+"""Table of a run: the calm round beside the wild one, and the breached invariants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 6
 
 
 def report(calm: Round, wild: Round, title: str) -> tuple[str, bool]:
-    """Give the text, and whether all invariants hold."""
+    """Return the text, and whether all invariants hold."""
     found = breaches(calm, wild)
     rows = _rows(calm, wild)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

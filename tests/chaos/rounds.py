@@ -1,4 +1,4 @@
-"""What came of a round: its conversations, what the tools counted, and what was done meanwhile."""
+"""Results of a round: its conversations, the counts of the tools, and the harm done meanwhile."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tests.chaos.ledger import Line
 
 UNKNOWN = "unknown"
-THAWED_S = 1.0  # how late what was done to a process that stood still may show
+THAWED_S = 1.0  # time after a freeze in which a call that was permitted before may still begin
 Told = dict[tuple[Any, ...], Any]
 
 
 @dataclass
 class Round:
-    """A round that is over."""
+    """A finished round."""
 
     name: str
     talks: list[Talk]
@@ -37,23 +37,23 @@ class Round:
             yield from talk.said
 
     def lines_of(self) -> dict[str, list[Line]]:
-        """Give the lines of each turn."""
+        """Return the ledger lines of each turn."""
         found: dict[str, list[Line]] = defaultdict(list)
         for line in self.lines:
             found[line.turn].append(line)
         return found
 
     def thawed_before(self, line: Line) -> bool:
-        """Tell whether its process had just stood still: no fence stops what asked for leave before."""
+        """Return whether the line's process had just resumed. No fence stops a call permitted before the freeze."""
         on = [harm.until for harm in self.harms if harm.kind == "stop" and harm.pid == line.pid]
         return any(0 < line.at - at < THAWED_S for at in on)
 
     def runs(self) -> dict[str, list[Line]]:
-        """Give the runs of each call, by its key."""
+        """Return the runs of each call by its key."""
         return {key: lines for calls in self.runs_of().values() for key, lines in calls.items()}
 
     def runs_of(self) -> dict[str, dict[str, list[Line]]]:
-        """Give the runs of each turn's calls."""
+        """Return the runs of each turn's calls."""
         found: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
         for line in self.lines:
             if line.phase == "begun":
@@ -66,13 +66,13 @@ def attempts(said: Said) -> int:
 
 
 def code_of(said: Said) -> str:
-    """Give how a turn ended: its status, or the code of its error."""
+    """Return the status of a turn, or the code of its error."""
     error = said.turn.get("error")
     return str(error["code"] if error else said.turn.get("status"))
 
 
 def call_records(said: Said) -> dict[str, list[Event]]:
-    """Give a turn's records of tool calls by the keys that the calls were given."""
+    """Return a turn's records of tool calls by the keys in the calls' arguments."""
     found: dict[str, list[Event]] = defaultdict(list)
     for call in said.turn.get("tool_calls", ()):
         if isinstance(call["arguments"], dict) and "key" in call["arguments"]:
@@ -81,13 +81,13 @@ def call_records(said: Said) -> dict[str, list[Event]]:
 
 
 def outcome_unknown(said: Said) -> bool:
-    """Tell whether the model was told that nobody knows what became of a call."""
+    """Return whether the model received a tool result of unknown outcome."""
     results = [event for event in said.log if event["type"] == "tool.result"]
     return any(not event["ok"] and UNKNOWN in str(event["error"]).lower() for event in results)
 
 
 def steps_of(talk: Talk, number: int) -> list[Event]:
-    """Give a turn's steps without what differs from run to run: places, times, and call ids, which count messages."""
+    """Return a turn's steps without places, times and call ids. These differ between runs, as ids count messages."""
     return [
         {
             name: [call | {"id": ""} for call in value] if name == "tool_calls" else value
@@ -100,7 +100,7 @@ def steps_of(talk: Talk, number: int) -> list[Event]:
 
 
 def told(events: Iterable[Event]) -> Told:
-    """Give what a turn's events tell in the end: texts that were taken back are gone, times are left out."""
+    """Return the final content of a turn's events, without withdrawn texts and times."""
     found: Told = {}
     for event in events:
         match event["type"]:
@@ -124,7 +124,7 @@ def told(events: Iterable[Event]) -> Told:
 
 
 def _untokened(value: Any) -> Any:
-    """Leave out what code drew at random: the same within a turn, another in every round."""
+    """Leave out values that code drew at random. They are constant within a turn and differ between rounds."""
     if isinstance(value, dict):
         return {name: member for name, member in value.items() if name not in {"token", "text", "key"}}
     return None
@@ -135,7 +135,7 @@ def takeovers(said: Said) -> list[Event]:
 
 
 def takeover_latencies_s(round_: Round, kind: str) -> list[float]:
-    """Give how long after the harm to its process each turn was seen to go on in another one."""
+    """Return the time from the harm to each turn's process until the turn was seen to continue in another one."""
     harmed = {harm.pid: harm for harm in round_.harms if harm.kind == kind}
     lines = round_.lines_of()
     found = []

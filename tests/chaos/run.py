@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from tests.chaos.client import Clients
     from tests.chaos.plans import Plan
 
-CALM_PACE = 0.1  # models and tools of the calm round take this part of their time
+CALM_PACE = 0.1  # factor of the latencies of models and tools in the calm round
 SURVEYED_AT_ONCE = 8
 SHARES_OF: dict[str, dict[str, float]] = {"lone": SHARES, "cluster": SHARES_OF_CLUSTER}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done; the same seed draws the same conversations, and harm of the same kinds."""
+    """Size of a run. The same seed draws the same conversations, and harm of the same kinds."""
 
     turns: int
     seed: int
@@ -41,7 +41,7 @@ class Scale:
     at_once: int = 24
     agents: tuple[str, ...] = tuple(plans.SHARES)
     harm: tuple[str, ...] | None = None
-    """All kinds that the store has; where it is none of them, what the invariants say is about the harness."""
+    """Default: all kinds of the store. Without any harm, a breach is a defect of the harness."""
     store: Literal["lone", "cluster"] = "lone"
 
     @property
@@ -50,7 +50,7 @@ class Scale:
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
-    """Play both rounds in a folder that is not there yet."""
+    """Play both rounds in a new folder."""
     drawn = plans.draw_plans(scale.turns, scale.seed, scale.agents)
     ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
     async with AsyncExitStack() as stack:
@@ -64,7 +64,7 @@ async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
 
 
 async def _lone(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, LoneHarm]:
-    """Start one server; half of the processes reach it over a line that can be spoilt."""
+    """Start one server. Half of the processes reach it over a line that can be disturbed."""
     store = await stack.enter_async_context(running_store(folder / "store"))
     proxy = await stack.enter_async_context(proxy_to(store.socket_path))
     ways = [proxy.url, f"unix://{store.socket_path}"]
@@ -74,7 +74,7 @@ async def _lone(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Flee
 
 
 async def _cluster(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, ClusterHarm]:
-    """Start six nodes; what they acknowledge a replica has."""
+    """Start six nodes. A replica has every write that they acknowledge."""
     store = await stack.enter_async_context(running_cluster(folder / "store"))
     stores = [store.cluster.url()] * scale.processes
     replicated = {"DURABILITY": "replicated"}

@@ -1,4 +1,4 @@
-"""The store of a run: a Valkey of its own that is ended and frozen, and a look into it that no proxy disturbs."""
+"""Store of a run: a Valkey server that can be ended and frozen, and an inspection that bypasses the proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 P = "{p000}"
 AWAY = (RedisError, OSError, TimeoutError)
 START_S = 20
-# Conversations with work that nobody would ever find, or that two could find; leases that nobody holds.
+# Conversations with work that no worker would find or that two could find, and leases without a holder.
 ASTRAY = f"""
 local astray, queues = {{}}, '{P}:queue:'
 for _, name in ipairs(redis.call('KEYS', queues .. '*')) do
@@ -45,7 +45,7 @@ WORKING = ("ready", "share", "owners", "leases", "run", "journal", "queue", "fre
 
 @dataclass
 class Store:
-    """A Valkey server on disk; its folder and its socket outlive its processes."""
+    """A Valkey server on disk. Its folder and its socket outlive its processes."""
 
     folder: Path
     key: str = field(default_factory=new_key)
@@ -57,7 +57,7 @@ class Store:
         return self.folder / "store.sock"
 
     async def start(self) -> None:
-        """Start it and wait until it has loaded its data."""
+        """Start the server and wait until it has loaded its data."""
         self.process = await asyncio.to_thread(self._spawn)
         async with asyncio.timeout(START_S):
             while not await self._answers():
@@ -65,7 +65,7 @@ class Store:
                 await asyncio.sleep(0.01)
 
     async def end(self, number: signal.Signals) -> None:
-        """End it by a signal, also while it is frozen."""
+        """End the server by a signal, even while it is frozen."""
         self.process.send_signal(number)
         self.thaw()
         await asyncio.to_thread(self.process.wait, START_S)
@@ -80,7 +80,7 @@ class Store:
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[Redis]:
-        """Give a connection that is not waited for long."""
+        """Yield a connection with short timeouts."""
         path = str(self.socket_path)
         client = Redis(unix_socket_path=path, socket_timeout=1, socket_connect_timeout=1, decode_responses=True)
         try:
@@ -89,7 +89,7 @@ class Store:
             await client.aclose()
 
     async def astray(self) -> list[str]:
-        """Look once for conversations that were lost; nothing where the store is away."""
+        """Look once for lost conversations. Find none while the store is away."""
         with suppress(*AWAY):
             async with self.looking() as client:
                 found: list[str] = await client.eval(ASTRAY, 0)
@@ -97,14 +97,14 @@ class Store:
         return []
 
     async def left_over(self) -> list[str]:
-        """Give the names of keys that only turns in progress have."""
+        """Return the names of keys that only turns in progress have."""
         async with self.looking() as client:
             names = [str(name) for name in await client.keys(f"{P}:*")]
         return sorted(name for name in names if name.split(":")[1] in WORKING)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
-        # Synced each time: else a server that is killed may lose up to two seconds of what it had answered.
+        # Sync each write. Otherwise a killed server may lose up to two seconds of acknowledged writes.
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         options = ["--port", "0", "--daemonize", "no", "--loglevel", "warning", *durable]
         place = ["--unixsocket", str(self.socket_path), "--dir", str(self.folder)]

@@ -1,14 +1,15 @@
-"""Agents for the tests: a model that does what the message says, and tools that return all kinds of things.
+"""Agents for the tests: a model that plays the script in the message, and tools that return values of all kinds.
 
 A message is a script: a JSON list with one entry for each model call of the turn. The model finds its place by counting
-what came after the task, so it needs no state and plays the same in any process:
+the messages after the task. It needs no state and plays the same in any process:
     {"call": [["tool", {"argument": 1}], …]}   tool calls        {"say": "text"}    final_answer
     {"text": "…"}   plain output (a parse error)                  {"code": "…"}      a code block
     {"raise": "text"}   the model fails                           {"prompt": true}   answers with a digest of its prompt
     {"notes": true}   answers with the notes that it is shown
-    {"shown": true}     answers with its prompt but for the system's: [role, text] of each message, as JSON
-What is forced when the steps are used up is "forced answer", or what `forced` in the last entry says: a text, the parts
-of a message, {"raise": "text"}, or {"gate": "path"}: it says `started` beside that file and waits for it there.
+    {"shown": true}     answers with its prompt except the system message: [role, text] of each message, as JSON
+
+The answer forced after the last step is "forced answer", or `forced` of the last entry. It may be a text, the parts of
+a message, {"raise": "text"} or {"gate": "path"}. A gate writes `started` beside that file and waits for the file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TASK = "New task:\n"
 
 
 class ScriptedModel(Model):
-    """Plays the script in the task that it is shown last."""
+    """Plays the script of the newest task in its prompt."""
 
     def generate(
         self,
@@ -110,7 +111,7 @@ def _message(text: Any, calls: list[ChatMessageToolCall] | None = None) -> ChatM
 
 
 def digest(messages: list[ChatMessage]) -> str:
-    """Give a fingerprint of a prompt: every role and every text, images by their pixels."""
+    """Return a fingerprint of a prompt: every role and text, and the pixels of images."""
     seen = [[str(message.role), [_part(part) for part in _parts(message)]] for message in messages]
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
@@ -130,7 +131,7 @@ def _text(message: ChatMessage) -> str:
 
 
 def show_forced(agent: MultiStepAgent) -> None:
-    """Let a bare agent's model be shown the answers that were forced, as the service does, and no demand to retry."""
+    """Show a bare agent's model the forced answers, as the service does, and no demand to retry."""
     for step in agent.memory.steps:
         if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
             vars(step)["to_messages"] = partial(_answered, step.action_output)
@@ -330,7 +331,7 @@ CHECKED_AT_START = 2
 
 
 class Broken(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
-    """Fails where messages are asked for in summary mode."""
+    """Fails if messages are requested in summary mode."""
 
     def write_memory_to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:
         if summary_mode:

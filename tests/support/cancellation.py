@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tests.support.streaming import Event, Stream
 
 
-CANCEL_S = 2  # how long a stop may take where something asks for it
-ABANDON_S = 4  # and where nothing does
+CANCEL_S = 2  # how long a stop may take if the code checks for it
+ABANDON_S = 4  # how long a stop may take otherwise
 
 
 def cancel_and_check(
     service: Service, stream: Stream, answer: httpx2.Response | None = None, within_s: float = CANCEL_S
 ) -> Event:
-    """Stop the turn of a stream, read to its end, check what must be so of every turn that was stopped, and give it."""
+    """Stop the turn of a stream, read to its end, check the conditions of every stopped turn, and return the turn."""
     start = time.monotonic()
     answer = answer or cancel(service, stream.seen[0].data)
     assert answer.status_code in {200, 202}, answer.text
@@ -38,7 +38,7 @@ def cancel_and_check(
 
 
 def assert_steps_stored(service: Service, turn: Event, stream: Stream) -> None:
-    """Check that the steps in the store are just those that were shown as finished."""
+    """Check that the stored steps are exactly those that were shown as finished."""
     shown = [f.data for f in stream.seen if f.event == "step.finished" and f.data["parent_call_id"] is None]
     kept = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] != "task"]
     assert len(kept) == len(shown) == turn["steps"]
@@ -48,7 +48,7 @@ def assert_steps_stored(service: Service, turn: Event, stream: Stream) -> None:
 
 
 def assert_goes_on(service: Service, turn: Event) -> None:
-    """Play the next turn, which leaves the steps of this one as they are."""
+    """Play the next turn, and check that it leaves the steps of this one unchanged."""
     before = service.steps(turn)
     following = service.follow_up(turn, DONE)
     assert (following["status"], following["reply"], following["turn"]) == ("finished", "done", turn["turn"] + 1)

@@ -1,4 +1,4 @@
-"""Turns of code agents, and the processes in which their code runs."""
+"""Turns of code agents, and the processes that run their code."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def code_script(*blocks: str) -> list[Event]:
 
 
 def play_code(service: Service, *blocks: str, agent: str = "coder", **body: Any) -> tuple[Event, list[str]]:
-    """Play blocks as one turn; give it with what the model was shown of each."""
+    """Play blocks as one turn. Return it with the output that the model was shown for each block."""
     turn = service.play(*code_script(*blocks), DONE, agent=agent, **body)
     return turn, shown_outputs(service, turn)
 
 
 def shown_outputs(service: Service, turn: Event) -> list[str]:
-    """Give what the model was shown of each block of a turn but the last, which answers."""
+    """Return the output that the model was shown for each block of a turn except the last one, which answers."""
     steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
     texts = [step["error"]["message"] if step["error"] else step["observations"] for step in steps]
     return texts[:-1] if turn["status"] == "finished" else texts
 
 
 def printed(text: str) -> str:
-    """Give what a block printed."""
+    """Return the printed output of a block."""
     return text.removeprefix("Execution logs:\n").rpartition("\nLast output")[0]
 
 
@@ -52,7 +52,7 @@ def fork_servers(service: Service) -> list[psutil.Process]:
 
 
 def code_processes(service: Service) -> list[psutil.Process]:
-    """Give the processes in which code runs now."""
+    """Return the processes that run code now."""
     found = []
     for fork_server in fork_servers(service):
         with suppress(psutil.NoSuchProcess):
@@ -73,7 +73,7 @@ def is_fork_server(process: psutil.Process) -> bool:
 
 
 def variable_chunks(raw: Raw, turn: Event) -> dict[bytes, bytes]:
-    """Give the sealed pieces of a conversation; the one without a name is the list of all."""
+    """Return the sealed chunks of a conversation. The chunk without a name lists all of them."""
     found: dict[bytes, bytes] = raw.hgetall(f"{PARTITION}:variables:local/{turn['conversation_id']}:0")
     return found
 

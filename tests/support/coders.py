@@ -44,7 +44,7 @@ def lose(name: str) -> str:
     """Fail in a way of its own.
 
     Args:
-        name: of what was lost.
+        name: of the lost thing.
     """
     raise LostError(name)
 
@@ -123,7 +123,7 @@ def make_lead() -> ToolCallingAgent:
 
 
 def make_threaded() -> CodeAgent:
-    """Make a coder whose code runs as smolagents has it."""
+    """Make a coder whose code runs in a thread, as smolagents runs it."""
     agent = make_coder()
     vars(agent)["executor"] = "thread"
     return agent
@@ -154,7 +154,7 @@ def make_small() -> CodeAgent:
 
 
 def make_walled() -> CodeAgent:
-    """Make a coder whose code may use what smolagents warns of."""
+    """Make a coder whose code may import everything, even modules that smolagents warns about."""
     return make_coder(("*",), {"open_files": 20, "cpu_s": 60})
 
 

@@ -1,7 +1,6 @@
 """Agents with and without each argument of smolagents' constructors, for `tests.agents.test_constructors`.
 
-All that happens to them is noted in a file, one for each case: every prompt, and all that tools and the like of their
-own do.
+Each case notes its events in a file of its own: every prompt, and every run of a tool or callback that the case adds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def note(case: str, *what: object) -> None:
 
 
 class Noting(ScriptedModel):
-    """Notes what it is asked."""
+    """Notes its prompts."""
 
     def __init__(self, case: str, name: str = "model") -> None:
         super().__init__()
@@ -113,14 +112,14 @@ def templates(file: str, system_prompt: str) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """`options` are those that make the difference; `others` both agents have."""
+    """One argument. `options` make the difference, and `others` are common to both agents."""
 
     kind: str
     options: Callable[[str], Options]
     script: list[dict[str, Any]]
     others: Callable[[str], Options] = field(default=lambda _: {})
     is_seen: bool = True
-    """The prompts, or what is noted beside them, differ from those of an agent without it."""
+    """Whether the prompts, or the notes beside them, differ from those of an agent without it."""
 
 
 ECHO: dict[str, Any] = {"call": [["echo", {"text": "a"}]]}
@@ -245,7 +244,7 @@ CASES: dict[str, Case] = {
 
 
 def make(case: str, *, with_it: bool = True) -> MultiStepAgent:
-    """Make the agent that has the argument of this case, or the one that has it not."""
+    """Make the agent with the argument of this case, or the agent without it."""
     it = CASES[case]
     options = {
         "tools": [echo],

@@ -32,7 +32,7 @@ FEW_WORDS = 3
 
 
 class PromptModel(Model):  # type: ignore[misc, unused-ignore]
-    """Does at each call what follows from every word of its prompt, so that two that differ once never meet again."""
+    """Derives each call from every word of its prompt, so that two runs whose prompts differ once never converge."""
 
     def generate(
         self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, *_args: Any, **_options: Any
@@ -46,7 +46,7 @@ class PromptModel(Model):  # type: ignore[misc, unused-ignore]
 
 
 class Look(Tool):  # type: ignore[misc, unused-ignore]
-    """Gives a text back; stands still at the call that a file names."""
+    """Returns a text. It blocks at the call whose number is in a file's name."""
 
     name = "look"
     description = "Gives a text back."
@@ -88,7 +88,7 @@ def clear(step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def drop_images(step: ActionStep, agent: MultiStepAgent) -> None:
-    """Do as smolagents' own example of a browser agent: only the newest step shows its picture."""
+    """Show only the newest step's picture, as smolagents' own example of a browser agent does."""
     for previous in agent.memory.steps:
         if isinstance(previous, ActionStep) and previous.step_number <= step.step_number - 1:
             previous.observations_images = None
@@ -102,7 +102,7 @@ def shorten(_step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def put_in_place(step: ActionStep, agent: MultiStepAgent) -> None:
-    """Put others in the place of older steps."""
+    """Replace older steps by new ones."""
     for at, previous in enumerate(agent.memory.steps):
         if isinstance(previous, ActionStep) and previous.observations and "~" not in previous.observations:
             agent.memory.steps[at] = replace(previous, observations=f"~{previous.observations}{step.step_number}")
@@ -113,7 +113,7 @@ def append_task(step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def insert_first(step: ActionStep, agent: MultiStepAgent) -> None:
-    """Keep one line about the state of things at the beginning, always a new one."""
+    """Keep one line about the current state at the beginning, replaced at each step."""
     steps = agent.memory.steps
     if isinstance(steps[0], TaskStep) and steps[0].task.startswith("State"):
         steps.pop(0)
@@ -174,7 +174,7 @@ CALLBACKS: dict[str, Callback] = {
 def make(name: str, factory: Callable[..., MultiStepAgent]) -> MultiStepAgent:
     callbacks: Any = {FinalAnswerStep: at_the_end} if name == "at_the_end" else [CALLBACKS[name]]
     agent = factory(step_callbacks=callbacks)
-    agent.max_steps = 99  # what is shown of an answer that is forced differs from smolagents
+    agent.max_steps = 99  # the service shows a forced answer differently from smolagents
     agent.model, agent.tools["look"] = PromptModel(), Look(name)
     return agent
 

@@ -1,9 +1,9 @@
-"""A model provider on raw sockets, which reports when connections begin and end; and agents that use it.
+"""Model provider on raw sockets, which reports the begin and end of connections, and agents that use it.
 
-The conversation's message says how the provider answers: `prefill` sends nothing, `headers` sends headers alone,
-`silent` a first piece and nothing more, `endless` a piece every 10 ms for ever, `slow` a whole answer after a second,
-`counted` a piece with its usage and then a broken connection, `overflow` a piece and llama.cpp's error, `null` and
-`empty` a tool call beside that content. Anything else is answered whole.
+The conversation's message selects the answer. `prefill` sends nothing, and `headers` sends headers alone. `silent`
+sends a first piece and nothing more. `endless` sends a piece every 10 ms for ever. `slow` sends a whole answer after a
+second. `counted` sends a piece with its usage and then breaks the connection. `overflow` sends a piece and llama.cpp's
+error. `null` and `empty` send a tool call beside that content. Any other message is answered whole.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def make_twice() -> ToolCallingAgent:
 
 
 def make_openai_whole() -> ToolCallingAgent:
-    """Make an agent whose model has no stream to ask for."""
+    """Make an agent whose model has no stream method."""
 
     class Whole(OpenAIModel):
         generate_stream = property()  # `hasattr` is false
@@ -238,7 +238,7 @@ def _request(reader: Any) -> dict[str, Any] | None:
 
 
 def _mode(messages: list[dict[str, Any]]) -> str:
-    """Return the last word of the newest task; the results of tools come from the user, too."""
+    """Return the last word of the newest task. Tool results have the user's role, too."""
     texts = [_text(message["content"]) for message in messages if message["role"] == "user"]
     newest = texts[-1]
     return "answer" if "Observation" in newest else newest.split()[-1]

@@ -33,18 +33,18 @@ def play_some(service: Service, number: int = LOAD, agent: str = "scripted") -> 
 
 
 def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
-    """Give turns that take two seconds, half of them handed in at each service."""
+    """Return turns that take two seconds, half of them submitted to each service."""
     script = [ECHO, SLOW_STEP, ECHO, SLOW_STEP, ECHO, DONE]
     return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
 
 
 def all_have_begun(patients: list[Patient]) -> bool:
-    """Tell whether all of them have shown a step."""
+    """Return whether every client has seen a finished step."""
     return all(any(frame.event == "step.finished" for frame in patient.frames) for patient in patients)
 
 
 def assert_all_go_on(pair: Pair, turns: list[Event]) -> None:
-    """See that conversations take turns again, at either service, and that no service was started anew."""
+    """Check that conversations take turns again, at either service, and that no service was restarted."""
     assert all(service.process.poll() is None for service in pair)
     with ThreadPoolExecutor(8) as pool:
         patients = [
@@ -55,8 +55,8 @@ def assert_all_go_on(pair: Pair, turns: list[Event]) -> None:
 
 
 def check_all(pair: Pair, patients: list[Patient]) -> None:
-    """See that turns of `load` lost nothing, and that no reader of them had to come back."""
-    for service in pair:  # turns are over once one of the two has found its way
+    """Check that turns of `load` lost nothing, and that none of their readers had to reconnect."""
+    for service in pair:  # turns end once one of the two services has recovered
         wait_until_back(service, 15)
     for number, patient in enumerate(patients):
         patient.check(pair[number % 2])

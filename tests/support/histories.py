@@ -27,7 +27,7 @@ FAILED, STOPPED, UNBEGUN, REPLACED = "failed", "stopped", "unbegun", "replaced"
 
 @dataclass
 class History:
-    """The turns of a conversation: each a script, a body and how it comes to its end."""
+    """The turns of a conversation: each has a script, a body and a way to end."""
 
     agent: str
     folder: Path
@@ -38,7 +38,7 @@ class History:
         return self.folder / "gate"
 
     def play(self, service: Service, conversation: str, first: int, last: int) -> None:
-        """Play some of them, counted from 1; where a turn takes two numbers so does this."""
+        """Play some of the turns, counted from 1. An entry that plays two turns takes two turn numbers."""
         for script, body, how in self.turns[first - 1 : last]:
             self._play(service, script, how, agent=self.agent, conversation_id=conversation, **body)
 
@@ -52,7 +52,7 @@ class History:
         for left in (self.gate, self.gate.with_name("gate.started")):
             left.unlink(missing_ok=True)
         with self._held(service, **body) as turn:
-            if how == STOPPED:  # its gate opens when it is over: else its step might be finished before the stop lands
+            if how == STOPPED:  # the gate opens after the end: otherwise the step might finish before the stop arrives
                 cancel(service, turn)
                 wait_for_end(service, turn)
             elif how == UNBEGUN:
@@ -75,7 +75,7 @@ class History:
 
 
 def history_of(kind: str, folder: Path) -> History:
-    """Give a past with all that can be in one."""
+    """Return a history that has turns of all kinds."""
 
     def words(word: str) -> list[Event]:
         return [{"call": [["shelf", {"word": word}]]}, {"call": [["note_write", {"text": f"noted {word}"}]]}, DONE]
@@ -98,7 +98,7 @@ def history_of(kind: str, folder: Path) -> History:
 
 
 def probe(service: Service, conversation: str, kind: str) -> Any:
-    """Tell all that a conversation's next turn sees: its prompt, its variables, its tools' state."""
+    """Return everything that a conversation's next turn sees: its prompt, its variables, its tools' state."""
     shelf: Event = {"call": [["shelf", {"word": "probe"}]]}
     names = ("words", "one_x", "two_x", "three_x", "four_x", "who", "age")
     look = [{"code": f"print({name})"} for name in names] + [{"code": "print(shelf('probe'), note_read())"}]
@@ -136,7 +136,7 @@ def step_counts(conversation: dict[str, Any]) -> dict[str, int]:
 
 
 def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
-    """Give all that is on record of a conversation, but for its name."""
+    """Return the whole record of a conversation, except its name."""
     where = f"/conversations/{conversation}"
     found = service.get(where)
     steps = service.get(f"{where}/steps", limit=100, archived="true")["items"]
@@ -146,7 +146,7 @@ def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
 
 
 def assert_consistent(service: Service, name: str, agent: str = "scripted") -> None:
-    """Check that steps and turns tell the same of a conversation, and that it goes on."""
+    """Check that a conversation's steps and turns agree, and that it accepts a next turn."""
     turns = {
         each["turn"]: each["rolled_back"] for each in service.get(f"/conversations/{name}/turns", limit=100)["items"]
     }

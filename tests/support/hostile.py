@@ -1,4 +1,4 @@
-"""Values that try to run code where they are read, to lie about what they are, or to fill the memory."""
+"""Values that try to run code when they are read, to lie about their type, or to fill the memory."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MARKS: list[str] = []
-"""What code did that should have been left alone."""
+"""Traces of hostile code that ran."""
 
 REFUSED = object()
-"""What the other side gets of a value that cannot cross."""
+"""Stands for a value that does not cross to the other side."""
 
 _METHODS = """
     abs add aenter aiter and await bool buffer bytes call ceil complex contains copy deepcopy del delattr delitem dir
@@ -58,7 +58,7 @@ def body(*names: str) -> dict[str, Any]:
     return {f"__{name}__": marking(name) for name in names}
 
 
-# What a subclass needs to be made at all, and dropped in peace, is left to it.
+# A subclass keeps the methods that it needs to be created, and to be deleted without an error.
 _ALL = body(*(name for name in _METHODS if name not in {"del", "getattribute", "setattr", "get", "set"}))
 _PUBLIC = """
     __class__ items keys values get copy append pop encode decode to_bytes bit_length isoformat utcoffset tzinfo
@@ -67,13 +67,13 @@ _PUBLIC = """
 
 
 def subclass(base: type, **more: Any) -> Any:
-    """Give a subclass all whose methods leave a mark."""
+    """Return a subclass whose methods all leave a mark."""
     own = {name: property(marking(name)) for name in _PUBLIC if name != "load"}
     return type(f"Bad{base.__name__}", (base,), {**_ALL, **own, "__getattribute__": marking("getattribute"), **more})
 
 
 class LyingMeta(type):
-    """A class of classes that answers for its classes, with code of its own."""
+    """A metaclass that answers for its classes, with code of its own."""
 
     __instancecheck__ = __subclasscheck__ = __getattribute__ = __getattr__ = __call__ = marking("meta")
     __hash__ = __eq__ = __repr__ = __str__ = __len__ = __iter__ = __bool__ = __or__ = marking("meta")
@@ -81,13 +81,13 @@ class LyingMeta(type):
 
 
 class OddName:
-    """What a class may have for its module; it cannot be shown."""
+    """Value of a class's `__module__` that cannot be shown."""
 
     __str__ = __repr__ = __format__ = __len__ = __eq__ = __hash__ = marking("name")
 
 
 class ArmedKey(str):
-    """Answers as a str until it is armed."""
+    """Behaves as a str until it is armed."""
 
     __slots__ = ()
     armed = False
@@ -293,7 +293,7 @@ def _refused() -> dict[str, Any]:
 
 
 def _accepted() -> dict[str, tuple[Any, Any]]:
-    """Give values that cross as what they are a kind of, whatever their classes say."""
+    """Return values that cross as the type from which they derive, whatever their classes claim."""
     moment = dt.datetime(2020, 1, 2, 3, 4, 5, 6, dt.UTC)
     values = ["text", 17, 1.5, 2j, b"bytes", bytearray(b"array"), [1, [2]], (1, "x"), {"a": 1}, {1, 2}, frozenset({3})]
     values += [

@@ -1,8 +1,8 @@
-"""Runs a Dockerfile's own instructions without an engine, and starts what they make as an engine would.
+"""Runs a Dockerfile's own instructions without an engine, and starts the result as an engine would.
 
-Not an image: the base is this machine's system with this test's Python at `/usr/local`, not what `FROM` names. All else
-is as the Dockerfile has it, at the same paths: what `COPY` and `RUN` leave, environment, user, command. It runs in a
-root of its own, which is read-only, with the volumes that are named and nothing else that could be written to.
+The result is not an image. Its base is this machine's system with this test's Python at `/usr/local`, not the base
+that `FROM` names. All else is as the Dockerfile has it, at the same paths: the files of `COPY` and `RUN`, environment,
+user, command. It runs in a root of its own, in which only the named volumes can be written to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 @dataclass(frozen=True)
 class Image:
-    """A root folder and what the Dockerfile says of starting it."""
+    """A root folder, and the Dockerfile's settings to start it."""
 
     root: Path
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": PATH})
@@ -58,16 +58,16 @@ class Image:
         entrypoint: Sequence[str] | None = None,
         group: int | None = None,
     ) -> list[str]:
-        """Give the command that becomes this image's process: same process id, same signals.
+        """Return the command that becomes this image's process, with the same process id and signals.
 
         Args:
             arguments: in place of CMD.
             user: `uid:gid`, in place of USER.
-            environment: on top of ENV; nothing of this process's own is handed on.
-            mounts: what of this machine appears at which path; read-only but for `writable`.
+            environment: on top of ENV. This process's own environment is not inherited.
+            mounts: paths of this machine, by path of the image. They are read-only except those in `writable`.
             writable: paths of mounts.
-            entrypoint: in place of ENTRYPOINT; CMD does not apply then.
-            group: one beside the user's own, as with `--group-add`.
+            entrypoint: in place of ENTRYPOINT. CMD does not apply then.
+            group: a group in addition to the user's own, as with `--group-add`.
         """
         uid, _, gid = (user or self.user).partition(":")
         variables = [f"{name}={value}" for name, value in {**self.environment, **(environment or {})}.items()]
@@ -79,7 +79,7 @@ class Image:
 
 
 def build(dockerfile: Path, context: Path, stages: Path, bases: Mapping[str, Image] | None = None) -> Image:
-    """Run a Dockerfile's instructions, stage after stage, below `stages`; give the last one."""
+    """Run a Dockerfile's instructions, stage after stage, below `stages`. Return the last stage."""
     built = dict(bases or {})
     image = None
     for number, (instruction, text) in enumerate(_instructions(dockerfile)):
@@ -97,7 +97,7 @@ def build(dockerfile: Path, context: Path, stages: Path, bases: Mapping[str, Ima
 
 @contextmanager
 def built_once(folder: Path) -> Iterator[Image]:
-    """Build the Dockerfile into `folder`, or take what another process built there; the last one clears it away."""
+    """Build the Dockerfile into `folder`, or reuse the build of another process. The last process deletes it."""
     folder.mkdir(exist_ok=True)
     built = folder / "image.pickle"
     with (folder / "users").open("w") as users:
@@ -130,7 +130,7 @@ def _last_stage(stages: Path) -> Image:
 
 @cache
 def refusal() -> str:
-    """Say why this machine can start nothing in a root of its own, as another user; empty if it can."""
+    """Return why this machine can start nothing in a root of its own, as another user. The text is empty if it can."""
     if sys.platform != "linux" or os.getuid():
         return "a root of its own and another user take Linux, and root's rights"
     missing = [tool for tool in ("unshare", "mount", "chroot", "setpriv", "env") if not shutil.which(tool)]
@@ -150,7 +150,7 @@ class Container:
     log: Path
 
     def is_healthy(self, image: Image, user: str) -> bool:
-        """Run the image's own check as an engine does: inside, with the service's environment."""
+        """Run the image's health check as an engine does: inside, with the service's environment."""
         environment = {"SMOLSESSIONS_PORT": str(self.client.base_url.port), "http_proxy": "http://127.0.0.1:1"}
         command = image.command(entrypoint=image.healthcheck, user=user, environment=environment)
         return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
@@ -187,7 +187,7 @@ def _from(base: Image | None, root: Path) -> Image:
 
 
 def bare(root: Path) -> Image:
-    """Give an image of this machine's system alone."""
+    """Return an image of this machine's system alone."""
     for folder in ("usr", "etc", "proc", "dev", "tmp", "run", "opt"):
         (root / folder).mkdir(parents=True)
     for name in _SYSTEM:
@@ -239,11 +239,11 @@ _SAID: Mapping[str, Callable[[Image, str], dict[str, Any]]] = {
     "CMD": lambda _image, text: {"cmd": tuple(json.loads(text))},
     "HEALTHCHECK": lambda _image, text: {"healthcheck": tuple(json.loads(text.partition("CMD ")[2]))},
 }
-"""What an instruction changes of an image's facts; one that is not here is not known, and stops the test."""
+"""Effect of each instruction on an image's settings. An unknown instruction stops the test."""
 
 
 def _run(image: Image, text: str) -> None:
-    """Run a shell's line as root, where all can be written to; pip finds what it finds outside."""
+    """Run a shell line as root in a writable root. pip uses the settings and the cache of this machine."""
     cache_folder = Path(_pip("cache", "dir"))
     cache_folder.mkdir(parents=True, exist_ok=True)
     inside = f"/tmp/{cache_folder.name}"
@@ -256,7 +256,7 @@ def _run(image: Image, text: str) -> None:
 
 
 def _pip_settings() -> dict[str, str]:
-    """Where this machine's pip is told to look, as variables."""
+    """Return the pip settings of this machine as variables."""
     pairs = (line.partition("=") for line in _pip("config", "list").splitlines())
     named = ((key.rpartition(".")[2], value.strip("'")) for key, _, value in pairs)
     return {f"PIP_{key.upper().replace('-', '_')}": value for key, value in named if key != "no-cache-dir"}
@@ -287,7 +287,7 @@ def _copy(image: Image, words: Sequence[str], context: Path, built: Mapping[str,
 
 
 def _inside(image: Image, path: str) -> Path:
-    """Where a path of the image is on this machine."""
+    """Return the path on this machine of a path of the image."""
     return image.root / os.path.normpath(Path(image.workdir, path)).lstrip("/")
 
 

@@ -24,7 +24,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def pointer_of(call: Callable[[], object]) -> str:
-    """Give where the call says that something is wrong; what it says can be sent to anybody."""
+    """Return the pointer of the call's error. The error's message can be sent to any client."""
     with pytest.raises(InvalidRequestError) as raised:
         call()
     error = raised.value

@@ -1,4 +1,4 @@
-"""Turns whose process is killed while they stand still at one of their calls, and what must be so afterwards."""
+"""Turns whose process is killed while they are blocked at one of their calls, and the checks afterwards."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class KilledTurn:
     turn: Event = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    """What was called when the process was killed."""
+    """Calls that had begun when the process was killed."""
     ends: list[str] = field(default_factory=list)
 
     @property
     def in_flight(self) -> list[str]:
-        """What was called and had not ended."""
+        """Calls that had begun and not ended."""
         return list((Counter(self.calls) - Counter(self.ends)).elements())
 
     def watch(self, service: Service) -> None:
-        """Play it and read its events, until they end."""
+        """Play the turn and read its events until the stream ends."""
         with (
             suppress(httpx2.TransportError),
             posting(service, *self.script, agent=self.agent, **self.body) as stream,
@@ -75,7 +75,7 @@ class KilledTurn:
             self.frames += stream.rest()
 
     def stands(self, service: Service) -> bool:
-        """Tell whether it stands still at its call, and what had ended before is in the journal."""
+        """Return whether the turn is blocked at its call, and the journal holds every call that ended before."""
         address = service.settings.get("REDIS_URL", f"unix://{service.folder / 'data' / 'store.sock'}")
         with Redis.from_url(address) as raw:
             return self.stands_in(raw)
@@ -86,11 +86,11 @@ class KilledTurn:
         journal = raw.hgetall(f"{PARTITION}:journal:local/{self.turn['conversation_id']}:{self.turn['turn']}")
         kinds = (b"tool:", b"model:", b"check:")
         kept = [name for name, effect in journal.items() if effect and name.startswith(kinds)]
-        return len(kept) >= len(self.ledger.ends)  # more where a call was refused: it is not in the ledger
+        return len(kept) >= len(self.ledger.ends)  # more if a call was refused: it is not in the ledger
 
 
 def kill_and_resume(service: Service, killed_turns: list[KilledTurn], *, watched: bool = False) -> None:
-    """Play turns until each stands still at its call, kill their process, and let the next one play them to the end."""
+    """Play turns until each is blocked at its call. Kill their process, and let the next one play them to the end."""
     with ThreadPoolExecutor(len(killed_turns)) as pool:
         reading = [pool.submit(each.watch, service) for each in killed_turns if watched]
         for each in killed_turns:
@@ -109,11 +109,11 @@ def kill_and_resume(service: Service, killed_turns: list[KilledTurn], *, watched
 
 
 def kill_when_blocked(service: Service, killed_turns: list[KilledTurn]) -> None:
-    """Kill the process of turns as soon as they stand still, and let them go."""
+    """Kill the process of turns as soon as they are blocked, and release them."""
     left = list(killed_turns)
 
     def all_stand() -> bool:
-        """Look at all again: calls beside the standing one go on for a while. Those of earlier kills never ended."""
+        """Check all again: calls beside the blocked one continue for a while. Those of earlier kills never end."""
         left[:] = [
             each
             for each in killed_turns
@@ -122,7 +122,7 @@ def kill_when_blocked(service: Service, killed_turns: list[KilledTurn]) -> None:
         return not left
 
     def stopped_while_all_stand() -> bool:
-        """Stop the process before the last look, so that no call is made between that look and the kill."""
+        """Stop the process before the last check, so that no call is made between the check and the kill."""
         if not all_stand():
             return False
         service.process.send_signal(signal.SIGSTOP)
@@ -142,7 +142,7 @@ def kill_when_blocked(service: Service, killed_turns: list[KilledTurn]) -> None:
 
 
 def calls_of(factory: Callable[[], MultiStepAgent], script: Script, ledger: Ledger) -> tuple[MultiStepAgent, list[str]]:
-    """Run a bare agent; give it, and what it called."""
+    """Run a bare agent. Return it with its calls."""
     before = len(ledger.calls)
     agent = factory()
     agent.run(json.dumps(script), reset=False)
@@ -150,7 +150,7 @@ def calls_of(factory: Callable[[], MultiStepAgent], script: Script, ledger: Ledg
 
 
 def plain(value: Any, ledger: Ledger) -> Any:
-    """Give data as it is for every ledger, and without what differs from run to run."""
+    """Return data in a form that is equal for every ledger, without the fields that differ between runs."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True).replace(str(ledger.path), "LEDGER")
     return json.loads(
         text, object_hook=lambda item: {k: v for k, v in item.items() if k not in {"duration_ms", "created_at"}}
@@ -158,7 +158,7 @@ def plain(value: Any, ledger: Ledger) -> Any:
 
 
 def spoken(frames: list[Frame]) -> dict[tuple[Any, ...], str]:
-    """Give what readers see of every model call in the end."""
+    """Return the final text of every model call, as readers see it."""
     texts: dict[tuple[Any, ...], str] = {}
     for frame in frames:
         event = frame.data
@@ -171,13 +171,13 @@ def spoken(frames: list[Frame]) -> dict[tuple[Any, ...], str]:
 
 
 def named(frames: list[Frame]) -> Counter[tuple[str, str]]:
-    """Give events with what names them in their turn, but for texts and those of the turn."""
+    """Count the step and tool events by their ids."""
     names = {"step.started": "step_id", "step.finished": "step_id", "tool.call": "call_id", "tool.result": "call_id"}
     return Counter((frame.event, frame.data[names[frame.event]]) for frame in frames if frame.event in names)
 
 
 def check_log(frames: list[Frame], whole: list[Frame], attempts: int = 2) -> None:
-    """Check the log of a turn that was taken over; `whole` is that of one that was not."""
+    """Check the log of a turn that was taken over. `whole` is the log of an uninterrupted turn."""
     assert [frame.id for frame in frames] == list(range(1, len(frames) + 1))
     assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
     started = [frame.data["attempt"] for frame in frames if frame.event == "turn.started"]
@@ -190,7 +190,7 @@ def check_log(frames: list[Frame], whole: list[Frame], attempts: int = 2) -> Non
 def make_killed_turn(
     folder: Path, *at: int, agent: str = "teller", script: Script | None = None, **body: object
 ) -> KilledTurn:
-    """Make a turn that notes two things, and stands still at its calls of these numbers."""
+    """Make a turn that notes two things, and blocks at its calls of these numbers."""
     ledger = Ledger.at(folder / "turn.ledger", *at)
     path = str(ledger.path)
     return KilledTurn(ledger, agent, script or [note_call(path, "a"), note_call(path, "b"), DONE], body)

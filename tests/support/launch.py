@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _refuse(numbers: list[int]) -> None:
-    """Refuse these system calls, as container engines do, to all that is started from here."""
+    """Refuse these system calls, as container engines do, to all processes started from here."""
     steps = [(LOAD, 0, 0, 0)]
     for number in numbers:
         steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, FAIL | errno.EPERM)]

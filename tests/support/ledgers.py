@@ -1,8 +1,8 @@
-"""Agents whose models and tools write every call down, and stand still at chosen ones so that a test can kill them.
+"""Agents whose models and tools record every call, and block at chosen ones so that a test can kill them.
 
-A ledger is a folder. Its path is in the turn's message and in the arguments of the tools; `calls` in it has a line for
-each call that was made, `ends` one for each that came to its end, and the calls whose numbers are in `at` say `reached`
-and wait to be let go. Lines are counted over all processes: nobody stands still again at a call that is made again.
+A ledger is a folder. Its path is in the turn's message and in the arguments of the tools. `calls` in it has a line for
+each call that was made, and `ends` one for each call that ended. A call whose number is in `at` writes `reached` and
+waits for its release. Numbers count the calls of all processes, so a call that is made again does not block again.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
@@ -37,13 +37,13 @@ PATIENCE_S = 30
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was called in a turn."""
+    """Record of the calls of a turn."""
 
     path: Path
 
     @classmethod
     def at(cls, path: Path, *numbers: int) -> Ledger:
-        """Make one that stands still at these calls."""
+        """Make a ledger that blocks at these calls."""
         path.mkdir()
         (path / "at").write_text(" ".join(map(str, numbers)))
         (path / "reached").write_text("0")
@@ -61,12 +61,12 @@ class Ledger:
 
     @property
     def reached(self) -> int:
-        """The number of the call that stands still, or stood still last; 0 for none."""
+        """Number of the call that is blocked, or was blocked last. It is 0 if none was."""
         return int((self.path / "reached").read_text())
 
     @property
     def stands(self) -> bool:
-        """A call stands still."""
+        """True while a call is blocked."""
         return bool(self.reached) and not (self.path / f"go.{self.reached}").exists()
 
     def go(self) -> None:
@@ -92,9 +92,9 @@ class Ledger:
 
 
 class LedgerModel(streaming.StreamedModel):
-    """Plays scripts piece by piece, and writes down which prompt it was asked; it stands still after the first piece.
+    """Plays scripts piece by piece, and records the digest of each prompt. It blocks after the first piece.
 
-    An entry with `same_ids` calls tools as some providers do: all under one id.
+    An entry with `same_ids` gives all its tool calls one id, as some providers do.
     """
 
     def generate_stream(
@@ -121,7 +121,7 @@ class LedgerModel(streaming.StreamedModel):
 
 
 class DeclinedError(ValueError):
-    """A user's error that no pickle brings back: its constructor wants more than words."""
+    """A user's error that no pickle restores: its constructor needs more than a message."""
 
     def __init__(self, message: str, *, response: object) -> None:
         super().__init__(message)
@@ -156,7 +156,7 @@ def decline(what: str, ledger: str) -> str:
 
 @tool
 def charge(what: str, ledger: str) -> str:
-    """Do what must not be done twice.
+    """Charge once, unsafe to repeat.
 
     Args:
         what: what it is.
@@ -203,7 +203,7 @@ def _made(what: str) -> Any:
 
 
 class Notebook(Tool):  # type: ignore[misc, unused-ignore]
-    """Keeps what it was given; whether it can tell what that is depends on its kind."""
+    """Keeps the words that it receives. Its kind decides whether it can save them."""
 
     name = "notebook"
     description = "Keeps words."
@@ -225,7 +225,7 @@ class Notebook(Tool):  # type: ignore[misc, unused-ignore]
 
 
 class LastingNotebook(Notebook):
-    """Gives its words, and takes them again."""
+    """Saves its words, and restores them."""
 
     name = "lasting"
 
@@ -315,14 +315,14 @@ def make_caller() -> ToolCallingAgent:
 
 
 def make_wary() -> ToolCallingAgent:
-    """Make an agent that itself names a tool that is not to be repeated."""
+    """Make an agent that itself lists a tool as unsafe to repeat."""
     agent = make_teller()
     vars(agent)["unsafe_to_repeat"] = ["note"]
     return agent
 
 
 def make_judged() -> ToolCallingAgent:
-    """Make an agent whose answers are checked, which is written down."""
+    """Make an agent whose answers are checked. Each check is recorded."""
     return make_teller(final_answer_checks=[_judge])
 
 
@@ -334,7 +334,7 @@ def _judge(answer: Any, memory: Any, **_: Any) -> bool:
 
 
 def make_changing() -> ToolCallingAgent:
-    """Make an agent whose instructions are another process's business."""
+    """Make an agent whose instructions come from the environment of its process."""
     return make_teller(instructions=os.environ.get("LEDGER_INSTRUCTIONS", "Be brief."))
 
 

@@ -1,8 +1,8 @@
-"""A model provider for tests: a real HTTP server that speaks OpenAI's protocol and answers as it was told, in order.
+"""Model provider for tests: a real HTTP server that speaks OpenAI's protocol and returns scripted answers in order.
 
-`llmock` makes the answers, the streams and most of the faults; what it cannot do (silence, a body that is cut short,
-the keys that were sent) is done here, around it. Load the fixture with `pytest_plugins = ["tests.support.llm"]`; the
-service, which is another process, is given `llm.base_url`.
+`llmock` makes the answers, the streams and most of the faults. This module adds the others around it: silence, a body
+that is cut short, the received keys. Load the fixture with `pytest_plugins = ["tests.support.llm"]`. The service, which
+is another process, receives `llm.base_url`.
 
 PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
 """
@@ -32,19 +32,19 @@ _CUT = "cut"
 
 @dataclass(frozen=True)
 class Request:
-    """A chat request as it arrived: the key of its header, its body."""
+    """A chat request as it arrived: the key of its header, and its body."""
 
     key: str
     body: dict[str, Any]
 
     @property
     def text(self) -> str:
-        """All that the model is shown, as one text."""
+        """The whole prompt as one text."""
         return json.dumps(self.body["messages"])
 
 
 class LLM:
-    """The provider. Each verb scripts the answer to one request; a request beyond the script is answered 418."""
+    """The provider. Each verb scripts the answer to one request. A request beyond the script is answered 418."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -78,14 +78,14 @@ class LLM:
         self.script(Reply(text=text))
 
     def garble(self, name: str, arguments: dict[str, Any]) -> None:
-        """Call a tool with arguments that are cut in the middle, and so no JSON."""
+        """Call a tool with arguments that are cut in the middle, and thus are invalid JSON."""
         self.script(Reply(tool_calls=(ToolCall(name, arguments),)), ToolFault("malformed_arguments"))
 
     def fail(self, status: int, *, code: str | None = None, message: str | None = None) -> None:
         self.script(Fail(status, code=code, message=message))
 
     def fall_silent(self) -> None:
-        """Take the request and answer nothing until the client goes away."""
+        """Accept the request and answer nothing until the client disconnects."""
         self.script(_SILENCE)
 
     def cut_off(self) -> None:
@@ -93,7 +93,7 @@ class LLM:
         self.script(Reply(text="never read to its end"), _CUT)
 
     def break_stream(self, kind: str = "disconnect", *, after_chunks: int = 2) -> None:
-        """Begin a streamed `final_answer`, then `disconnect`, `truncate`, or send what is `malformed`."""
+        """Begin a streamed `final_answer`. `kind` selects its fault: `disconnect`, `truncate` or `malformed`."""
         answer = Reply(tool_calls=(ToolCall("final_answer", {"answer": "never read to its end"}),))
         self.script(answer, StreamFault(kind, after_chunks=after_chunks))  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ class LLM:
         self._script.append(parts)
 
     def is_idle(self, within_s: float) -> bool:
-        """Wait until every request was answered or given up by its client."""
+        """Wait until every request was answered, or abandoned by its client. Return whether this was in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._open == 0, timeout=within_s)
 
@@ -125,7 +125,7 @@ class LLM:
         self._server.state.reset()
 
     def take(self, request: Request) -> str | None:
-        """Note a request and arm llmock with its answer; give the fault that llmock does not know, if it is one."""
+        """Record a request and arm llmock with its answer. Return the fault if it is one that llmock does not know."""
         self.requests.append(request)
         parts = self._script.popleft() if self._script else (Fail(418, message="the test scripts no further answer"),)
         self._server.state.scenarios.add(*(part for part in parts if not isinstance(part, str)))
@@ -133,7 +133,7 @@ class LLM:
 
 
 class _Wire:
-    """ASGI middleware around llmock: from `take` to llmock's own look at its queue nothing else runs on its loop."""
+    """ASGI middleware around llmock. Nothing else runs on its loop between `take` and llmock's look at its queue."""
 
     def __init__(self, app: ASGIApp, llm: LLM) -> None:
         self._app = app
@@ -192,6 +192,6 @@ def _llm_server() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(_llm_server: LLM) -> LLM:
-    """The provider with an empty script."""
+    """Return the provider with an empty script."""
     _llm_server.reset()
     return _llm_server

@@ -1,4 +1,4 @@
-"""Rendered manifests: what an overlay holds, and its pods as their nodes would start them.
+"""Rendered manifests: the objects of an overlay, and its pods as their nodes would start them.
 
 Load the fixture with `pytest_plugins = ["tests.support.manifests"]`.
 
@@ -39,14 +39,14 @@ class Rendered:
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
-    """Give all overlays, rendered with secrets of their own."""
+    """Return all overlays, rendered with secrets of their own."""
     folder = tmp_path_factory.mktemp("rendered")
     key = make_secrets(folder / "secrets")
     return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
 
 
 def metrics_of(overlay: Overlay) -> set[str]:
-    """Give the names of the metrics that workers are scaled by."""
+    """Return the names of the metrics by which workers are scaled."""
     scaler = overlay.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
     return {metric[metric["type"].lower()]["metric"]["name"] for metric in scaler["metrics"]}
 
@@ -115,7 +115,7 @@ class Pod:
 
     @property
     def command(self) -> list[str]:
-        """Empty where it is the image's."""
+        """Declared command. It is empty if the image's command applies."""
         return list(self.container.get("command", []))
 
     @property
@@ -128,7 +128,7 @@ class Pod:
 
     @property
     def pre_stop_s(self) -> int:
-        """How long it sleeps before SIGTERM; anything but a sleep is not known here."""
+        """Duration of the sleep before SIGTERM. Other hooks are not supported."""
         hook = self.container.get("lifecycle", {}).get("preStop", {"sleep": {"seconds": 0}})
         assert hook.keys() == {"sleep"}
         return int(hook["sleep"]["seconds"])
@@ -153,7 +153,7 @@ class Pod:
         return values | {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
 
     def files(self) -> dict[str, bytes]:
-        """Give what Secrets and ConfigMaps put where."""
+        """Return the content of Secrets and ConfigMaps by the path at which it is mounted."""
         return {
             f"{mount['mountPath']}/{path}": content
             for mount in self.container["volumeMounts"]
@@ -161,7 +161,7 @@ class Pod:
         }
 
     def mounts(self, folder: Path) -> tuple[dict[str, Path], list[str]]:
-        """Write the volumes below `folder`, with the rights of a pod's; give them, and which can be written to."""
+        """Write the volumes below `folder` with a pod's permissions. Return them, and the writable paths."""
         group = int(self.spec["securityContext"]["fsGroup"])
         mounts, writable = {}, []
         for mount in self.container["volumeMounts"]:

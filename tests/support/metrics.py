@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def samples(service: Service) -> dict[tuple[str, str], float]:
-    """Give the samples of a scrape by name and process, those of all agents and outcomes together."""
+    """Return the samples of a scrape by name and process, summed over all agents and outcomes."""
     text = httpx2.get(service.client.base_url.join("/metrics"), timeout=10).text
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
@@ -24,7 +24,7 @@ def samples(service: Service) -> dict[tuple[str, str], float]:
 
 
 def is_playing(service: Service) -> bool:
-    """Say whether the service plays something."""
+    """Return whether the service runs a turn."""
     lines = service.client.get("/metrics").text.splitlines()
     return any("busy" in line and not line.startswith("#") and float(line.split()[-1]) > 0 for line in lines)
 

@@ -1,4 +1,4 @@
-"""This machine as the nodes of a cluster: starts pods as they are declared, asks and ends them as a node does."""
+"""This machine as the nodes of a cluster: starts pods as they are declared, probes and ends them as a node does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Running:
     container: Container
 
     def probes(self) -> dict[str, int]:
-        """Ask as a node does, on the port that the declared one is here; give the answers' status."""
+        """Probe as a node does, on the local port in place of the declared one. Return the statuses of the answers."""
         asked = {kind: probe["httpGet"] for kind, probe in self.pod.probes.items()}
         assert {get["port"] for get in asked.values()} <= self.pod.ports.keys()
         return {kind: self.container.client.get(get["path"]).status_code for kind, get in asked.items()}
@@ -57,7 +57,7 @@ class Running:
         return self.metrics["smolsessions_threads_busy"] > 0
 
     def terminate(self) -> float:
-        """Send what a node sends once the preStop's sleep is over; give when."""
+        """Send the signal that a node sends after the preStop's sleep. Return the time."""
         assert self.pod.pre_stop_s < self.pod.grace_s
         self.container.process.terminate()
         return time.monotonic()
@@ -70,7 +70,7 @@ class Running:
 
 @dataclass
 class Nodes:
-    """Where an overlay's pods run: what differs from a cluster are ports, the store's address, and an agent more."""
+    """Local cluster for an overlay's pods. It differs only in ports, in the store's address, and in one more agent."""
 
     overlay: Overlay
     image: Image
@@ -78,7 +78,7 @@ class Nodes:
     key: str
     stack: ExitStack
     settings: Mapping[str, str]
-    """The store's address here, and what it takes."""
+    """The store's address here, and the settings that it needs."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Nodes:
         return found
 
     def waiting(self, web: Running, gate: str) -> str:
-        """Begin a turn of two steps whose first waits at a gate; give where it is."""
+        """Begin a turn of two steps, the first of which waits at a gate. Return its path."""
         script = [{"call": [["wait_for", {"path": f"/gates/{gate}"}]]}, {"say": "it went on"}]
         answer = self.post(web, json.dumps(script), "respond-async", agent="scripted")
         assert answer.status_code == 202, answer.text
@@ -171,7 +171,7 @@ class StorePod:
 
 
 def password_of(overlay: Overlay) -> str:
-    """Give the password of the store's user."""
+    """Return the password of the store's user."""
     pod = overlay.pod("smolsessions-web")
     return pod.files()[pod.environment[f"{PREFIX}REDIS_PASSWORD_FILE"]].decode()
 

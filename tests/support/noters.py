@@ -32,7 +32,7 @@ def make_thread_noter() -> CodeAgent:
 
 
 def make_boss() -> ToolCallingAgent:
-    """Make an agent that manages one that would have a scratchpad by itself."""
+    """Make an agent that manages a helper, which would have a scratchpad if it ran alone."""
     helper = _noting(agents.make_scripted(name="helper", description="Helps."))
     return _noting(agents.make_scripted(managed_agents=[helper]))
 

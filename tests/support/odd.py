@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EXECUTED: list[str] = []
-"""What classes did that should have been left alone."""
+"""Traces of user code that must not run."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ Array.__module__ = "numpy"
 
 
 class Hostile:
-    """Answers to nothing but its own name."""
+    """Claims to be a str, and fails in most of its methods."""
 
     def _fail(self, *_: object) -> NoReturn:
         EXECUTED.append("method")
@@ -91,7 +91,7 @@ class Reducing:
 
 
 class Leaving:
-    """Ends the interpreter of whoever asks for its text."""
+    """Exits the interpreter when its text is requested."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -153,7 +153,7 @@ PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
         {"all": [{"x": 1, "y": 2}, ("red", {"x"})]},
     ),
 }
-"""What comes back as data: how it is made, and what it is then."""
+"""Values that return as data: their factory, and the resulting value."""
 
 LABELLED: dict[str, tuple[Callable[[], Any], str]] = {
     "generator": (lambda: (number for number in range(3)), "[builtins.generator] <generator"),
@@ -174,7 +174,7 @@ LABELLED: dict[str, tuple[Callable[[], Any], str]] = {
         "[datetime.datetime] 2026-01-02 00:00:00+00:00",
     ),
 }
-"""What comes back as a text: how it is made, and how the text begins."""
+"""Values that return as a text: their factory, and the beginning of the text."""
 
 
 @tool
@@ -194,7 +194,7 @@ def coloured() -> Any:
 
 
 class Counting:
-    """Has a text for the agent, and another time ends the interpreter."""
+    """Has a text at the first request, and exits the interpreter at the next one."""
 
     def __init__(self) -> None:
         self.shown = 0

@@ -1,11 +1,11 @@
-"""What a release leaves in the store, kept as a file: conversations of every kind, and what it said of them itself.
+"""Stored data of a release, kept as a file: conversations of every kind, and the service's answers about them.
 
-`python -m tests.support.old_data tests/data/format-N.json.gz` plays them on the code that it stands in and writes the
-file, once for each released format. `tests.store.test_old_data` reads the files for ever, and goes on with
-what is in them: so the agents and the scripts that are played here must not change.
+`python -m tests.support.old_data tests/data/format-N.json.gz` plays them on the code of its checkout and writes the
+file, once for each released format. `tests.store.test_old_data` reads the files for ever, and continues their
+conversations. The agents and the scripts that are played here must therefore not change.
 
-`format-1-memory.json.gz` is a second file of format 1, which grew without a new number: it was written with issue 7
-and holds what came with it (`play_memory`), which the code that wrote the first file did not know.
+`format-1-memory.json.gz` is a second file of format 1. The format grew without a new number: issue 7 added the data of
+`play_memory`, which the code that wrote the first file did not know.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Raw = Any  # redis-py annotates the answers of both its clients at once
 Json = dict[str, Any]
-Turn = tuple[list[Json], Json]  # the script, and what else is asked
+Turn = tuple[list[Json], Json]  # the script, and the other members of the request
 
 MEMORY_FILE = "-memory"
 AGENTS = {"AGENTS": f"{services.AGENTS},{noters.AGENTS},plain=tests.support.remembering:make_plain"}
@@ -105,7 +105,7 @@ METADATA = {"пользователь": {"name": "Ada ✓", "tags": ["a", 1, Non
 
 @dataclass
 class OldData:
-    """A store's keys, with the key that they were sealed with, and what was said of them."""
+    """Keys of a store, the key that they were sealed with, and the service's answers about them."""
 
     seal_key: str
     said: Json
@@ -128,7 +128,7 @@ class OldData:
             self.keys[name.decode()] = [kind, expires, _packed(READ[kind](raw, name))]
 
     def put(self, raw: Raw) -> None:
-        """Write all keys into a store. What has a time to live has it anew."""
+        """Write all keys into a store. A time to live starts anew."""
         for name, (kind, expires, value) in self.keys.items():
             WRITE[kind](raw, name, _unpacked(value))
             if expires:
@@ -154,7 +154,7 @@ WRITE: dict[str, Any] = {
 
 
 def play(service: Service, name: str, conversation: str) -> Json:
-    """Play a conversation; give its last turn."""
+    """Play a conversation. Return its last turn."""
     agent, turns = TALKS[name]
     turn: Json = {}
     for script, more in turns:
@@ -180,7 +180,7 @@ def play_all(service: Service) -> None:
 
 
 def play_memory(service: Service) -> None:
-    """Play what issue 7 brought: notes, terms, summaries, prunes, rollbacks, forks, imports, a time to live."""
+    """Play the features of issue 7: notes, terms, summaries, prunes, rollbacks, forks, imports, a time to live."""
     for name, (agent, turns) in MEMORY.items():
         more = {"policy": FOUR, "ttl_s": LONG_S} if name == "notes" else {}
         service.post("/conversations", id=name, agent=agent, **more).raise_for_status()
@@ -211,7 +211,7 @@ def once(service: Service) -> Any:
 
 
 def play_stopped(service: Service) -> None:
-    """Play a turn that is cancelled after its first step, and one behind it."""
+    """Play a turn that is cancelled after its first step, and a turn behind it."""
     script = json.dumps([ECHO, {"endless": "on and on ", "pace_s": 0.01}])
     body = {"agent": "streamed", "message": script, "conversation_id": "stopped"}
     service.post("/conversations", id="stopped", agent="streamed").raise_for_status()
@@ -224,7 +224,7 @@ def play_stopped(service: Service) -> None:
 
 
 def play_handed_over(service: Service) -> None:
-    """Play a turn that two processes play: its log is not packed."""
+    """Play one turn on two processes in succession. Its log is not packed."""
     slow = {"call": [["compute", {"seconds": 1.5}]]}
     body = {"agent": "scripted", "message": json.dumps([slow, ECHO, {"say": "twice"}]), "conversation_id": "handed"}
     service.post("/conversations", id="handed", agent="scripted").raise_for_status()
@@ -247,7 +247,7 @@ def over(service: Service, conversation: str, number: int) -> Json:
 
 
 def say_all(service: Service, *, memory: bool = False) -> Json:
-    """Give all that a service says of its conversations: answers by path; of images their hashes."""
+    """Return all answers of a service about its conversations by path. Images are represented by their hashes."""
     said: Json = {}
 
     def ask(path: str, **query: Any) -> Json:

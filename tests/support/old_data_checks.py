@@ -32,7 +32,7 @@ MORE: dict[str, list[tuple[old_data.Json, str]]] = {
 
 @contextmanager
 def restored(old: OldData, folder: Path) -> Iterator[tuple[StoreServer, dict[str, str]]]:
-    """Give a store that holds the old data, and the settings of a service on it."""
+    """Yield a store that holds the old data, and the settings of a service on it."""
     with running_store(folder) as server:
         with server.client() as raw:
             old.put(raw)
@@ -40,7 +40,7 @@ def restored(old: OldData, folder: Path) -> Iterator[tuple[StoreServer, dict[str
 
 
 def assert_holds(now: Any, then: Any, where: str) -> None:
-    """Check that all that was said is still said; an object may have got members more."""
+    """Check that all earlier answers still hold. An object may have additional members."""
     if isinstance(then, dict):
         assert isinstance(now, dict), where
         for name, member in then.items():
@@ -54,7 +54,7 @@ def assert_holds(now: Any, then: Any, where: str) -> None:
 
 
 def messages_of(service: Service, turn: old_data.Json) -> str:
-    """Give what the model is shown next, without the name of the conversation."""
+    """Return the messages that the model is shown next, without the name of the conversation."""
     name = turn["conversation_id"]
     shown = service.get(f"/conversations/{name}/messages")["messages"]
     return json.dumps(shown).replace(f"/conversations/{name}/", "/")

@@ -1,4 +1,4 @@
-"""A client as it should be: what is refused it sends again under one key, where a stream breaks off it reads on."""
+"""Patient client, which repeats a refused request under the same key, and resumes a broken stream."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Servi
 
 
 def until_all_answer(services: Sequence[Service]) -> None:
-    """Wait until the store is there for each."""
+    """Wait until each service answers from the store."""
     for service in services:
         wait_until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
 
 
 @dataclass
 class Patient:
-    """One turn. `services` are asked in turn; `agent` and `body` go with the message."""
+    """One turn. `services` are tried in turn. `agent` and `body` are sent with the message."""
 
     services: Sequence[Service]
     script: list[Event]
@@ -68,7 +68,7 @@ class Patient:
         return bool(self.frames) and self.frames[-1].event in FINAL
 
     def play(self) -> Patient:
-        """Hand it in and read it to its end."""
+        """Submit the turn and read it to its end."""
         key = os.urandom(8).hex()
         end = time.monotonic() + PATIENCE_S
         number = 0
@@ -85,7 +85,7 @@ class Patient:
         return self
 
     def check(self, service: Service) -> None:
-        """See that it ended once, that all that was seen of it is kept, and that every step that was shown is there."""
+        """Check that the turn ended once, that the events seen are kept, and that the steps shown are stored."""
         turn = service.get(place(self.turn))
         assert self.result == turn
         kept = log_of(service, turn)
@@ -98,7 +98,7 @@ class Patient:
         assert turn["steps"] == len(steps)
 
     def _read(self, service: Service, key: str) -> None:
-        """Read what comes, if there is anything to read."""
+        """Read events until the stream ends. A refused request yields none."""
         asked = {"agent": self.agent, "message": json.dumps(self.script)} | self.body
         if self.frames:
             headers = EVENTS | {"Last-Event-ID": str(self.frames[-1].id)}
@@ -118,7 +118,7 @@ class Patient:
 
 @contextmanager
 def playing(patients: Sequence[Patient]) -> Iterator[list[Future[Patient]]]:
-    """Play turns side by side; at the end all are over."""
+    """Play turns side by side. All of them have ended on exit."""
     with ThreadPoolExecutor(len(patients)) as pool:
         found = [pool.submit(patient.play) for patient in patients]
         yield found

@@ -17,7 +17,7 @@ CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
 
 
 class Wish(NamedTuple):
-    """That a turn stops: a caller's (`1`), or turn `by`'s."""
+    """Request to stop a turn, from a caller (`1`) or from turn `by`."""
 
     kind: str = "1"
     by: int = 0
@@ -32,7 +32,7 @@ class Wish(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What is on record of a turn that is over; `by` is the turn that wanted so."""
+    """Record of a turn that has ended. `by` is the turn that requested the end."""
 
     status: str
     attempts: int
@@ -44,7 +44,7 @@ class Ended(NamedTuple):
 class Open:
     """A turn that waits or runs. `grew`: the claim that holds it, or held it last, has written a new effect.
 
-    `spared`: since it was claimed, a process that lives had lost the store.
+    `spared`: since the claim, a living process had lost the store.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Open:
         return self.counted == MAX_CRASHES - 1
 
     def stop(self, wish: Wish) -> None:
-        """Take the wish where it is stronger than the one that is there; its worker may or may not hear of it."""
+        """Accept the request if it is stronger than the current one. The turn's worker may or may not learn of it."""
         if self.wish is None or STRENGTHS.index(wish.kind) > STRENGTHS.index(self.wish.kind):
             self.wish, self.told = wish, False
 
@@ -82,7 +82,7 @@ class Open:
         self.journal.setdefault(name, effect)
 
     def endings(self, status: str) -> list[Ended]:
-        """Give what may come of a commit. An interrupt that nobody was told of takes where it was heard in time."""
+        """Return the possible outcomes of a commit. An interrupt applies only if the worker learned of it in time."""
         own = Ended(status, self.attempts)
         if self.wish is None or not self.wish.by or (self.wish.kind == "interrupt" and status != "cancelled"):
             return [own]
@@ -92,7 +92,7 @@ class Open:
 
 @dataclass
 class Played:
-    """A conversation. `holder` is who plays the first turn of the queue, `expired` that the lease may be swept."""
+    """A conversation. `holder` plays the first turn of the queue. `expired` says that the lease may be swept."""
 
     turns: int = 0
     queue: list[Open] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Played:
 
     @property
     def shown(self) -> list[str]:
-        """The steps, also those of a turn that is not over."""
+        """The steps, including those of an unfinished turn."""
         return self.steps + (self.first.tail if self.queue else [])
 
     def submit(self, on_busy: OnBusy) -> None:
@@ -159,9 +159,9 @@ class Played:
 
 @dataclass
 class Ready:
-    """The conversations that wait for a worker, the oldest first, and the worker that waits to be alone with one.
+    """Conversations that wait for a worker, the oldest first, and the worker that waits to be alone with one.
 
-    `line`: their owners, the one that has waited longest for its turn first.
+    `line`: their owners, the longest wait first.
     """
 
     names: list[str] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Ready:
     def claim(self, worker: int, most: int, *, idle: bool, first: Callable[[str], Open]) -> list[str]:
         """Take the oldest of each owner in turn.
 
-        One with a counted attempt is for an idle worker, by itself; else it is passed over.
+        A conversation with a counted attempt needs an idle worker to itself. Otherwise it is passed over.
         """
         taken: list[str] = []
         passed: set[str] = set()
@@ -208,7 +208,7 @@ class Ready:
         return taken
 
     def take(self, name: str) -> None:
-        """Take one out, and send its owner to the end of the line."""
+        """Remove a conversation, and move its owner to the end of the line."""
         self.remove(name)
         if owner_of(name) in self.line:
             self.line.remove(owner_of(name))

@@ -42,7 +42,7 @@ def patch_policy(service: Service, turn: Json, policy: Any) -> Json:
 
 
 def play_turns(service: Service, turns: int = 4, agent: str = "plain", policy: Any = None) -> Json:
-    """Play some turns of a call and an answer each, the first of them with a picture; give the last one."""
+    """Play turns of a call and an answer each, the first of them with a picture. Return the last turn."""
     turn = service.play({"call": [["picture", {}]]}, DONE, agent=agent)
     for number in range(2, turns + 1):
         turn = service.follow_up(turn, echo_call(f"{number} {LONG}"), DONE)
@@ -57,7 +57,7 @@ def requested(folder: Path) -> list[str]:
 
 
 def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
-    """Give what is said to be shown next, as a model is given it."""
+    """Return the announced next messages in the form that a model receives."""
 
     def part(given: Json) -> Json:
         if given["type"] == "text":

@@ -1,4 +1,4 @@
-"""What an error must look like on the wire, and that it changed nothing."""
+"""Checks that an error has the right form on the wire, and that it changed nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    """Check that it is a problem (RFC 9457) as it should be, and give it."""
+    """Check that the response is a valid problem (RFC 9457), and return it."""
     assert response.status_code == status, response.text[:1000]
     assert response.headers["content-type"] == "application/problem+json"
     found = strict_json(response.text)
@@ -29,7 +29,7 @@ def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]
 
 
 def strict_json(text: str) -> Any:
-    """Read JSON as a browser does: NaN and Infinity are none."""
+    """Read JSON as a browser does. NaN and Infinity are refused."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON: {text[:1000]}")

@@ -1,4 +1,4 @@
-"""Programs that a model might write: what they make has to live on in another process, or to be dropped."""
+"""Programs that a model might write. Their values survive in another process, or are dropped."""
 
 CARRIED = {
     "numbers": (

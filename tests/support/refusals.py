@@ -1,4 +1,4 @@
-"""Starts that must be refused: a table of them is run at once, as many at a time as there are cores."""
+"""Starts that the service must refuse. A table of them runs at once, on all cores in parallel."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Ending = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Refused:
-    """Settings (without their prefix) that cannot work, and what the sentence must name."""
+    """Settings (without their prefix) that cannot work, and the words that the error must contain."""
 
     settings: Mapping[str, str]
     told: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""  # where it is started, below the table's
+    folder: str = ""  # its working directory, below the table's
 
 
 @contextmanager
 def started(table: Mapping[str, Refused], logs: Path, cwd: Path = ROOT) -> Iterator[dict[str, Future[Ending]]]:
-    """Start all of a table; give their endings by name."""
+    """Start all cases of a table. Yield their endings by name."""
 
     def start(number: int, case: Refused) -> Ending:
         return run(logs / str(number), dict(case.settings), cwd=cwd / case.folder, **case.environment)
@@ -43,7 +43,7 @@ def started(table: Mapping[str, Refused], logs: Path, cwd: Path = ROOT) -> Itera
 
 
 def sentence_of(ending: Ending) -> str:
-    """Check that a start was refused as it should be, and give the sentence."""
+    """Check that a start was refused properly, and return the sentence of its error."""
     status, output, errors = ending
     assert "Traceback" not in errors, errors
     assert (status, output) == (2, ""), (status, output, errors)

@@ -1,4 +1,4 @@
-"""Agents that remember in every way there is: steps, plans, notes, variables, `agent.state`, a tool's own state.
+"""Agents that remember in every way: steps, plans, notes, variables, `agent.state`, a tool's own state.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
@@ -23,7 +23,7 @@ AGENTS = ",".join(
 
 
 class Shelf(Tool):  # type: ignore[misc, unused-ignore]
-    """Keeps words of its own, and tells the agent's state how many there are."""
+    """Keeps words of its own, and their number in the agent's state."""
 
     name = "shelf"
     description = "Keeps a word and gives all of them."

@@ -1,6 +1,6 @@
 """Agents with memory policies, models that report tokens and sum up, and policies of an operator's own.
 
-What a model is asked to sum up is appended to `asked` in REMEMBERING_FOLDER, one line of JSON for each call.
+Each request for a summary is appended to `asked` in REMEMBERING_FOLDER, as one line of JSON.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
@@ -54,7 +54,7 @@ class ReportingModel(agents.ScriptedModel):
 
 
 class RepeatingModel(agents.ScriptedModel):
-    """Gives every call the id `call_0`, as some providers do."""
+    """Assigns the id `call_0` to every call, as some providers do."""
 
     def generate(self, *args: Any, **options: Any) -> ChatMessage:
         message = super().generate(*args, **options)
@@ -64,7 +64,7 @@ class RepeatingModel(agents.ScriptedModel):
 
 
 class SummingModel(Model):
-    """Sums up, each time in another way; waits for a file that is named in what it is given."""
+    """Returns summaries, a different one each time. It waits for a file that its prompt names."""
 
     def __init__(self, kind: str = "well") -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class SummingModel(Model):
 
 
 class SummingLedgerModel(ledgers.LedgerModel):
-    """Sums up beside its scripts, and stands still there too."""
+    """Returns summaries beside its scripts, and blocks in these calls, too."""
 
     def generate_stream(
         self, messages: list[ChatMessage], *args: Any, **options: Any
@@ -164,7 +164,7 @@ def tasks_alone(steps: list[MemoryStep]) -> list[MemoryStep]:
 
 
 def shout(steps: list[MemoryStep]) -> list[MemoryStep]:
-    """Change steps in place, whatever is in them, and the list too."""
+    """Change steps in place, whatever they hold, and the list too."""
     for step in steps:
         if isinstance(step, ActionStep):
             step.observations = step.observations and step.observations.upper()

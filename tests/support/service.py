@@ -57,7 +57,7 @@ AGENTS = ",".join(
 class Service:
     """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
 
-    `command` is a role, and its options; `wrapper` a program that becomes, or starts, what it is given.
+    `command` is a role with its options. `wrapper` is a program that becomes or starts its arguments.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ class Service:
         return self.client.post(path, json=body)
 
     def play(self, *script: dict[str, Any], **body: Any) -> dict[str, Any]:
-        """Play a script as one turn and give the turn."""
+        """Play a script as one turn and return the turn."""
         response = self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body))
         assert response.status_code == 200, response.text
         turn: dict[str, Any] = response.json()
@@ -177,9 +177,9 @@ def spawn(
     wrapper: tuple[str, ...] = (),
     python: str = sys.executable,
 ) -> subprocess.Popen[str]:
-    """Start the command line with its output in `folder`; a failing start leaves its sentence in service.log.
+    """Start the command line with its output in `folder`. A failed start leaves its error sentence in service.log.
 
-    In another `cwd` than the repository it is the installed command, as users have it.
+    Outside the repository, `cwd` selects the installed command, as users have it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
@@ -199,10 +199,10 @@ def spawn(
 def run(
     folder: Path, settings: dict[str, str], *command: str, cwd: Path = ROOT, **environment: str
 ) -> tuple[int, str, str]:
-    """Run a command to its end, which is bounded; give status, output and errors."""
+    """Run a command to its end, within a time limit. Return status, output and errors."""
     with spawn(folder, settings, environment, *command, cwd=cwd) as process:
         try:
             output, _ = process.communicate(timeout=END_S)
         finally:
-            process.kill()  # one that serves where it should have ended
+            process.kill()  # a command that serves instead of ending
     return process.returncode, output, (folder / "service.log").read_text()

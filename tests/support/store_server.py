@@ -77,12 +77,12 @@ def running_store(folder: Path) -> Iterator[StoreServer]:
 
 
 def event_names(raw: Raw, turn: dict[str, Any]) -> list[str]:
-    """Give the names of a turn's events."""
+    """Return the names of a turn's events."""
     key = f"{PARTITION}:log:local/{turn['conversation_id']}:{turn['turn']}"
     return [entry.partition(b"\n")[0].decode() for entry in raw.lrange(key, 0, -1)]
 
 
 def conversation_keys(raw: Raw, turn: dict[str, Any]) -> set[str]:
-    """Give the keys of a conversation, without what all of them begin with."""
+    """Return the keys of a conversation without their common prefix."""
     found = [name.decode() for name in raw.keys(f"*{turn['conversation_id']}*")]
     return {name.removeprefix(f"{PARTITION}:").replace(f"local/{turn['conversation_id']}", "C") for name in found}

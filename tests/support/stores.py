@@ -59,7 +59,7 @@ BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
 OWNERS = f"{PARTITION}:owners:{AGENT}"
 ALONE = f"{PARTITION}:alone"
-MOST_WAITING = 3  # of the replicas that do whatever
+MOST_WAITING = 3  # limit of waiting turns for the replicas of `test_replica_model`
 SEALER = Sealer(parse_keys(new_key()))
 
 
@@ -71,7 +71,7 @@ def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def raw(socket_path: Path) -> Iterator[Raw]:
-    """Give a client beside the service, on an empty store that somebody has just swept."""
+    """Yield a client beside the service, on an empty store that was swept just now."""
     with Redis(unix_socket_path=str(socket_path), decode_responses=True, encoding_errors="surrogateescape") as client:
         client.flushall()
         client.set(BEAT, int(time.time() * 1e6))
@@ -85,7 +85,7 @@ def sealer() -> Sealer:
 
 @pytest.fixture
 async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[tuple[Store, Store]]:
-    """Give the stores of two replicas."""
+    """Yield the stores of two replicas."""
     assert raw.ping()
     async with open_replica(socket_path, sealer) as one, open_replica(socket_path, sealer) as other:
         yield one, other
@@ -107,7 +107,7 @@ async def open_replica(
 
 
 def ref_of(conversation: str) -> Ref:
-    """Return the reference of `OWNER/ID`; without an owner it is the local one's."""
+    """Return the reference of `OWNER/ID`. The default owner is the local one."""
     owner, _, name = conversation.rpartition("/")
     return Ref(Owner(owner or "local"), name)
 
@@ -157,7 +157,7 @@ def packed_step(text: str = "step", turn: int = 1) -> PackedStep:
 
 
 async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = None) -> None:
-    """Write, and see that it was answered: by what is stored, or by the lease being lost."""
+    """Write, and wait until the effect is stored or the lease is lost."""
     lease.emit(name, result=b"done", step=step, events=[TurnStarted(lease.attempt, 0.0)])
     journal = key_of("journal", lease.turn.ref.id, lease.turn.number)
     await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
@@ -171,13 +171,13 @@ async def wait_until_async(condition: Callable[[], bool], within_s: float = 10) 
 
 
 def expire_lease(raw: Raw, conversation: str) -> None:
-    """Let a lease be over: its time lies in the past."""
+    """Expire a lease by moving its time into the past."""
     raw.zadd(LEASES, {str(ref_of(conversation)): 1}, xx=True)
     assert raw.zscore(LEASES, str(ref_of(conversation))) == 1
 
 
 def event_names_of(raw: Raw, conversation: str, turn: int = 1) -> list[str]:
-    """Give the names of a turn's events, in order, whether the log is packed or not."""
+    """Return the names of a turn's events in order, from a packed log or an unpacked one."""
     entries = [entry.partition("\n") for entry in raw.lrange(key_of("log", conversation, turn), 0, -1)]
     if entries and entries[0][0] == "packed":
         blob = entries[0][2].encode(errors="surrogateescape")
@@ -200,7 +200,7 @@ def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) 
 
 
 def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -> Any:
-    """Run emit.lua as it is; number 1 was that the turn started."""
+    """Run emit.lua directly. Number 1 was the start of the turn."""
     named: dict[str, str | bytes | int] = {
         "ref": str(lease.turn.ref),
         "turn": lease.turn.number,
@@ -215,12 +215,12 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
 
 
 def refusals(raw: Raw) -> int:
-    """Give how often the server had no memory."""
+    """Return how often the server ran out of memory."""
     return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
 
 
 def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> Any:
-    """Run submit.lua as it is."""
+    """Run submit.lua directly."""
     named: dict[str, str | bytes | int] = {
         "owner": "local",
         "ref": str(ref_of("c")),
@@ -242,7 +242,7 @@ def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> 
 
 
 async def second_turn(stores: tuple[Store, Store], raw: Raw) -> HeldLease:
-    """Give the lease of a second turn with a finished step, behind a first one that is over."""
+    """Return the lease of a second turn with a finished step, behind a first turn that has ended."""
     await submit(stores[0], "c")
     first = await claim_one(stores[0])
     await emit(raw, first, "step:1", replace(packed_step("first"), variables={"x": b"1"}))

@@ -1,11 +1,11 @@
-"""Turns as they are watched: a reader of server-sent events, agents whose models stream, tools that heed no stop.
+"""Watched turns: a reader of server-sent events, agents whose models stream, and tools that ignore stop requests.
 
 A streamed model plays the scripts of `tests.support.agents`, in pieces of three characters, and knows two entries more:
     {"stream": [...]}     pieces as they are: "text", [index, "fragment of a call's arguments"], [index, "…", "tool"],
                           {"large": 1000}: a text of that length,
-                          {"gate": "path"}: it says `started` beside that file and waits for it there
-    {"endless": "text"}   the same piece again and again, until somebody stops it
-`pace_s` in an entry is how long each of its pieces takes.
+                          {"gate": "path"}: writes `started` beside that file and waits for the file
+    {"endless": "text"}   the same piece again and again, until the turn is stopped
+`pace_s` in an entry is the duration of each of its pieces.
 Load the fixture with `pytest_plugins = ["tests.support.streaming"]`.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
@@ -61,7 +61,7 @@ class Frame:
 
 
 class Stream:
-    """An answer of server-sent events. Whoever iterates over it gets its frames; no frame is waited for too long."""
+    """An answer of server-sent events. Iteration yields its frames, each within a time limit."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.response = response
@@ -91,14 +91,14 @@ class Stream:
             self.raw += chunk
 
     def until(self, kind: str, **members: Any) -> Event:
-        """Read up to an event of a kind, whose data holds these members."""
+        """Read up to an event of a kind whose data holds these members. Return its data."""
         for frame in self:
             if frame.event == kind and frame.data.items() >= members.items():
                 return frame.data
         raise AssertionError(f"no {kind} {members} in {[frame.event for frame in self.seen]}")
 
     def rest(self) -> list[Frame]:
-        """Read to the end, whatever it is."""
+        """Read to the end of the stream, whichever it is."""
         return list(self)
 
 
@@ -122,7 +122,7 @@ def posting(
 
 @contextmanager
 def watching(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> Iterator[Stream]:
-    """Watch a turn; `last` is sent as Last-Event-ID."""
+    """Watch a turn. `last` is sent as Last-Event-ID."""
     headers = EVENTS | ({} if last is None else {"Last-Event-ID": str(last)})
     with service.client.stream("GET", place(turn, "/events"), params=query, headers=headers) as response:
         assert response.status_code == 200, response.read()
@@ -130,13 +130,13 @@ def watching(service: Service, turn: Event, last: int | str | None = None, **que
 
 
 def log_of(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> list[Frame]:
-    """Give a turn's events up to the end of their stream."""
+    """Return a turn's events up to the end of their stream."""
     with watching(service, turn, last, **query) as stream:
         return stream.rest()
 
 
 def seen(service: Service, *script: Event, agent: str = "streamed", **body: Any) -> list[Event]:
-    """Play a script as one turn, which finishes, and give its events."""
+    """Play a script as one turn, which finishes. Return its events."""
     with posting(service, *script, agent=agent, **body) as stream:
         events = [frame.data for frame in stream]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
@@ -155,14 +155,14 @@ def spoken(events: list[Event], channel: str, **members: Any) -> str:
 
 
 def gone(service: Service, port: int) -> bool:
-    """Tell whether the service has let go of the connection from a port."""
+    """Return whether the service has closed the connection from a port."""
     held = psutil.Process(service.process.pid).net_connections("tcp")
     return port not in [connection.raddr.port for connection in held if connection.raddr]
 
 
 @pytest.fixture(scope="session")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
-    """Give two services on one store; only the first one knows the tests' agents, so it plays their turns."""
+    """Yield two services on one store. Only the first one knows the tests' agents, so it plays their turns."""
     from tests.support.store_server import running_store  # noqa: PLC0415 - the service imports this module and has no use for it
 
     folder = tmp_path_factory.mktemp("replicas")
@@ -174,7 +174,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
 
 
 class StreamedModel(agents.ScriptedModel):
-    """Plays scripts piece by piece. Without a stream it gives the same message at once."""
+    """Plays scripts piece by piece. Without a stream it returns the same message at once."""
 
     def generate(
         self,
@@ -227,7 +227,7 @@ class StreamedModel(agents.ScriptedModel):
 
 
 def _entry(messages: list[ChatMessage]) -> Event:
-    """Find the place in the script, as `ScriptedModel` does."""
+    """Return the entry at the current place of the script, as `ScriptedModel` does."""
     texts = [agents._text(message) for message in messages]  # noqa: SLF001 - one script, two models
     start = max(index for index, text in enumerate(texts) if text.startswith(agents.TASK))
     script: list[Event]
@@ -273,7 +273,7 @@ def _delta(piece: str | list[Any] | Event, place: int) -> ChatMessageStreamDelta
 
 
 class Nagging(Tool):  # type: ignore[misc, unused-ignore]
-    """A user's tool that calls another tool of its agent again and again, and minds nothing that is raised."""
+    """A user's tool that calls another tool of its agent again and again, and ignores every exception."""
 
     name = "nag"
     description = "Calls echo a number of times."
@@ -309,7 +309,7 @@ class CarefulAnswer(Tool):  # type: ignore[misc, unused-ignore]
 
 
 def _templates(name: str) -> Any:
-    """Give templates in which a managed agent's task is a script as it is."""
+    """Return templates that pass a managed agent's task on unchanged, because it is a script."""
     templates = deepcopy(agents._templates(name))  # noqa: SLF001 - one set of templates
     templates["managed_agent"] = {"task": "{{task}}", "report": "{{final_answer}}"}
     return templates
@@ -351,7 +351,7 @@ def make_streamed_planner() -> ToolCallingAgent:
 
 
 def make_family() -> ToolCallingAgent:
-    """Make an agent that manages one that manages one, and a coder."""
+    """Make an agent that manages a coder, and a lead with a helper."""
     helper = make_streamed(name="helper", description="Helps.")
     lead = make_streamed(name="lead", description="Leads a helper.", managed_agents=[helper])
     coder = make_streamed_code(name="coder", description="Codes.")

@@ -27,7 +27,7 @@ ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 
 
 def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripted", **body: Any) -> dict[str, Any]:
-    """Hand a turn in and do not wait."""
+    """Submit a turn without waiting."""
     response = service.client.post(
         "/turn",
         json={"agent": agent, "message": json.dumps(script)} | body,
@@ -39,7 +39,7 @@ def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripte
 
 
 def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = 15) -> dict[str, Any]:
-    """Wait for a turn's end."""
+    """Wait for a turn's end, and return the turn."""
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     found: dict[str, Any] = {}
 
@@ -59,7 +59,7 @@ def wait_until_back(service: Service, within_s: float = 5) -> None:
 
 
 def error_code(response: httpx2.Response) -> str | None:
-    """Give the code of an answer, or of the failed turn that it holds."""
+    """Return the error code of an answer, or of the failed turn that it holds."""
     body = response.json()
     found: str | None = body["error"]["code"] if body.get("error") else body.get("code")
     return found
@@ -67,7 +67,7 @@ def error_code(response: httpx2.Response) -> str | None:
 
 @contextmanager
 def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
-    """Give a turn that runs until it is let go."""
+    """Yield a turn that runs until it is released."""
     turn = submit_turn(service, wait_for_gate(gate), DONE, agent=agent, **body)
     wait_until(gate.with_name(f"{gate.name}.started").exists)
     try:
@@ -77,7 +77,7 @@ def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: 
 
 
 def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "enqueue", **body: Any) -> Event:
-    """Hand in another turn of a conversation."""
+    """Submit another turn of a conversation."""
     named = {"agent": turn["agent"]["name"], "conversation_id": turn["conversation_id"]}
     return submit_turn(service, *script, on_busy=on_busy, **named, **body)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Gate:
-    """What `wait_for` waits for."""
+    """Gate that blocks the tool `wait_for` until it is opened."""
 
     path: Path
 

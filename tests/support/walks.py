@@ -30,7 +30,7 @@ class Name(str):  # noqa: SLOT000 - as code writes one
 
 
 def walk() -> str:
-    """Return the paths that lead where code must not be, a line each, or how many objects were seen."""
+    """Return the paths to forbidden places, one a line, or the number of objects seen."""
     block = _names_of_block()
     state, tools, functions, imports = block
     inside = [(id(thing), kind) for thing, kind in zip(block, ("names", "tools", "functions", "imports"), strict=True)]
@@ -57,7 +57,7 @@ class _Walker:
         self.seen: dict[int, Any] = {}
 
     def evaluate(self, expression: ast.expr, names: dict[str, Any]) -> Any:
-        """Evaluate as the interpreter does; None for what it refuses."""
+        """Evaluate as the interpreter does. Return None for a refused expression."""
         try:
             return evaluate_ast(expression, names, *self._rest)
         except Exception:  # noqa: BLE001 - a foreign attribute may fail in any way

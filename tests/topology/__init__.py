@@ -1,1 +1,1 @@
-"""Stores of many servers, as operators have them: a cluster, and a primary with replicas that sentinels watch."""
+"""Stores of several servers, as operators have them: a cluster, and a primary with replicas that sentinels watch."""

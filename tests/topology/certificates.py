@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and what it certifies: this machine's loopback address."""
+"""Certificate authority of the tests, which certifies this machine's loopback address."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LASTS = dt.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Authority:
-    """`ca_file` is what clients are given; `context` is what a server answers with."""
+    """Authority with one server certificate. `ca_file` is for clients, and `context` is for a server."""
 
     ca_file: Path
     context: ssl.SSLContext
 
 
 def new_authority(folder: Path) -> Authority:
-    """Make an authority and one certificate of a server, in a folder."""
+    """Make an authority and one server certificate in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tests {folder.name}")])

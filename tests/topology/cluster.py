@@ -29,7 +29,7 @@ MOVE_S = 15.0
 
 @dataclass(frozen=True)
 class Member:
-    """What one node knows of another."""
+    """One node's entry in another node's view of the cluster."""
 
     name: str
     port: int
@@ -43,9 +43,9 @@ class Member:
 
 @dataclass
 class ValkeyCluster:
-    """`with ValkeyCluster(folder) as cluster:` starts it, whole, and ends it.
+    """`with ValkeyCluster(folder) as cluster:` starts a whole cluster and ends it.
 
-    `password` is of the default user. With `tls`, each node announces a line that speaks TLS too, as `url` does.
+    `password` is the default user's. With `tls`, each node announces a line that speaks TLS too, as `url` does.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class ValkeyCluster:
     full_coverage: bool = False
     """Whether one partition without a primary closes all others, which is the servers' own default."""
     options: dict[str, str] = field(default_factory=dict)
-    """More lines of every node's configuration."""
+    """Additional lines of every node's configuration."""
     key: str = field(default_factory=new_key)
     nodes: list[Node] = field(init=False)
     lines: list[Line] = field(default_factory=list)
@@ -85,18 +85,18 @@ class ValkeyCluster:
         return {"REDIS_URL": self.url(), "SEAL_KEYS": self.key}
 
     def url(self, nodes: Iterable[Node] = (), user: str = "", password: str = "") -> str:
-        """Give the address as the service takes it; it names all nodes, or these."""
+        """Return the address for the service's settings. It names all nodes, or only these."""
         password = password or self.password
         secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
         places = ",".join(f"{HOST}:{self.announced(node)}" for node in (nodes or self.nodes))
         return f"{'rediss' if self.tls else 'redis'}+cluster://{secret}{places}"
 
     def announced(self, node: Node) -> int:
-        """Give the port at which clients find a node."""
+        """Return the port at which clients reach a node."""
         return self.lines[self.nodes.index(node)].port if self.lines else node.port
 
     def view(self, node: Node) -> list[Member]:
-        """Give all nodes as one of them sees them."""
+        """Return all nodes as seen by one of them."""
         return [_member(line) for line in node.ask("CLUSTER", "NODES").decode().splitlines()]
 
     @staticmethod
@@ -104,7 +104,7 @@ class ValkeyCluster:
         return key_slot(key.encode())
 
     def primary_of(self, key: str | int) -> Node:
-        """Give the living node of which all that live say that it holds a key's slot, once it is so."""
+        """Wait until all living nodes agree which living node owns a key's slot. Return that node."""
         found: list[Node] = []
 
         def all_agree() -> bool:
@@ -115,32 +115,32 @@ class ValkeyCluster:
         return found[0]
 
     def owners(self, key: str | int) -> list[Node]:
-        """Give those that hold a key's slot, as those see it who live."""
+        """Return the owners of a key's slot, as seen by the living nodes."""
         slot = key if isinstance(key, int) else self.slot_of(key)
         views = [self.view(node) for node in self._living()]
         names = {each.name for members in views for each in members if each.holds(slot)}
         return [self._names[name] for name in names]
 
     def replica_of(self, primary: Node) -> Node:
-        """Give the living replica of a primary."""
+        """Return the living replica of a primary."""
         name = self._name_of(primary)
         replicas = [self._names[each.name] for each in self.view(primary) if each.primary == name]
         return next(node for node in replicas if node.lives)
 
     def primaries(self) -> list[Node]:
-        """Give the living primaries that hold slots."""
+        """Return the living primaries that own slots."""
         asked = self._living()[0]
         held = [self._names[each.name] for each in self.view(asked) if "master" in each.flags and each.slots]
         return [node for node in held if node.lives]
 
     def restart(self, node: Node) -> None:
-        """Start a node again that was killed; it comes back as what it finds itself to be."""
+        """Start a killed node again. The cluster decides its role."""
         node.start()
         for name, rules in self._users.items():
             node.ask("ACL", "SETUSER", name, *rules)
 
     def roll(self) -> None:
-        """Start every node again somewhere else, one after the other, as a rolling update of its operator does."""
+        """Restart every node on another port, one after the other, as an operator's rolling update does."""
         for node in sorted(self.nodes, key=lambda node: node in self.primaries()):
             if node in self.primaries():
                 heir = self.replica_of(node)
@@ -157,7 +157,7 @@ class ValkeyCluster:
         until(lambda: all(self._is_settled(node) for node in self._living()), WHOLE_S, "the cluster is whole")
 
     def move(self, key: str, to: Node, *, atomically: bool = True) -> None:
-        """Give a key's slot to another primary, in one go (Valkey 9) or key by key, as operators did before."""
+        """Move a key's slot to another primary, atomically (Valkey 9) or key by key, as operators did before."""
         slot, source = self.slot_of(key), self.primary_of(key)
         target = self._name_of(to)
         if atomically:
@@ -173,7 +173,7 @@ class ValkeyCluster:
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self._name_of(to))
 
     def end_move(self, slot: int, source: Node, to: Node) -> None:
-        """Move what is in the slot, and close it."""
+        """Move the keys of the slot and close it."""
         secret = ["AUTH", self.password] if self.password else []
         while names := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
             source.ask("MIGRATE", HOST, to.port, "", 0, 5000, *secret, "KEYS", *names)
@@ -181,7 +181,7 @@ class ValkeyCluster:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", self._name_of(to))
 
     def add_user(self, name: str, *rules: str) -> None:
-        """Give every living node a user, and the others when they are back."""
+        """Create a user on every living node, and on the others after their restart."""
         self._users[name] = ("reset", "on", *rules)
         for node in self._living():
             node.ask("ACL", "SETUSER", name, *self._users[name])
@@ -239,7 +239,7 @@ class ValkeyCluster:
         return next(name for name, known in self._names.items() if known is node)
 
     def _is_settled(self, node: Node) -> bool:
-        """Tell whether a node serves all slots with the others, and follows its primary or is followed."""
+        """Return whether a node serves all slots with the others, and follows its primary or is followed."""
         with node.client() as client:
             told = client.execute_command("CLUSTER", "INFO").decode().splitlines()
             about = client.info("replication")

@@ -1,4 +1,4 @@
-"""A way to a server that knows connections by what was sent on them, and resets or silences all of one kind."""
+"""Proxy that classifies connections by the commands sent on them, and resets or silences all of one kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 16
 END_S = 10.0
-AT_ONCE = struct.pack("ii", 1, 0)  # a linger of no time: closing resets
+AT_ONCE = struct.pack("ii", 1, 0)  # a linger time of zero: closing resets
 KINDS = {"commands": {"EVALSHA"}, "messages": {"SSUBSCRIBE"}, "acks": {"EVALSHA", "WAIT"}}
 WORDS = {word: f"${len(word)}\r\n{word}\r\n".encode() for word in set.union(*KINDS.values())}
 LONGEST_WORD = max(map(len, WORDS.values()))
@@ -27,7 +27,7 @@ LONGEST_WORD = max(map(len, WORDS.values()))
 
 @dataclass(eq=False)
 class Connection:
-    """Ours to the client, and the words that came over it."""
+    """A client's connection, and the command words seen on it."""
 
     writer: asyncio.StreamWriter
     words: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Connection:
 
 
 class Exchange:
-    """`with Exchange(port) as exchange:` listens in a thread of its own and passes on to that port of this machine."""
+    """`with Exchange(port) as exchange:` listens in a thread of its own and forwards to that port of this machine."""
 
     def __init__(self, target_port: int) -> None:
         self._target = target_port
@@ -70,19 +70,19 @@ class Exchange:
         return f"redis://{HOST}:{self.port}"
 
     def answered(self, kind: str) -> int:
-        """Say how many connections of a kind are open and not silent."""
+        """Return the number of open connections of a kind that are not silenced."""
         return self._do(self._count(kind))
 
     def reset(self, kind: str) -> int:
-        """Reset all connections of a kind; give how many there were."""
+        """Reset all connections of a kind. Return their number."""
         return self._do(self._reset(kind))
 
     def silence(self, kind: str) -> int:
-        """Take what is sent on the connections of a kind, and pass nothing on any more; give how many there were."""
+        """Read from the connections of a kind and forward nothing more. Return their number."""
         return self._do(self._silence(kind))
 
     def catch(self, word: str) -> None:
-        """Wait for what has this word in it, and hold it back, with all that comes after, until it may flow."""
+        """Hold back the next data that contains this word, and all data after it, until `flow`."""
         self._do(self._catch(word.encode()))
 
     def flow(self) -> None:
@@ -152,7 +152,7 @@ class Exchange:
                     each.transport.abort()
 
     async def _pass_on(self, connection: Connection, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        """Both ways, until one of the two ends."""
+        """Forward both ways until one side closes."""
         tasks = [asyncio.create_task(self._pass(connection, *way)) for way in ways]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

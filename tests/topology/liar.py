@@ -1,4 +1,4 @@
-"""A sentinel that was cut off from the others: it goes on naming the primary that it knew."""
+"""Sentinel that was cut off from the others, and still names the primary that it knew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_S = 10.0
 
 
 class Liar(socketserver.ThreadingTCPServer):
-    """`with Liar(service, port) as liar:` listens; `asked` is how often it was asked."""
+    """`with Liar(service, port) as liar:` listens. `asked` counts the requests."""
 
     daemon_threads = True
 
@@ -53,7 +53,7 @@ class Liar(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked went away."""
+        """Ignore clients that went away."""
 
 
 class _Answers(socketserver.StreamRequestHandler):

@@ -1,4 +1,4 @@
-"""A line to a server: it can be silent towards those who come from chosen addresses, and it ends TLS where asked."""
+"""Line to a server, which can be silent towards clients at chosen addresses, and which ends TLS if asked."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Ends = tuple[str, asyncio.StreamWriter]
 class Line:
     """Listens from `open` on, in a thread of its own, until `close`.
 
-    Who begins with a TLS handshake is answered in TLS where there is a context, anyone else is passed on as they are:
-    the server's own replicas speak plainly.
+    A client that begins with a TLS handshake is answered in TLS if the line has a context. All other traffic is
+    forwarded unchanged, because the server's own replicas do not speak TLS.
     """
 
     def __init__(self, tls: SSLContext | None = None) -> None:
@@ -38,7 +38,7 @@ class Line:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def open(self, target_port: int) -> None:
-        """Pass on to this port from now on."""
+        """Forward to this port from now on."""
         listening = socket.create_server((HOST, self.port), backlog=BACKLOG)
         listening.setblocking(False)
         self._listening, self._target = listening, target_port
@@ -46,11 +46,11 @@ class Line:
         self._do(self._begin())
 
     def cut(self, address: str) -> None:
-        """Be silent towards an address, as a network that drops its packets: nobody is told that anything is wrong."""
+        """Fall silent towards an address, like a network that drops its packets. Neither side sees an error."""
         self._cut.add(address)
 
     def mend(self, address: str) -> None:
-        """Break what was silent, and let the address pass again."""
+        """Break the silenced connections, and let the address pass again."""
         self._cut.discard(address)
         self._do(self._break(address))
 
@@ -124,7 +124,7 @@ class Line:
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _first(self, near: socket.socket) -> bytes:
-        """Look at the first byte and leave it there."""
+        """Peek at the first byte."""
         readable = asyncio.Event()
         self._loop.add_reader(near, readable.set)
         try:
@@ -137,6 +137,6 @@ class Line:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 if address in self._cut:
-                    await asyncio.Event().wait()  # nothing comes through any more; `mend` breaks the connection
+                    await asyncio.Event().wait()  # no more data comes through; `mend` breaks the connection
                 writer.write(data)
                 await writer.drain()

@@ -1,4 +1,4 @@
-"""One Valkey server on a loopback port, on disk, that can be killed, stopped and started again."""
+"""Valkey server on a loopback port, on disk, that can be killed, stopped and started again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S = 15.0
 END_S = 10.0
 PAUSE_S = 0.02
 ANSWER_S = 2.0
-# Below the ports that the system gives to outgoing connections: nobody takes one while its server is away.
+# Below the ports of outgoing connections, so that no other process takes one while its server is away.
 PORTS = range(15_000, 32_000)
 DURABLE = {
     "appendonly": "yes",
@@ -39,7 +39,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Give a port that nobody listens on and that was not given before."""
+    """Return an unused port that was not returned before."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind((HOST, port))
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], object], within_s: float, what: str) -> None:
-    """Wait until it holds; servers that are away meanwhile only make it false."""
+    """Wait until the condition holds. An error of a server that is away counts as false."""
     end = time.monotonic() + within_s
     while True:
         with suppress(RedisError, OSError):
@@ -62,7 +62,7 @@ def until(condition: Callable[[], object], within_s: float, what: str) -> None:
 
 @dataclass(eq=False)
 class Node:
-    """`options` are lines of its configuration; what a server writes there itself (Sentinel) outlives it."""
+    """One server. `options` are lines of its configuration. Lines that a server adds itself (Sentinel) are kept."""
 
     folder: Path
     options: dict[str, str]
@@ -84,12 +84,12 @@ class Node:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         self.spawn()
         self.until_up()
 
     def renumber(self) -> None:
-        """Be somewhere else from the next start on."""
+        """Use another port from the next start on."""
         self.port = free_port()
         if "cluster-port" in self.options:
             self.options["cluster-port"] = str(free_port())
@@ -99,7 +99,7 @@ class Node:
         until(self._answers, START_S, f"a server in {self.folder} answers")
 
     def kill(self) -> None:
-        """End it as a power cut does, also while it is frozen."""
+        """Kill the server as a power cut does, even while it is frozen."""
         if self.process:
             self.process.kill()
             self.process.wait(END_S)
@@ -117,11 +117,11 @@ class Node:
 
     @property
     def lives(self) -> bool:
-        """It runs, and is not frozen."""
+        """True while the server runs and is not frozen."""
         return bool(self.process and self.process.poll() is None and not self.frozen)
 
     def client(self, **options: Any) -> Raw:
-        """Give a client that goes straight to it, as its administrator."""
+        """Return a client that connects directly, as the administrator."""
         return Redis(host=HOST, port=self.port, password=self.password or None, socket_timeout=ANSWER_S, **options)
 
     def ask(self, *command: str | int) -> Any:

@@ -1,4 +1,4 @@
-"""A primary with replicas that three sentinels watch, and the partition that cuts it from all but its clients."""
+"""Primary with replicas that three sentinels watch, and the partition that cuts it from all except its clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SERVICE = "main"
 SENTINELS, QUORUM = 3, 2
 DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS = 1000, 3000
-INSIDE = "127.0.0.2"  # where servers and sentinels come from; clients come from 127.0.0.1
-# What a sentinel waits with by itself makes ten seconds of a healed partition.
+INSIDE = "127.0.0.2"  # address of servers and sentinels; clients come from 127.0.0.1
+# With a sentinel's default periods, a healed partition takes ten seconds.
 HASTE = "INFO-PERIOD 500 PUBLISH-PERIOD 300 ASK-PERIOD 300".split()
 WHOLE_S = 20.0
 FAILOVER_S = 20.0
@@ -27,9 +27,9 @@ FAILOVER_S = 20.0
 
 @dataclass
 class Sentinels:
-    """`with Sentinels(folder) as sentinels:` starts all, whole, and ends all.
+    """`with Sentinels(folder) as sentinels:` starts a whole topology and ends it.
 
-    Everybody reaches a server through its line. A partition cuts those who come from `INSIDE`, so that the server is
+    All traffic to a server goes through its line. A partition cuts connections from `INSIDE`, so that the server is
     alone with its clients. With `tls`, the lines of servers and sentinels speak it too, as `url` does.
     """
 
@@ -71,27 +71,27 @@ class Sentinels:
         return {"REDIS_URL": self.url(), "SEAL_KEYS": self.key}
 
     def url(self, service: str = SERVICE, db: int = 0, user: str = "", password: str = "") -> str:
-        """Give the address as the service takes it."""
+        """Return the address for the service's settings."""
         password = password or self.password
         secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
         places = ",".join(f"{HOST}:{each.port}" for each in (self.sentinel_lines or self.sentinels))
         return f"{'rediss' if self.tls else 'redis'}+sentinel://{secret}{places}/{service}/{db}"
 
     def primary(self) -> Node:
-        """Give the primary as most sentinels see it."""
+        """Return the primary as seen by most sentinels."""
         ports = [self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.lives]
         port = max(ports, key=ports.count)
         return next(node for node, line in zip(self.nodes, self.lines, strict=True) if line.port == port)
 
     def partition(self, node: Node) -> None:
-        """Cut a server from sentinels and servers, in silence; clients reach it as before."""
+        """Cut a server silently from sentinels and servers. Clients still reach it."""
         self.lines[self.nodes.index(node)].cut(INSIDE)
 
     def heal(self, node: Node) -> None:
         self.lines[self.nodes.index(node)].mend(INSIDE)
 
     def until_failover(self, old: Node) -> Node:
-        """Wait until all sentinels know another primary that takes writes; give it."""
+        """Wait until all sentinels know another primary that takes writes. Return that primary."""
 
         def is_over() -> bool:
             new = self.primary()
