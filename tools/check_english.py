@@ -1,6 +1,6 @@
 """Plain English in docstrings, comments and docs: refuses the phrases that make a sentence hard to read.
 
-python tools/check_english.py [PATH …]   (default: the package, its tools and the docs)
+python tools/check_english.py [PATH …]   (default: everything here)
 
 The phrases are in PHRASES, each with its mend. Code, quotations, headings and questions are left alone.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = ("app", "tools", "README.md", "docs")
+DEFAULT = ("app", "benchmarks", "browser_tests", "docs", "examples", "tests", "tools", "README.md")
 MOST_WORDS = 36  # of a sentence; the aim is some 20
 
 VERBS = (
@@ -69,6 +69,8 @@ def _mends(text: str, *, is_docstring: bool) -> Iterator[str]:
 def _of_python(file: Path) -> Iterator[Line]:
     source = file.read_text()
     for node in ast.walk(ast.parse(source)):
+        if any(isinstance(each, ast.Name) and each.id == "tool" for each in getattr(node, "decorator_list", ())):
+            continue  # the description of a tool is part of prompts
         is_error = isinstance(node, ast.ClassDef) and node.name.endswith("Error")
         for child in ast.iter_child_nodes(node):
             if (
