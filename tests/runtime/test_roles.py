@@ -381,7 +381,7 @@ def test_a_process_that_was_asked_to_end_is_replaced(tmp_path: Path) -> None:
         first = pids(service)
         number = player_of(service, it.turn)
         os.kill(first[number], signal.SIGTERM)
-        wait_until(lambda: f"process={number} INFO app stopping" in service.log())
+        wait_until(lambda: f"process={number} INFO smolsessions stopping" in service.log())
         it.ledger.go()
         ended = wait_for_end(service, it.turn)
         assert (ended["reply"], [call["repeated"] for call in ended["tool_calls"]]) == ("done", [False, False])

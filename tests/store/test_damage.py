@@ -303,7 +303,7 @@ def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched
     it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
     it.rest.put_back()
     cases = list(damages(it, it.rest, kind))
-    assert len(cases) > 5
+    assert len(cases) >= 5
     for what, damage in cases:
         it.rest.put_back()
         damage()
@@ -319,7 +319,7 @@ def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: V
     it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
     it.left.put_back()
     cases = list(damages(it, it.left, kind))
-    assert len(cases) > 5
+    assert len(cases) >= 5
     for what, damage in cases:
         it.left.put_back()
         damage()
