@@ -196,7 +196,7 @@ def test_code_that_calls_a_tool_thousands_of_times_holds_up_no_other_conversatio
     service: Service, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    code = f"for n in range(10_000):\n    echo(text='x')\nwait_for(path={str(gate)!r})\nfinal_answer('counted')"
+    code = f"for n in range(4_000):\n    echo(text='x')\nwait_for(path={str(gate)!r})\nfinal_answer('counted')"
     with posting(service, {"code": code}, agent="streamed-code") as stream:
         stream.until("tool.call", name="echo")
         delays = []
