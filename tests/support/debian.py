@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +31,9 @@ def find(package: str, *names: str) -> tuple[str | None, str]:
     """Return the path of the first program found, or the reason why none is installed."""
     if path := _on_path(names):
         return path, ""
-    reason = _install(package)
+    with (Path(tempfile.gettempdir()) / "smolsessions-tests-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # apt-get fails if another process of pytest installs at the same time
+        reason = "" if _on_path(names) else _install(package)
     return _on_path(names), reason
 
 
