@@ -57,17 +57,24 @@ class VariableReader:
         return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
 
     def _ask(self, pickled: dict[str, bytes]) -> dict[str, Any]:
-        with self._running:
-            try:
-                child = self._fork_client.fork()
-            except OSError:
-                raise OverloadedError("No process could be started to read the variables; try again later.") from None
-            try:
-                return _exchange(Channel(child.sock, 2 * MAX_JSON_BYTES), pickled)
-            except (ClosedError, MisbehavedError, TimeoutError):
-                return dict.fromkeys(pickled, "cannot be read: the process that read it ended")
-            finally:
-                child.kill()
+        if not self._running.acquire(timeout=EXPORT_TIMEOUT_S):
+            raise OverloadedError("Too many exports read variables at once; try again later.")
+        try:
+            return self._ask_child(pickled)
+        finally:
+            self._running.release()
+
+    def _ask_child(self, pickled: dict[str, bytes]) -> dict[str, Any]:
+        try:
+            child = self._fork_client.fork()
+        except OSError:
+            raise OverloadedError("No process could be started to read the variables; try again later.") from None
+        try:
+            return _exchange(Channel(child.sock, 2 * MAX_JSON_BYTES), pickled)
+        except (ClosedError, MisbehavedError, TimeoutError):
+            return dict.fromkeys(pickled, "cannot be read: the process that read it ended")
+        finally:
+            child.kill()
 
 
 def _exchange(channel: Channel, pickled: dict[str, bytes]) -> dict[str, Any]:
