@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from smolagents import ChatMessage, CodeAgent, MessageRole, ToolCallingAgent
-from smolagents.memory import ActionStep, PlanningStep, TaskStep
+from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError
 
@@ -63,7 +63,6 @@ def test_every_agent_is_new_with_model_tools_and_memory_of_its_own(make: Callabl
     ("question", "answer"),
     [
         ("What is 12 * 7?", "12 * 7 = 84."),
-        ("what’s 3 plus 4 times 2", "3 + 4 * 2 = 11."),  # noqa: RUF001
         ("calculate (1.5 + 2) × 4", "(1.5 + 2) * 4 = 14."),  # noqa: RUF001
         ("Compute +5 - -1", "+5 - -1 = 6."),
         ("12 * 7 等于多少？", "12 * 7 = 84."),  # noqa: RUF001
@@ -210,36 +209,11 @@ def test_it_gives_number_and_sizes_of_images_and_cannot_see(make: Callable[[], A
 
 
 @both
-def test_a_planned_run_shows_a_plan_and_ends_in_the_answer(make: Callable[[], Agent]) -> None:
-    agent = make()
-    agent.planning_interval = 1
-    assert ask(agent, "What is 12 * 7?") == "12 * 7 = 84."
-    assert ask(agent, "What is 5 * 5?") == "5 * 5 = 25."
-    plans = [step.plan for step in agent.memory.steps if isinstance(step, PlanningStep)]
-    assert 'Call calculator with {"expression": "12 * 7"}' in plans[0]
-    assert any('Call calculator with {"expression": "5 * 5"}' in plan for plan in plans)
-
-
-@both
 def test_at_the_step_limit_it_answers_with_the_results_so_far(make: Callable[[], Agent]) -> None:
     agent = make()
     assert ask(agent, "What is 1 / 0?", max_steps=1) == "The calculator tool said: Division by zero in 1 / 0."
     assert ask(make(), "What is 1 / 0 and what is 2 / 0?", max_steps=1).endswith("No step was left to call calculator.")
     assert "12 * 7 = 84." in ask(agent, "What is 12 * 7?", max_steps=1)
-
-
-def test_an_unexplained_error_is_retried_once_and_then_reported() -> None:
-    error = "Error:\nError while parsing tool call from model output: no JSON\nNow let's retry: take care"
-    tools = list(make_demo().tools.values())
-    again = RuleModel().generate(shown("What is 12 * 7?", error), tools_to_call_from=tools)
-    assert [call.function.name for call in again.tool_calls or []] == ["calculator"]
-    told = RuleModel().generate(shown("What is 12 * 7?", error, error), tools_to_call_from=tools)
-    assert "no JSON" in str(told.tool_calls)
-
-
-@pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
-def test_a_tool_outside_the_offered_ones_is_not_called(kind: type[Agent]) -> None:
-    assert ask(kind(tools=[], model=RuleModel()), "What is 12 * 7?") == "I was given no tool named calculator."
 
 
 def test_additional_arguments_are_not_taken_for_the_users_words() -> None:
@@ -279,7 +253,7 @@ def test_a_history_is_not_read_unless_a_question_needs_it() -> None:
 @given(st.lists(st.one_of(st.sampled_from(["what is ", "1 / 0", " and ", "note ", "time", "\ud800"]), st.text())))
 def test_it_accepts_any_message(pieces: list[str]) -> None:
     messages = shown("".join(pieces))
-    for stops in (None, ["<end_plan>"], ["Observation:"]):
+    for stops in (None, ["Observation:"]):
         assert RuleModel().generate(messages, stop_sequences=stops).content
     assert RuleModel().generate(messages, tools_to_call_from=list(make_demo().tools.values())).tool_calls
 

@@ -9,8 +9,8 @@ from smolagents.memory import TaskStep
 
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
 from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMessages, StepTotals
-from smolsessions.agents.memory.step_cache import StepCache, text_in
-from smolsessions.agents.memory.step_types import replaced_notes
+from smolsessions.agents.memory.step_cache import StepCache
+from smolsessions.agents.memory.step_types import replaced_notes, text_in
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
 from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, PromptSize, PrunePreview

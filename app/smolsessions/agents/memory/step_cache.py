@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, TaskStep
 
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, text_in
 from smolsessions.agents.memory.tokens import estimate_messages
 
 if TYPE_CHECKING:
@@ -123,13 +123,6 @@ class StepCache:
                 self._origins.pop(id(one), None)
             entry = self._entries[id(step)] = _Entry(step, content, messages_of(step))
         return entry
-
-
-def text_in(message: ChatMessage) -> str:
-    content = message.content
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content or ""
 
 
 def content_of(step: MemoryStep) -> tuple[object, ...]:

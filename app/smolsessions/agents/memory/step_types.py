@@ -84,5 +84,12 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
     return step.to_messages(summary_mode=summary_mode)
 
 
+def text_in(message: ChatMessage) -> str:
+    content = message.content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
 def _message(role: MessageRole, text: str) -> ChatMessage:
     return ChatMessage(role=role, content=[{"type": "text", "text": text}])
