@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
 .PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh clean
 .DEFAULT_GOAL := run
+# Without cached bytecode every process compiles the package anew, which is a fifth of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that another Python made, or whose Python is gone, is made anew.
 VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null

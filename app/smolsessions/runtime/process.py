@@ -41,6 +41,7 @@ LARGE_BYTES = 1024 * 1024
 
 def run_process(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
     """Serve as the role says until told to end, and return the exit status."""
+    gc.disable()  # until the service is up: imports make many objects and hardly any garbage
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # the format has none of these
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_file_limit()
@@ -175,9 +176,9 @@ def _start_text(
 
 def _collect_rarely() -> None:
     """Collect garbage rarely. Warm sessions are many live objects, and scanning them cost a fifth of a turn."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

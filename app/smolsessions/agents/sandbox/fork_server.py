@@ -28,7 +28,6 @@ def main() -> None:
     confinement = Confinement(map(Path, arguments["hidden"]), map(Path, arguments["folders"]))
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes
-    gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError):  # the service has ended
         control.send(confinement.level.encode())
