@@ -12,7 +12,8 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget
-from smolsessions.core.document_format import FORMAT, VERSION, read_json
+from smolsessions.core.documents import FORMAT, VERSION
+from smolsessions.core.json_data import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,8 +27,9 @@ from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGES_FACTOR, MAX_STEPS
 from smolsessions.agents.values.images import RAW_TYPE, image_from_bytes
-from smolsessions.core.document_format import MEMORY_FORMAT, read_json
+from smolsessions.core.documents import MEMORY_FORMAT
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
+from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName
 from tests.support import agents
 from tests.support.documents import (

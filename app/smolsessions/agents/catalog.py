@@ -54,10 +54,8 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class FactoryFailedError(ServiceError):
+class FactoryFailedError(ServiceError, code="agent_error"):
     """The agent could not be made: its factory failed; the service's log says how."""
-
-    code = "agent_error"
 
 
 class Catalog:

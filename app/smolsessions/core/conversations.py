@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import UnknownAgentError
-from smolsessions.core.metadata import bounded
+from smolsessions.core.json_data import bounded
 from smolsessions.core.records import AgentName, ConversationFields, Page, Ref
 
 if TYPE_CHECKING:

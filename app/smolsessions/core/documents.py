@@ -3,167 +3,83 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
-from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.metadata import storable
-from smolsessions.core.policies import TAGS, Rules, policy_data
+from smolsessions.core.json_data import derived_from, invalid_request, storable
+from smolsessions.core.policies import Rules, policy_data
 from smolsessions.core.records import (
-    IMAGE_NAME_DIGITS,
     AgentName,
     AgentVersion,
-    Failure,
-    LeftOut,
     Outcome,
     Owner,
     Ref,
     Rollback,
-    RunState,
     StepImage,
     Timing,
-    ToolCall,
     Turn,
     TurnOptions,
-    Usage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.core.policies import Policy
     from smolsessions.core.records import ConversationRecord, ExportedMemory
 
-MAX_PROBLEMS = 20
-FORMATS = (FORMAT, MEMORY_FORMAT)
+FORMAT, VERSION = "smolsessions/conversation", 1
+MEMORY_FORMAT = "smolagents/memory"
+"""Format of a document with the result of `agent.memory.get_full_steps()`."""
 SOMEBODY = Ref(Owner(""), "")
+_READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
+_OF_TURN = ("message", "agent", "timing", "options", "attempts", "images")
 
 
-class _Part(BaseModel):
+class MemoryDocument(BaseModel):
+    """Document with the memory of a smolagents agent, without the members that the agents read."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    format: str
+    agent: AgentName | None = Field(None, max_length=64)
+    metadata: dict[str, Any] = {}
+    policy: Rules | None = None
 
-class _Agent(_Part):
-    name: str
-    kind: str
-    smolagents: str
-
-
-class _Call(_Part):
-    call_id: str
-    name: str
-    arguments: JsonValue
-    agent: str
-    step_id: str
-    internal: bool
-    ok: bool
-    duration_ms: float
-    repeated: bool = False
+    @property
+    def jumps(self) -> tuple[Rollback, ...]:
+        return ()
 
 
-class _Usage(_Part):
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-
-class _LeftOut(_Part):
-    steps: int
-    shortened: int
-    characters: int
-    tokens: int
-
-
-class _Failure(_Part):
-    code: str
-    message: str
-    retryable: bool = False
-
-
-class _Timing(_Part):
-    submitted_at: float = Field(ge=0, le=1e11)
-    started_at: float | None = Field(None, ge=0, le=1e11)
-    finished_at: float | None = Field(None, ge=0, le=1e11)
-
-
-class _Options(_Part):
-    max_steps: int | None = Field(None, ge=1)
-    reset: bool = False
-    deadline_s: float | None = Field(None, gt=0)
-
-
-class _Image(_Part):
-    name: str = Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")
-    width: int = Field(ge=1)
-    height: int = Field(ge=1)
-
-
-class TurnDocument(_Part):
+@derived_from(Outcome, required=False)
+class TurnDocument(BaseModel):
     """A turn that is over. Times are Unix seconds."""
 
+    model_config = MemoryDocument.model_config
+
     turn: int = Field(ge=1, le=2**31)
-    status: Literal["finished", "failed", "cancelled"]
-    agent: _Agent
     message: str
-    reply: str | None = None
-    output: JsonValue = None
-    state: RunState | None = None
-    steps: int = Field(0, ge=0)
-    tool_calls: list[_Call] = []
-    usage: _Usage = _Usage()
-    timing: _Timing
-    options: _Options = _Options()
+    agent: AgentVersion
+    timing: Timing
+    options: TurnOptions = TurnOptions()
     attempts: int = Field(1, ge=0)
-    dropped_variables: list[str] = []
-    left_out: _LeftOut | None = None
-    error: _Failure | None = None
-    images: list[_Image] = []
-    output_images: list[_Image] = []
+    output_images: tuple[StepImage, ...] = ()
 
 
-class _Envelope(_Part):
-    """Members that the service reads. The agents read steps, images and variables."""
+class ConversationDocument(MemoryDocument):
+    """Document of a conversation, without the members that the agents read."""
 
-    format: Literal["smolsessions/conversation"]
     version: Literal[1]
     id: str | None = None
-    agent: str | None = Field(None, max_length=64)
-    metadata: dict[str, JsonValue] = {}
-    policy: Rules | None = None
-    turns: list[TurnDocument] = []
+    turns: tuple[TurnDocument, ...] = ()
     rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = []
-    steps: Any = []
-    images: Any = {}
-    variables: Any = {}
     not_exported: list[dict[str, str]] = []
 
-
-class _Memory(_Part):
-    """Document with the memory of a smolagents agent."""
-
-    format: Literal["smolagents/memory"]
-    agent: str | None = Field(None, max_length=64)
-    metadata: dict[str, JsonValue] = {}
-    policy: Rules | None = None
-    steps: Any
-
-
-_ENVELOPE, _MEMORY = TypeAdapter(_Envelope), TypeAdapter(_Memory)
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedDocument:
-    """Document with its outer part validated. The agents read `memory`."""
-
-    agent: AgentName | None
-    metadata: dict[str, Any]
-    policy: Policy | None
-    turns: tuple[TurnDocument, ...] | None
-    """None for a document with steps only."""
-    jumps: tuple[Rollback, ...]
-    memory: dict[str, Any]
+    @property
+    def jumps(self) -> tuple[Rollback, ...]:
+        return tuple(Rollback(after, to) for after, to in self.rollbacks)
 
 
 def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[str, Any]:
@@ -188,46 +104,53 @@ def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[st
     }
 
 
-def parse_document(document: Any) -> ParsedDocument:
-    """Read the outer part of a document. Raises `InvalidRequestError`."""
+def _turn_document(turn: Turn) -> dict[str, Any]:
+    """Return a turn. It has no members for images if it has no images."""
+    of_turn = {name: value for name, value in asdict(replace(turn, outcome=None)).items() if name in _OF_TURN}
+    outcome = asdict(turn.outcome or Outcome("cancelled"))
+    images = {"images": of_turn.pop("images"), "output_images": outcome.pop("images")}
+    return {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in images.items() if found}}
+
+
+def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
+    """Read the outer part of a document, and return the rest for the agents. Raises `InvalidRequestError`."""
     kind = document.get("format") if isinstance(document, dict) else None
-    if kind not in FORMATS:
+    if kind not in (FORMAT, MEMORY_FORMAT):
         raise InvalidRequestError.at("/format", f"is {kind!r:.80}; this release reads {FORMAT!r} and {MEMORY_FORMAT!r}")
     if kind == FORMAT and (type(document.get("version")) is not int or document["version"] != VERSION):
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
-    try:
-        parsed: Any = (_ENVELOPE if kind == FORMAT else _MEMORY).validate_python(document)
-    except ValidationError as error:
-        raise _invalid(error) from None
-    for name in ("metadata", "turns", "policy"):
+    outer = {name: value for name, value in document.items() if name not in _READ_BY_AGENTS}
+    for name, value in outer.items():
         try:
-            storable(document.get(name))
+            storable(name)
+            storable(value)
         except ValueError as error:
-            raise InvalidRequestError.at(f"/{name}", str(error)) from None
-    memory = {"format": kind, "steps": parsed.steps}
-    if kind == FORMAT:
-        memory |= {"version": VERSION, "images": parsed.images, "variables": parsed.variables}
-        _check_numbers(parsed.turns)
-        _check_rollbacks(parsed.rollbacks, len(parsed.turns))
-    return ParsedDocument(
-        agent=None if parsed.agent is None else AgentName(parsed.agent),
-        metadata=parsed.metadata,
-        policy=None if parsed.policy is None else tuple(parsed.policy),
-        turns=tuple(parsed.turns) if kind == FORMAT else None,
-        jumps=tuple(Rollback(*pair) for pair in parsed.rollbacks) if kind == FORMAT else (),
-        memory=memory,
-    )
+            raise InvalidRequestError.at(f"/{name}".encode(errors="replace").decode(), str(error)) from None
+    model = ConversationDocument if kind == FORMAT else MemoryDocument
+    try:
+        # As JSON, because pydantic makes no records of dictionaries in its strict mode.
+        parsed = model.model_validate_json(to_json(outer))
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise invalid_request([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from None
+    memory = {name: value for name, value in document.items() if name in _READ_BY_AGENTS}
+    if not isinstance(parsed, ConversationDocument):
+        return parsed, {"format": kind, **memory}
+    _check_numbers(parsed)
+    return parsed, {"format": kind, "version": VERSION, "steps": [], **memory}
 
 
-def imported_turns(parsed: ParsedDocument, version: AgentVersion, last: int, now: float) -> list[Turn]:
+def imported_turns(
+    parsed: MemoryDocument, memory: dict[str, Any], version: AgentVersion, last: int, now: float
+) -> list[Turn]:
     """Return the records of a document's turns, or bare turns of its tasks if it has none.
 
     `last` is the number of the last turn with a step. `now` is the time of the import.
     """
-    if parsed.turns is None:
+    if not isinstance(parsed, ConversationDocument):
         return [
             Turn(SOMEBODY, number, version, task, TurnOptions(), Timing(now, now, now), outcome=outcome)
-            for number, (task, outcome) in enumerate(_tasks_in(parsed.memory["steps"]), 1)
+            for number, (task, outcome) in enumerate(_tasks_in(memory["steps"]), 1)
         ]
     if last > len(parsed.turns):
         raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
@@ -255,86 +178,21 @@ def _tasks_in(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
         yield task, outcome
 
 
-def _check_numbers(turns: Iterable[TurnDocument]) -> None:
-    for place, turn in enumerate(turns):
+def _check_numbers(document: ConversationDocument) -> None:
+    for place, turn in enumerate(document.turns):
         if turn.turn != place + 1:
             raise InvalidRequestError.at(f"/turns/{place}/turn", f"is not {place + 1}; turns are numbered 1, 2, 3 …")
-
-
-def _check_rollbacks(rollbacks: Iterable[list[int]], turns: int) -> None:
     last = -1
-    for place, (after, to) in enumerate(rollbacks):
-        if not max(0, last + 1) <= after <= turns:
+    for place, (after, to) in enumerate(document.rollbacks):
+        if not max(0, last + 1) <= after <= len(document.turns):
             raise InvalidRequestError.at(f"/rollbacks/{place}/0", "is no turn, or not after that of the one before it")
         if not 0 <= to <= after:
             raise InvalidRequestError.at(f"/rollbacks/{place}/1", f"is not from 0 to {after}")
         last = after
 
 
-def _turn_document(turn: Turn) -> dict[str, Any]:
-    outcome = turn.outcome or Outcome("cancelled")
-    fields = {name: getattr(outcome, name) for name in ("reply", "output", "state", "steps")}
-    parts: dict[str, Any] = {
-        "agent": turn.agent,
-        "usage": outcome.usage,
-        "timing": turn.timing,
-        "options": turn.options,
-        "left_out": outcome.left_out,
-        "error": outcome.error,
-    }
-    return {
-        "turn": turn.number,
-        "status": outcome.status,
-        "message": turn.message,
-        **fields,
-        **{name: None if part is None else asdict(part) for name, part in parts.items()},
-        "tool_calls": [asdict(call) for call in outcome.tool_calls],
-        "attempts": turn.attempts,
-        "dropped_variables": list(outcome.dropped_variables),
-        **_images_document(turn.images, outcome.images),
-    }
-
-
-def _images_document(given: Iterable[StepImage], answered: Iterable[StepImage]) -> dict[str, Any]:
-    """Return the members of a turn with images. Releases that know of none read all other turns."""
-    lists = {"images": [asdict(image) for image in given], "output_images": [asdict(image) for image in answered]}
-    return {name: images for name, images in lists.items() if images}
-
-
 def _turn(document: TurnDocument) -> Turn:
-    outcome = Outcome(
-        document.status,
-        reply=document.reply,
-        output=document.output,
-        state=document.state,
-        steps=document.steps,
-        tool_calls=tuple(ToolCall(**call.model_dump()) for call in document.tool_calls),
-        usage=Usage(**document.usage.model_dump()),
-        error=Failure(**document.error.model_dump()) if document.error else None,
-        dropped_variables=tuple(document.dropped_variables),
-        left_out=LeftOut(**document.left_out.model_dump()) if document.left_out else None,
-        images=tuple(StepImage(**image.model_dump()) for image in document.output_images),
-    )
-    return Turn(
-        SOMEBODY,
-        document.turn,
-        AgentVersion(AgentName(document.agent.name), document.agent.kind, document.agent.smolagents),
-        document.message,
-        TurnOptions(**document.options.model_dump()),
-        Timing(**document.timing.model_dump()),
-        attempts=document.attempts,
-        outcome=outcome,
-        images=tuple(StepImage(**image.model_dump()) for image in document.images),
-    )
-
-
-def _invalid(error: ValidationError) -> InvalidRequestError:
-    problems = [
-        {
-            "pointer": "".join(f"/{part}" for part in problem["loc"] if part not in TAGS),
-            "message": str(problem["msg"]).removeprefix("Value error, "),
-        }
-        for problem in error.errors(include_url=False, include_input=False)[:MAX_PROBLEMS]
-    ]
-    sentence = "; ".join(f"{problem['pointer'] or 'body'}: {problem['message']}" for problem in problems[:5])
-    return InvalidRequestError(sentence, errors=problems)
+    told = dict(document)
+    of_turn = {name: told.pop(name) for name in _OF_TURN}
+    number, images = told.pop("turn"), told.pop("output_images")
+    return Turn(SOMEBODY, number, outcome=Outcome(**told, images=images), **of_turn)

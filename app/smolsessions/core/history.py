@@ -86,13 +86,13 @@ class History:
         self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
     ) -> Conversation:
         """Create a conversation from a document. `agent` replaces the document's."""
-        told = parse_document(document)
+        told, memory = await asyncio.to_thread(parse_document, document)
         name = self._conversations.known(told.agent if agent is None else agent)
-        given = await asyncio.to_thread(self._agents.import_document, name, told.memory, self._max_pixels)
+        given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
         draft = ConversationFields(told.metadata, told.policy)
         self._conversations.check(name, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
-        turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, version, last, time.time()))
+        turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, memory, version, last, time.time()))
         return await self._store.adopt(ref, name, draft, ImportedConversation(turns, told.jumps, given))

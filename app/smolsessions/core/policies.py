@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -112,20 +112,24 @@ Rule = Annotated[
     | Annotated[OwnRule, Tag("own")],
     Discriminator(_kind_of),
 ]
-Rules = Annotated[
-    list[Annotated[Rule, BeforeValidator(_named)]],
-    BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
-    Field(max_length=MOST_RULES),
-]
-"""Rules in their order. Each is applied to the result of the one before."""
-
 Policy = tuple[Rule, ...]
-_RULES: TypeAdapter[list[Rule]] = TypeAdapter(Rules)
+if TYPE_CHECKING:
+    Rules = Policy
+else:
+    Rules = Annotated[
+        list[Annotated[Rule, BeforeValidator(_named)]],
+        BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
+        Field(max_length=MOST_RULES),
+        AfterValidator(tuple),
+    ]
+    """Rules in their order. Each is applied to the result of the one before."""
+
+_RULES: TypeAdapter[Policy] = TypeAdapter(Rules)
 
 
 def policy_of(data: Any) -> Policy:
     """Return the policy of JSON data. Raises `pydantic.ValidationError`."""
-    return tuple(_RULES.validate_python(data))
+    return _RULES.validate_python(data)
 
 
 def what_is_wrong(error: ValidationError) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, TypeVar
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +26,9 @@ RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
 """Type of a stored entry. An edit is a change of the memory by a callback of the agent's author."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+Count = Annotated[int, Field(ge=0)]
 
 IMAGE_NAME_DIGITS = 32
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
@@ -202,27 +207,27 @@ class LeftOut:
 class Timing:
     """Times of a turn: accepted, claimed first, ended. Unix seconds."""
 
-    submitted_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
+    submitted_at: Seconds
+    started_at: Seconds | None = None
+    finished_at: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
     """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start."""
 
-    max_steps: int | None = None
+    max_steps: Annotated[int, Field(ge=1)] | None = None
     reset: bool = False
-    deadline_s: float | None = None
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepImage:
     """Image of a step: its name in the conversation (a content hash) and its size in pixels."""
 
-    name: str
-    width: int
-    height: int
+    name: Annotated[str, Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")]
+    width: Annotated[int, Field(ge=1)]
+    height: Annotated[int, Field(ge=1)]
 
 
 def image_name(data: bytes) -> str:
@@ -238,7 +243,7 @@ class Outcome:
     reply: str | None = None
     output: Any = None
     state: RunState | None = None
-    steps: int = 0
+    steps: Count = 0
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     error: Failure | None = None
@@ -262,7 +267,7 @@ class Turn:
     message: str
     options: TurnOptions
     timing: Timing
-    attempts: int = 0
+    attempts: Count = 0
     outcome: Outcome | None = None
     last_seq: int | None = None
     images: tuple[StepImage, ...] = ()

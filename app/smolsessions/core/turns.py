@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
 from smolsessions.core.events import TurnEnded
-from smolsessions.core.metadata import bounded
+from smolsessions.core.json_data import bounded
 from smolsessions.core.records import (
     AgentName,
     AgentVersion,

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from smolsessions import __version__
 from smolsessions.core.errors import ShuttingDownError
-from smolsessions.core.metadata import MAX_OBJECT_BYTES
+from smolsessions.core.json_data import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_views import event_schemas

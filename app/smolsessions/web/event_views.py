@@ -22,16 +22,15 @@ from smolsessions.core.events import (
     Where,
     attempt_of,
 )
+from smolsessions.core.json_data import derived_from, fields_of
 from smolsessions.web.views import (
     StepImageView,
     TurnView,
     UsageView,
     data_of,
-    fields_of,
     image_views,
     time_view,
     turn_view,
-    view_of,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class EventView(BaseModel):
     attempt: int
 
 
-@view_of(StepError)
+@derived_from(StepError)
 class StepErrorView(BaseModel): ...
 
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from smolsessions.core import errors
-from smolsessions.core.policies import TAGS
+from smolsessions.core.json_data import invalid_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_PROBLEMS = 20
-MAX_POINTER_CHARS = 200
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 log = logging.getLogger(__name__)
@@ -190,27 +188,9 @@ def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
 
 
 def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
-    problems: list[dict[str, object]] = []
-    sentences = []
-    for problem in error.errors()[:MAX_PROBLEMS]:
+    for problem in error.errors():
         if problem["type"] == "json_invalid":
             return errors.MalformedError(
                 f"The body is not JSON: {problem.get('ctx', {}).get('error', 'syntax error')}."
             )
-        place, *path = problem["loc"]
-        path = [part for part in path if part not in TAGS]
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        if place == "body":
-            pointer = "".join(f"/{_escaped(part)}" for part in path)
-            problems.append({"pointer": pointer, "message": message})
-            sentences.append(f"{pointer or 'body'}: {message}")
-        else:
-            name = ".".join(map(str, path))
-            problems.append({"in": place, "parameter": name, "message": message})
-            sentences.append(f"{place} {name}: {message}")
-    return errors.InvalidRequestError("; ".join(sentences[:5]), errors=problems)
-
-
-def _escaped(part: object) -> str:
-    """Return a part of a JSON pointer (RFC 6901), cut to a bounded length."""
-    return str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1")
+    return invalid_request(error.errors())

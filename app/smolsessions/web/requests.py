@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from smolsessions.core.metadata import MAX_OBJECT_BYTES, storable
+from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Rules
 from smolsessions.core.records import OnBusy
 
@@ -18,10 +18,6 @@ ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
 AgentName = Annotated[str, Field(min_length=1, max_length=64)]
 Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
-if TYPE_CHECKING:
-    from smolsessions.core.policies import Policy as PolicyRules
-else:
-    PolicyRules = Annotated[Rules, AfterValidator(tuple)]
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
@@ -76,7 +72,7 @@ class NewConversation(Body):
     id: ConversationId | None = None
     agent: AgentName | None = None
     metadata: JsonObject = {}
-    policy: PolicyRules | None = Field(None, description=POLICY)
+    policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
 
 
@@ -84,7 +80,7 @@ class ConversationPatch(Body):
     """A JSON merge patch (RFC 7396). Fields that it does not name stay as they are."""
 
     metadata: JsonObject = Field({}, description="Null removes a member, objects merge, other values replace.")
-    policy: PolicyRules | None = Field(None, description=POLICY)
+    policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
 
     @model_validator(mode="after")
@@ -97,7 +93,7 @@ class ConversationPatch(Body):
 class PruneRequest(Body):
     """Steps to remove from the memory."""
 
-    policy: PolicyRules | None = Field(
+    policy: Rules | None = Field(
         None, description="Policy whose dropped steps are archived. Null: the conversation's own policy."
     )
     dry_run: bool = Field(False, description="Only report the changes.")

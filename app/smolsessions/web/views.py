@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
+from smolsessions.core.json_data import derived_from
 from smolsessions.core.policies import Rules
 from smolsessions.core.records import (
     AgentVersion,
@@ -27,46 +27,28 @@ if TYPE_CHECKING:
 
     from smolsessions.core.records import AgentInfo, Conversation, Page, PromptSize, PrunePreview, StepImage, Turn
 
-M = TypeVar("M", bound=BaseModel)
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
 
 
-def fields_of(record: type, **views: type) -> dict[str, Any]:
-    """Return a record's fields for `create_model`. `views` replace the classes of the same name."""
-    types = get_type_hints(record, localns=views)
-    return {field.name: (types[field.name], ...) for field in fields(record)}
-
-
-def view_of(record: type) -> Callable[[type[M]], type[M]]:
-    """Decorate a model to have the fields of a record. The model's own fields replace them."""
-
-    def derive(model: type[M]) -> type[M]:
-        own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
-        view = create_model(model.__name__, __module__=model.__module__, **(fields_of(record) | own))
-        return cast("type[M]", view)
-
-    return derive
-
-
-@view_of(AgentVersion)
+@derived_from(AgentVersion)
 class AgentVersionView(BaseModel): ...
 
 
-@view_of(ToolCall)
+@derived_from(ToolCall)
 class ToolCallView(BaseModel):
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
 
 
-@view_of(Usage)
+@derived_from(Usage)
 class UsageView(BaseModel): ...
 
 
-@view_of(LeftOut)
+@derived_from(LeftOut)
 class LeftOutView(BaseModel): ...
 
 
-@view_of(Failure)
+@derived_from(Failure)
 class FailureView(BaseModel): ...
 
 

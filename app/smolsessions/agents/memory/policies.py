@@ -39,10 +39,8 @@ MIN_CUT = 100  # characters: about the length of the sentence that replaces them
 _ALWAYS_SHOWN = (TaskStep, NoteStep)
 
 
-class PolicyFailedError(ConflictError):
+class PolicyFailedError(ConflictError, code="agent_error"):
     """The agent's own memory policy failed; the service's log says how."""
-
-    code = "agent_error"
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,8 @@ _TYPES: tuple[tuple[type, EntryType], ...] = (
 )
 
 
-class StepTooLargeError(ServiceError):
+class StepTooLargeError(ServiceError, code="agent_error"):
     """A step of this turn is larger than the service keeps; let the tool return less."""
-
-    code = "agent_error"
 
 
 def is_finished(step: MemoryStep) -> bool:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
 from smolsessions.agents.values.json_forms import json_flaw, utf8_text
-from smolsessions.core.document_format import read_json
 from smolsessions.core.errors import OverloadedError, ServiceError
+from smolsessions.core.json_data import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

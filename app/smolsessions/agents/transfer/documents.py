@@ -19,7 +19,7 @@ from smolsessions.agents.transfer.step_encoding import encode_step
 from smolsessions.agents.transfer.variables import export_variables, import_variables
 from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_header, is_canonical, placeholder
 from smolsessions.agents.values.json_forms import json_pointer
-from smolsessions.core.document_format import FORMAT, MEMORY_FORMAT, VERSION
+from smolsessions.core.documents import FORMAT, MEMORY_FORMAT, VERSION
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import IMAGE_NAME_DIGITS, ExportedMemory, ImportedMemory, PackedStep, image_name
 

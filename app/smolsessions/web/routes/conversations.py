@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from smolsessions.core.metadata import merge
+from smolsessions.core.json_data import merge
 from smolsessions.core.records import AgentName, ConversationFields, Ref, StepType
 from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.problems import responses

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic_core import to_json
 
-from smolsessions.core.document_format import read_json
+from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName, Ref
 from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.problems import WRITE, responses

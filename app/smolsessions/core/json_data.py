@@ -1,0 +1,132 @@
+"""JSON of callers: strict decoding, bounds, merge patches, refusals, and models of records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+from pydantic_core import from_json, to_json
+
+from smolsessions.core.errors import InvalidRequestError, MalformedError, TooLargeError
+from smolsessions.core.policies import TAGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+MAX_METADATA_BYTES = 64 * 1024
+MAX_OBJECT_BYTES = 1024 * 1024
+MAX_PROBLEMS = 20
+MAX_POINTER_CHARS = 200
+_SHOWN_CHARS = 80
+_AROUND = 8  # levels that records and pages put around what a client sends
+
+
+def read_json(body: bytes) -> Any:
+    """Decode a document strictly. Raises `MalformedError` if it is no JSON.
+
+    Raises `InvalidRequestError` for JSON that readers disagree on: a repeated member, NaN, a number of thousands of
+    digits, thousands of levels.
+    """
+    try:
+        return json.loads(body.decode(), object_pairs_hook=_members, parse_constant=_constant)
+    except UnicodeDecodeError:
+        raise MalformedError from None
+    except json.JSONDecodeError as error:
+        raise MalformedError(f"The body is no JSON: {error}.") from None
+    except ValueError:
+        raise InvalidRequestError.at("", "holds a number of too many digits") from None
+    except RecursionError:
+        raise InvalidRequestError.at("", "has too many levels") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        twice = max(Counter(name for name, _ in pairs).items(), key=lambda found: found[1])[0]
+        raise InvalidRequestError.at("", f"the member {ascii(twice)[:_SHOWN_CHARS]} comes twice in one object")
+    return members
+
+
+def _constant(name: str) -> NoReturn:
+    raise InvalidRequestError.at("", f"holds {name}, which is no JSON")
+
+
+def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata. Raises `TooLargeError`, as lists of conversations hold it."""
+    if len(json.dumps(metadata)) > MAX_METADATA_BYTES:
+        raise TooLargeError(f"The metadata is larger than {MAX_METADATA_BYTES} bytes.")
+    return metadata
+
+
+def storable(value: T, most_bytes: int | None = None) -> T:
+    """Return a value that is strict JSON. Raises `ValueError` for others, and `TooLargeError` above `most_bytes`."""
+    wrapped: Any = value
+    for _ in range(_AROUND):
+        wrapped = [wrapped]
+    try:
+        data = to_json(wrapped)
+        if most_bytes is not None and len(data) - 2 * _AROUND > most_bytes:
+            raise TooLargeError(f"additional_args or metadata is larger than {most_bytes} bytes; send less.")
+        from_json(data, allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None
+    return value
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch: null deletes a member, objects merge, other values replace."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge(merged.get(name), value)
+    return merged
+
+
+def invalid_request(errors: Sequence[Any]) -> InvalidRequestError:
+    """Return the refusal of pydantic's errors. Each location begins with `body`, `path`, `query` or `header`."""
+    problems: list[dict[str, str]] = []
+    for error in errors[:MAX_PROBLEMS]:
+        place, *path = (part for part in error["loc"] if part not in TAGS)
+        message = str(error["msg"]).removeprefix("Value error, ")
+        where = {"pointer": _pointer(path)} if place == "body" else {"in": place, "parameter": ".".join(map(str, path))}
+        problems.append({**where, "message": message})
+    return InvalidRequestError.of(problems)
+
+
+def _pointer(path: Iterable[object]) -> str:
+    """Return a JSON pointer (RFC 6901). Its parts are cut to a bounded length."""
+    return "".join("/" + str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def fields_of(record: type, *, required: bool = True, **classes: type) -> dict[str, Any]:
+    """Return a record's fields for `create_model`. `classes` replace those of the same name."""
+    types = get_type_hints(record, localns=classes, include_extras=True)
+    found = {}
+    for field in fields(record):
+        default: Any = ... if required or field.default is MISSING else field.default
+        if not required and field.default_factory is not MISSING:
+            default = Field(default_factory=field.default_factory)
+        found[field.name] = (types[field.name], default)
+    return found
+
+
+def derived_from(record: type, *, required: bool = True) -> Callable[[type[M]], type[M]]:
+    """Decorate a model to have the fields of a record. The model's own fields replace them."""
+
+    def derive(model: type[M]) -> type[M]:
+        own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
+        found: dict[str, Any] = fields_of(record, required=required) | own
+        derived = create_model(model.__name__, __config__=model.model_config, __module__=model.__module__, **found)
+        return cast("type[M]", derived)
+
+    return derive
