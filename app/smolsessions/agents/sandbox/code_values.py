@@ -6,6 +6,7 @@ Runs in the child process only, since unpickling runs the code of a model's clas
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import pickle
 import sys
@@ -18,7 +19,9 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 from smolagents.local_python_executor import (
+    FinalAnswerException,
     PrintContainer,
+    check_import_authorized,
     create_function,
     evaluate_lambda,
     get_safe_module,
@@ -26,12 +29,14 @@ from smolagents.local_python_executor import (
 )
 
 from smolsessions.agents.sandbox.classes import Attributes, class_parts, instance_parts, is_made_here
-from smolsessions.agents.sandbox.scope import COUNTED, PRINTED, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from smolagents.local_python_executor import LocalPythonExecutor
+
 PROTOCOL = 5
+PRINTED, COUNTED = "_print_outputs", "_operations_count"
 _SET_BY_SMOLAGENTS = {"__ast__", "__source__"}
 _PYTHON = sys.version_info[:2]
 
@@ -40,13 +45,41 @@ _LAMBDA = evaluate_lambda(cast("ast.Lambda", ast.parse("lambda: 0", mode="eval")
 _TOOL = safer_func(lambda: None).__code__
 
 
+class Scope:
+    """Names that model-written functions look up: the interpreter's state, its functions, tools and allowed imports."""
+
+    def __init__(self, executor: LocalPythonExecutor) -> None:
+        """The executor has its tools. As in a code block, `final_answer` ends the block."""
+        tools: dict[str, Any] = executor.static_tools or {}
+        self.state: dict[str, Any] = executor.state
+        self.functions: dict[str, Any] = executor.custom_tools
+        self.imports: list[str] = executor.authorized_imports
+        self.tools = tools | {name: partial(_finish, tools[name]) for name in tools if name == "final_answer"}
+        self.tool_names = {id(tool): name for name, tool in tools.items() if not isinstance(tool, type)}
+
+    def scratch(self) -> Scope:
+        """Return a scope with the same tools and no names, for a trial."""
+        scope = copy.copy(self)
+        scope.state, scope.functions = {}, {}
+        return scope
+
+    def begin_loading(self) -> dict[str, int]:
+        """Discard the prints of functions that run while values load. Returns the counter of their operations."""
+        self.state[PRINTED] = PrintContainer()
+        operations = self.state[COUNTED] = {"counter": 0}
+        return operations
+
+
+def _finish(tool: Any, *args: Any, **kwargs: Any) -> Any:
+    raise FinalAnswerException(tool(*args, **kwargs))
+
+
 class Pickler(cloudpickle.Pickler):
     """Pickles values for an `Unpickler` in another process, with another scope."""
 
     def __init__(self, file: Any, scope: Scope) -> None:
         super().__init__(file, protocol=PROTOCOL)  # type: ignore[no-untyped-call]
         self._scope = scope
-        self._tools: dict[int, str] = {}
         self._class_names: Mapping[int, str] = {}
         self.made_here: set[int] = set()
         """Ids of the functions and classes in the last object that model-written code made."""
@@ -59,18 +92,17 @@ class Pickler(cloudpickle.Pickler):
         self.globals_ref.clear()
         self.made_here.clear()
         self.needs.clear()
-        self._tools = self._scope.tools.names_by_id()
         self._class_names = class_names
         pickle.Pickler.dump(self, obj)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if id(obj) in self._scope.tool_names:
+            return _bare_tool, (self._scope.tool_names[id(obj)],)
         if kind is types.FunctionType:
             return self._function(obj)
         if issubclass(kind, type):
             return self._class(obj)
-        if id(obj) in self._tools:
-            return _bare_tool, (self._tools[id(obj)],)
         if kind is types.ModuleType:
             return _module, (_authorized(obj.__name__, self._scope),)
         return _parts(obj, kind)
@@ -82,8 +114,6 @@ class Pickler(cloudpickle.Pickler):
         if code is _TOOL:
             cells = _cells(function)
             return _tool, (next(str(name) for name, tool in cells["static_tools"].items() if tool is cells["func"]),)
-        if id(function) in self._tools:
-            return _bare_tool, (self._tools[id(function)],)
         if code.co_filename == _FUNCTION.co_filename and "<locals>" in function.__qualname__:
             raise pickle.PicklingError("a function of the interpreter's own stays with its process")
         return _with_modules_by_name(super().reducer_override(function))  # type: ignore[no-untyped-call]
@@ -132,7 +162,7 @@ def is_settled(value: Any, scope: Scope) -> bool:
 
 
 def _function(source: str, is_global: bool, *, scope: Scope) -> Any:
-    state, *others = scope.evaluation_arguments()
+    state, others = scope.state, (scope.tools, scope.functions, scope.imports)
     if not is_global:
         # smolagents gives a closure's prints to the block that made it, which is over.
         state = {PRINTED: PrintContainer(), COUNTED: scope.state[COUNTED]}
@@ -151,8 +181,7 @@ def _fill_function(function: types.FunctionType, parts: tuple[Attributes | None,
 
 
 def _tool(name: str, *, scope: Scope) -> Any:
-    tools: Any = scope.tools
-    return safer_func(tools[name], static_tools=tools, authorized_imports=scope.imports)
+    return safer_func(scope.tools[name], static_tools=scope.tools, authorized_imports=scope.imports)
 
 
 def _bare_tool(name: str, *, scope: Scope) -> Any:
@@ -168,7 +197,7 @@ def _module(name: str, *, scope: Scope) -> Any:
 
 
 def _authorized(name: str, scope: Scope) -> str:
-    if not scope.authorizes(name):
+    if not check_import_authorized(name, scope.imports):
         raise pickle.PicklingError(f"the import of {name} is not authorized")
     return name
 

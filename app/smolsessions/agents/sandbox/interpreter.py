@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
 
 from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
-from smolsessions.agents.sandbox.block_result import MAX_CHUNKS, BlockResult, parse_dropped
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.limits import MB, Stopwatch
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
+from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,11 +23,50 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
     from smolsessions.agents.sandbox.limits import CodeLimits
 
+M = TypeVar("M", bound=BaseModel)
+
 MAX_RESULT_BYTES = 2**31  # of a tool's result before `output_mb` applies
 MAX_CALLS_BYTES = 64 * MB  # of the calls of a block; its effect may have twice that
 MAX_CALLS = 100_000
+MAX_CHUNKS, MAX_INPUTS, MAX_DROPPED, MAX_NAME_CHARS = 10_000, 100_000, 1000, 200
 NOT_STARTED = "No process could be started for the code; try again."
 DIED = "The process that ran the code ended: it used too much memory, or was killed. What it had changed is lost."
+
+
+def _valid_names(value: Any) -> frozenset[str]:
+    """Return the valid names. Others cannot belong to a variable and are ignored."""
+    names: list[Any] = value[:MAX_DROPPED] if type(value) is list else [None]
+    if any(type(name) is not str for name in names):
+        raise ValueError("a list of names is needed")
+    return frozenset(name for name in names if len(name) <= MAX_NAME_CHARS and name.isidentifier())
+
+
+_Text = Annotated[str, BeforeValidator(lambda value: utf8_text(value) if type(value) is str else value)]
+_ChunkId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{8,64}$")]
+
+
+class _Restored(BaseModel):
+    """Message of a process that has restored the variables. Model-written code may have forged it."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    dropped: Annotated[frozenset[str], BeforeValidator(_valid_names)]
+
+
+class _BlockResult(_Restored):
+    """Message of a process that has run a block."""
+
+    output: bytes | None
+    text: _Text
+    logs: _Text
+    final: bool
+    error: _Text | None
+    changed: Annotated[dict[_ChunkId, bytes], Field(max_length=MAX_CHUNKS)]
+    removed: Annotated[list[_ChunkId], Field(max_length=MAX_CHUNKS)]
+    inputs: Annotated[dict[str, bytes], Field(max_length=MAX_INPUTS)]
+    """Inputs that the code has changed in place."""
+    full: bool
+    """True if the process ran out of memory."""
 
 
 class ChildInterpreter(PythonExecutor):
@@ -80,11 +120,10 @@ class ChildInterpreter(PythonExecutor):
         self.state, self.effect, self._calls, self._called_bytes = {"_print_outputs": ""}, b"", [], 0
         try:
             message = self._run(code_action)
-            result = self._parse(message)
-            self._store_variables(result)
+            result, output = self._accept(message)
             self._is_busy = False
             self._record_effect(message)
-            return self._output(result)
+            return self._code_output(result, output)
         except OSError as error:
             raise InterpreterError(NOT_STARTED) from error
         except (ClosedError, MisbehavedError) as error:
@@ -111,9 +150,7 @@ class ChildInterpreter(PythonExecutor):
         if message is None:
             self.logs = ""
             raise InterpreterError(error)
-        result = self._parse(message)
-        self._store_variables(result)
-        return self._output(result)
+        return self._code_output(*self._accept(message))
 
     def stop(self) -> None:
         """End the process. The next block forks another one and restores the variables."""
@@ -183,7 +220,7 @@ class ChildInterpreter(PythonExecutor):
             },
             check,
         )
-        self.dropped = parse_dropped(channel.receive(check))
+        self.dropped = _validated(_Restored, channel.receive(check)).dropped
         return channel
 
     def _encoded_inputs(self) -> dict[str, bytes]:
@@ -206,27 +243,42 @@ class ChildInterpreter(PythonExecutor):
         except Exception as error:  # noqa: BLE001 - the code handles it
             return {"raised": list(encode_raised(error).raised or ())}
 
-    def _parse(self, message: dict[str, Any]) -> BlockResult:
-        return BlockResult.parse(message, self._carries, self._inputs, self._limits.output_bytes)
-
-    def _store_variables(self, result: BlockResult) -> None:
-        variables = {**self.variables, **result.changed}
-        for chunk_id in result.removed:
-            variables.pop(chunk_id, None)
+    def _accept(self, message: dict[str, Any]) -> tuple[_BlockResult, Any]:
+        """Validate a result and store its variables. Returns it with its output, or raises `MisbehavedError`."""
+        result = _validated(_BlockResult, message)
+        if (
+            not result.inputs.keys() <= self._inputs.keys()
+            or sum(map(len, result.inputs.values())) > self._limits.output_bytes
+        ):
+            raise MisbehavedError("the inputs are unknown or too large")
+        try:
+            output = None if result.output is None else loads(result.output, self._carries)
+            inputs = {name: loads(data, self._carries) for name, data in result.inputs.items()}
+        except CodecError as error:
+            raise MisbehavedError("a value cannot be decoded") from error
+        variables = self.variables | result.changed
+        for chunk in result.removed:
+            variables.pop(chunk, None)
         if len(variables) > MAX_CHUNKS or sum(map(len, variables.values())) > 2 * self._limits.variables_bytes:
             raise MisbehavedError("the variables are too large")
-        self.variables = variables
-        self.dropped = result.dropped
-        self._inputs.update(result.inputs)
+        self.variables, self.dropped = variables, result.dropped
+        self._inputs.update(inputs)
+        return result, output
 
-    def _output(self, result: BlockResult) -> CodeOutput:
+    def _code_output(self, result: _BlockResult, output: Any) -> CodeOutput:
         self.state = {"_print_outputs": result.logs}
         self.logs = result.logs
         if result.full or (result.error and MemoryError.__name__ in result.error):
             self.stop()  # its memory is unreachable but not freed: the next block gets a fresh process
         if result.error is not None:
             raise InterpreterError(result.error)
-        output = result.output
         if str(output) != result.text:
             output = ValueWithText(output, result.text)  # the model reads the text that the value had in the process
         return CodeOutput(output=output, logs=result.logs, is_final_answer=result.final)
+
+
+def _validated(kind: type[M], message: dict[str, Any]) -> M:
+    try:
+        return kind.model_validate(message)
+    except ValueError as error:
+        raise MisbehavedError("a message is invalid") from error

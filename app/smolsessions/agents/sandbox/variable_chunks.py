@@ -15,7 +15,6 @@ import threading
 import types
 import uuid
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.sandbox.code_values import Pickler, Unpickler
@@ -23,7 +22,7 @@ from smolsessions.agents.sandbox.code_values import Pickler, Unpickler
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from smolsessions.agents.sandbox.scope import Scope
+    from smolsessions.agents.sandbox.code_values import Scope
 
 SCALARS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _ATOMS = SCALARS | {
@@ -40,6 +39,7 @@ _MAX_DEPTH, _DEEP_STACK_BYTES = 50_000, 256 * 1024 * 1024
 class Chunk:
     """A function's key is its name with `()`."""
 
+    id: str
     keys: tuple[str, ...]
     needs: tuple[str, ...]
     data: bytes
@@ -161,7 +161,6 @@ def load(data: bytes, scope: Scope) -> bool:
     return True
 
 
-@lru_cache(maxsize=10_000)
 def chunk_id(keys: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(keys).encode(), digest_size=8).hexdigest()
 
@@ -174,7 +173,7 @@ def chunk_names(chunk: str, data: bytes) -> list[str]:
 
 def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
     data = json.dumps([keys, needs]).encode() + b"\n" + pickled
-    return Chunk(keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
+    return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
 
 
 def _header(data: bytes) -> tuple[list[str], list[str]]:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import InterpreterError
 
 from smolsessions.agents.sandbox.classes import binds
-from smolsessions.agents.sandbox.code_values import is_settled
-from smolsessions.agents.sandbox.scope import COUNTED, PRINTED, Scope
+from smolsessions.agents.sandbox.code_values import COUNTED, PRINTED, Scope, is_settled
 from smolsessions.agents.sandbox.variable_chunks import (
     SCALARS,
     Chunk,
     ChunkPickler,
     SharedObjects,
-    chunk_id,
     chunk_names,
     load,
     restore,
@@ -128,14 +126,15 @@ class Variables:
         self._settled = {key: known for key, known in self._settled.items() if key in alone}
         needs = {key: chunk.needs for key, chunk in alone.items() if chunk.needs}
         shared.join_needed_classes(classes & alone.keys(), needs)
-        chunks = {chunk_id((key,)): chunk for key, chunk in alone.items() if key not in shared.joined}
+        chunks = {chunk.id: chunk for key, chunk in alone.items() if key not in shared.joined}
         for keys in shared.groups():
             known = {} if classes & set(keys) else class_names
             try:
-                chunks[chunk_id(keys)], _ = self._pickler.dump({key: own[key] for key in keys}, known)
+                chunk, _ = self._pickler.dump({key: own[key] for key in keys}, known)
             except BaseException:  # noqa: BLE001 - as above
                 dropped.update(keys)
                 return self._pickle(dropped)
+            chunks[chunk.id] = chunk
         return chunks
 
     def _pickle_alone(self, key: str, value: Any, class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
@@ -155,9 +154,9 @@ class Variables:
         new = self._new(chunks)
         needs = {name for chunk in new.values() for name in chunk.needs}
         needed = {name: chunk for name, chunk in chunks.items() if not needs.isdisjoint(chunk.keys)}
-        if not restore(_data({**needed, **new}), Scope(self._executor, scratch=True)):
+        if not restore(_data({**needed, **new}), self._scope.scratch()):
             return set()
-        everything = Scope(self._executor, scratch=True)
+        everything = self._scope.scratch()
         failed = [name for name in restore(_data(chunks), everything) if name in new]
         return {key for name in failed for key in self._culprits(chunks[name].keys, everything)}
 

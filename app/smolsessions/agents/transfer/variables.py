@@ -21,7 +21,7 @@ from smolsessions.agents.run.agent_state import (
     has_own_state,
 )
 from smolsessions.agents.run.instrumentation import runs_in_child
-from smolsessions.agents.sandbox.block_result import MAX_CHUNKS, MAX_NAME_CHARS
+from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
