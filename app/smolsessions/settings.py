@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from smolsessions.core.errors import StartError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 PREFIX = "SMOLSESSIONS_"
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
@@ -197,14 +203,15 @@ class Settings(BaseSettings):
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: str) -> str:
-        for origin in origins_in(value):
+        for origin in words_in(value):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"holds {origin!r}, which is no origin; write scheme://host or scheme://host:port")
         return value
 
-    @property
-    def origins(self) -> tuple[str, ...]:
-        return origins_in(self.cors_origins)
+    def fill(self, kind: type[T], prefix: str = "", **others: Any) -> T:
+        """Return a dataclass whose fields are the settings of the same names after `prefix`, except `others`."""
+        names = [field.name for field in dataclasses.fields(kind) if field.name not in others]
+        return kind(**others, **{name: getattr(self, prefix + name) for name in names})
 
     @property
     def loopback(self) -> bool:
@@ -216,8 +223,8 @@ class Settings(BaseSettings):
             return False
 
 
-def origins_in(text: str) -> tuple[str, ...]:
-    """Split a list of origins."""
+def words_in(text: str) -> tuple[str, ...]:
+    """Split a list with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

@@ -19,6 +19,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.core.history import History
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import Turns
+from smolsessions.settings import words_in
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
@@ -64,19 +65,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     """Return the catalog and its default agent. Model-written code sees no `hidden` file and no file with secrets."""
     factories = load_factories(settings.agents)
     if settings.model_id:
-        chat = chat_factory(
-            ChatOptions(
-                settings.model_id,
-                settings.model_api_base,
-                settings.model_api_key_env,
-                first_byte_s=settings.model_first_byte_s,
-                timeout_s=settings.model_timeout_s,
-                retries=settings.model_retries,
-                max_tokens=settings.model_max_tokens,
-                temperature=settings.model_temperature,
-                system_prompt=settings.model_system_prompt,
-            )
-        )
+        chat = chat_factory(settings.fill(ChatOptions, "model_", model_id=settings.model_id))
         factories.append(("chat", chat))
     elif settings.model_api_base or settings.model_api_key_env:
         raise StartError("SMOLSESSIONS_MODEL_API_BASE and _KEY_ENV are the chat agent's: set SMOLSESSIONS_MODEL_ID too")
@@ -92,7 +81,7 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     socket = Path(url.removeprefix("unix://").partition("?")[0]) if url.startswith("unix://") else None
     files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file, socket)
     secrets = (settings.data_dir, *files, *hidden)
-    folders = [Path(word.strip()) for word in settings.code_folders.split(",") if word.strip()]
+    folders = [Path(word) for word in words_in(settings.code_folders)]
     must_confine = settings.code_confinement == "required"
     catalog = Catalog(factories, [path for path in secrets if path], folders, must_confine=must_confine)
     return catalog, AgentName(default)
@@ -152,7 +141,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                 memories,
                 authenticator=authenticator,
                 metrics_source=metrics_source,
-                limits=_limits(settings),
+                limits=settings.fill(Limits, cors_origins=words_in(settings.cors_origins)),
             )
             metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:
@@ -177,31 +166,14 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
             "the embedded store has no replica: set SMOLSESSIONS_REDIS_URL to a store that has one, or leave "
             "SMOLSESSIONS_DURABILITY at primary"
         )
-    return Options(
-        lease_s=settings.lease_s,
-        log_ttl_s=settings.log_ttl_s,
-        id_reuse_s=settings.id_reuse_s,
+    return settings.fill(
+        Options,
         max_waiting=settings.max_waiting_turns,
         max_queued=settings.max_queued_turns,
-        partitions=settings.partitions,
         replicated=settings.durability == "replicated",
         patience_s=0 if is_embedded else settings.drain_s,
         affinity_s=AFFINITY_S,
         ours_alone=alone,
-    )
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        settings.host,
-        settings.max_body_bytes,
-        settings.max_message_chars,
-        settings.max_steps,
-        settings.max_image_pixels,
-        settings.wait_s,
-        settings.max_deadline_s,
-        settings.send_timeout_s,
-        settings.origins,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import socket
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
     keep_memory_private()  # the supervisor holds the same secrets as its processes
     open_store = None if settings.redis_url else lambda: _embedded_store(settings)
-    return supervise(options.processes, listening, settings.drain_s, open_store)
+    return asyncio.run(supervise(options.processes, listening, settings.drain_s, open_store))
 
 
 def process_count(text: str) -> int:

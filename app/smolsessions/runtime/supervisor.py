@@ -42,7 +42,7 @@ class SharedStore:
     ended: Future[None] | None = None
 
 
-def supervise(
+async def supervise(
     count: int,
     listening: socket.socket,
     drain_s: float,
@@ -52,16 +52,6 @@ def supervise(
 
     `open_store` starts the store that they share. None if the store is elsewhere.
     """
-    with asyncio.Runner() as runner:
-        return runner.run(_supervise(count, listening, drain_s, open_store))
-
-
-async def _supervise(
-    count: int,
-    listening: socket.socket,
-    drain_s: float,
-    open_store: Callable[[], AbstractContextManager[SharedStore]] | None,
-) -> int:
     shutdown = Shutdown()
     shutdown.on_signals()  # first of all: the first process of a container gets no signal that it does not handle
     with ExitStack() as stack:
@@ -70,7 +60,7 @@ async def _supervise(
         if len(os.fsencode(folder)) + len("/00.sock") > SOCKET_PATH_BYTES:
             raise StartError(f"{folder} is too long for sockets in it; set TMPDIR to a shorter path")
         environment = os.environ | store.environment
-        processes = _Processes(count, folder, listening, environment, shutdown, embedded=open_store is not None)
+        processes = _Processes(count, folder, listening, environment, shutdown, open_store is not None)
         ended = asyncio.wrap_future(store.ended) if store.ended else asyncio.get_running_loop().create_future()
         return await processes.run(ended, drain_s)
 
@@ -81,27 +71,20 @@ class _Child:
     link: ChildLink
 
 
+@dataclass
 class _Processes:
     """The processes, by their numbers."""
 
-    def __init__(
-        self,
-        count: int,
-        folder: str,
-        listening: socket.socket,
-        environment: dict[str, str],
-        shutdown: Shutdown,
-        *,
-        embedded: bool,
-    ) -> None:
-        self._count = count
-        self._folder = folder
-        self._listening = listening
-        self._environment = environment
-        self._shutdown = shutdown
-        self._embedded = embedded
+    count: int
+    folder: str
+    listening: socket.socket
+    environment: dict[str, str]
+    shutdown: Shutdown
+    embedded: bool
+
+    def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self._ready: list[asyncio.Future[str]] = [loop.create_future() for _ in range(count)]
+        self._ready: list[asyncio.Future[str]] = [loop.create_future() for _ in range(self.count)]
         self._failed: asyncio.Future[int] = loop.create_future()
         self._children: dict[int, _Child] = {}
         self._keepers: set[asyncio.Task[None]] = set()
@@ -109,7 +92,7 @@ class _Processes:
 
     async def run(self, store_ended: asyncio.Future[None], drain_s: float) -> int:
         """Return the exit status, after a request, a failed start or the end of the embedded store."""
-        requested = asyncio.create_task(self._shutdown.requested.wait())
+        requested = asyncio.create_task(self.shutdown.requested.wait())
         starting = asyncio.create_task(self._start_all())
         reasons: set[asyncio.Future[Any]] = {requested, self._failed, store_ended}
         await asyncio.wait({starting, *reasons}, return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +110,7 @@ class _Processes:
         """Start the first process alone: a wrong configuration is reported once, and it recovers the store."""
         self._keep(0)
         text = await self._ready[0]
-        for number in range(1, self._count):
+        for number in range(1, self.count):
             self._keep(number)
         await asyncio.gather(*self._ready)
         self._is_up = True
@@ -146,10 +129,10 @@ class _Processes:
     async def _keep_alive(self, number: int) -> None:
         """Restart a process whenever it ends, with a growing pause if it ends early."""
         deaths = 0
-        while not self._shutdown.requested.is_set():
+        while not self.shutdown.requested.is_set():
             born = time.monotonic()
             status = await self._run_process(number)
-            if self._shutdown.requested.is_set():
+            if self.shutdown.requested.is_set():
                 return
             how = f"died of signal {-status}" if status < 0 else f"ended with status {status}"
             if not self._is_up:
@@ -163,7 +146,7 @@ class _Processes:
             log.error("process %d %s; starting it again in %g s", number, how, pause_s, extra={"action": "restart"})
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._shutdown.requested.wait()
+                    await self.shutdown.requested.wait()
 
     async def _run_process(self, number: int) -> int:
         """Run one process to its end and return its exit status."""
@@ -175,8 +158,8 @@ class _Processes:
         self._children[number] = child
         log.info("process %d is pid %d", number, child.process.pid, extra={"action": "start"})
         try:
-            if self._shutdown.requested.is_set():  # during the start
-                child.link.send(HURRY if self._shutdown.hurried.is_set() else STOP)
+            if self.shutdown.requested.is_set():  # during the start
+                child.link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
             text = await child.link.wait_ready()
             if text is not None and not self._ready[number].done():
                 self._ready[number].set_result(text)
@@ -189,21 +172,14 @@ class _Processes:
         mine, theirs = socket.socketpair()
         with theirs, ExitStack() as unless_started:
             unless_started.callback(mine.close)
-            slot = ProcessSlot(
-                number,
-                self._count,
-                self._folder,
-                self._listening.fileno(),
-                theirs.fileno(),
-                embedded=self._embedded,
-                is_first=not self._has_started,
-            )
+            fds = self.listening.fileno(), theirs.fileno()
+            slot = ProcessSlot(number, self.count, self.folder, *fds, self.embedded, is_first=not self._has_started)
             self._has_started = True
             process = await asyncio.create_subprocess_exec(
                 # The same command that started this process, plus its slot.
                 *(sys.executable, *sys.orig_argv[1:], "--slot", slot.to_json()),
-                env=self._environment,
-                pass_fds=(slot.listening_fd, slot.parent_fd),
+                env=self.environment,
+                pass_fds=fds,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal sends Ctrl-C to the supervisor alone, which passes it on once
             )
@@ -213,10 +189,10 @@ class _Processes:
     async def _end(self, drain_s: float) -> None:
         """Ask all processes to end, hurry them if requested, and kill those that do not end."""
         log.info("stopping %d processes", len(self._children), extra={"action": "stop"})
-        self._shutdown.request()
-        self._listening.close()  # otherwise later connections would wait for ever
+        self.shutdown.request()
+        self.listening.close()  # otherwise later connections would wait for ever
         self._send_all(STOP)
-        hurried = asyncio.create_task(self._shutdown.hurried.wait())
+        hurried = asyncio.create_task(self.shutdown.hurried.wait())
         over: asyncio.Future[Any] = asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.wait((over, hurried), timeout=drain_s + CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
         if hurried.done():
