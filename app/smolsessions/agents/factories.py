@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,13 +245,18 @@ def _fingerprint(first: MultiStepAgent, second: MultiStepAgent) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@lru_cache(maxsize=64)  # most agents of a kind share their templates, which are long
+def _without_dates(text: str) -> str:
+    return _DATE.sub("", text)
+
+
 def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
     parts: dict[str, Any] = {
         "kind": type(agent).__qualname__,
         "model": [type(agent.model).__qualname__, str(getattr(agent.model, "model_id", ""))],
-        "system_prompt": _DATE.sub("", str(agent.initialize_system_prompt())),
-        "templates": _DATE.sub("", json.dumps(json_form(dict(agent.prompt_templates)))),
-        "instructions": _DATE.sub("", str(agent.instructions)),
+        "system_prompt": _without_dates(str(agent.initialize_system_prompt())),
+        "templates": _without_dates(json.dumps(json_form(dict(agent.prompt_templates)))),
+        "instructions": _without_dates(str(agent.instructions)),
         **{name: json_form(getattr(agent, name, None)) for name in _OPTIONS},
     }
     for name, tool in agent.tools.items():
