@@ -491,7 +491,7 @@ def test_a_reader_that_goes_away_is_no_defect() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: signal.Signals, tmp_path: Path) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, forked=False)
     with service:
         waiting = _Waiting(service, tmp_path / "gate")
         store = psutil.Process(_store_of(service))

@@ -71,8 +71,8 @@ KILLERS = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service with secrets, whose processes a test may kill."""
-    settings = {"SEAL_KEYS": new_key()}
-    with Service(tmp_path_factory.mktemp("alone"), settings, {"A_MODELS_KEY": "sk-of-the-model"}) as service:
+    settings, environment = {"SEAL_KEYS": new_key()}, {"A_MODELS_KEY": "sk-of-the-model"}
+    with Service(tmp_path_factory.mktemp("alone"), settings, environment, forked=False) as service:
         yield service
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a running service with the tests' agents and the demos. Each test uses conversations of its own."""
-    with Service(tmp_path_factory.mktemp("service")) as running:
+    with Service(tmp_path_factory.mktemp("service"), forked=False) as running:
         yield running
 
 

@@ -11,15 +11,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import httpx2
+
+from tests.support.preloaded import ForkedProcess, fork
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-ROOT = Path(__file__).parents[2]
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
+ROOT = Path(__file__).parents[2]
+Process = subprocess.Popen[str] | ForkedProcess
 START_S = 20.0
 END_S = 20.0
 AGENTS = ",".join(
@@ -58,6 +61,7 @@ class Service:
     """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
 
     `command` is a role with its options. `wrapper` is a program that becomes or starts its arguments.
+    `forked` allows a process that a parent with all imports has forked, instead of a started command.
     """
 
     folder: Path
@@ -67,7 +71,8 @@ class Service:
     command: tuple[str, ...] = ("serve",)
     wrapper: tuple[str, ...] = ()
     python: str = sys.executable
-    process: subprocess.Popen[str] = field(init=False)
+    forked: bool = True
+    process: Process = field(init=False)
     client: httpx2.Client = field(init=False)
 
     def __enter__(self) -> Self:
@@ -81,15 +86,7 @@ class Service:
 
     def start(self) -> None:
         """Start and wait until it says where it listens."""
-        self.process = spawn(
-            self.folder,
-            self.settings,
-            self.environment,
-            *self.command,
-            cwd=self.cwd,
-            wrapper=self.wrapper,
-            python=self.python,
-        )
+        self.process = self._fork() if self._is_forkable() else self._spawn()
         first = self._line()
         assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
         lines = SAID[self.command[0]] + ("--processes" in self.command)
@@ -143,6 +140,25 @@ class Service:
         page = self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)
         return list(page["items"])
 
+    def _is_forkable(self) -> bool:
+        is_plain = self.cwd == ROOT and not self.wrapper and self.python == sys.executable
+        return self.forked and is_plain and _is_forkable(self.command, self.environment)
+
+    def _fork(self) -> ForkedProcess:
+        with _log(self.folder) as log:
+            return fork(self.command, _variables(self.folder, self.settings, self.environment), log)
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        return spawn(
+            self.folder,
+            self.settings,
+            self.environment,
+            *self.command,
+            cwd=self.cwd,
+            wrapper=self.wrapper,
+            python=self.python,
+        )
+
     def _line(self) -> str:
         assert self.process.stdout
         return self.process.stdout.readline().rstrip()
@@ -176,21 +192,18 @@ def spawn(
     cwd: Path = ROOT,
     wrapper: tuple[str, ...] = (),
     python: str = sys.executable,
+    output: TextIO | None = None,
 ) -> subprocess.Popen[str]:
     """Start the command line with its output in `folder`. A failed start leaves its error sentence in service.log.
 
     Outside the repository, `cwd` selects the installed command, as users have it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
-    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
-    named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
-    with (folder / "service.log").open("a") as log:
+    with _log(folder) as log:
         return subprocess.Popen(
             [*wrapper, *command_of(python, cwd), *(command or ("serve",))],
             cwd=cwd,
-            env=inherited | {"PYTHONPATH": str(ROOT)} | named | (environment or {}),
-            stdout=subprocess.PIPE,
+            env=_variables(folder, settings, environment or {}),
+            stdout=output or subprocess.PIPE,
             stderr=log,
             text=True,
         )
@@ -200,9 +213,37 @@ def run(
     folder: Path, settings: dict[str, str], *command: str, cwd: Path = ROOT, **environment: str
 ) -> tuple[int, str, str]:
     """Run a command to its end, within a time limit. Return status, output and errors."""
-    with spawn(folder, settings, environment, *command, cwd=cwd) as process:
+    command = command or ("serve",)
+    with _log(folder) as log, (folder / "service.out").open("w+") as output:
+        process: Process
+        if cwd == ROOT and _is_forkable(command, environment):
+            process = fork(command, _variables(folder, settings, environment), log, output)
+        else:
+            process = spawn(folder, settings, environment, *command, cwd=cwd, output=output)
         try:
-            output, _ = process.communicate(timeout=END_S)
+            status = process.wait(END_S)
         finally:
             process.kill()  # a command that serves instead of ending
-    return process.returncode, output, (folder / "service.log").read_text()
+        output.seek(0)
+        return status, output.read(), (folder / "service.log").read_text()
+
+
+def _log(folder: Path) -> TextIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / "service.log").open("a")
+
+
+def _variables(folder: Path, settings: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
+    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
+    named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
+    return inherited | {"PYTHONPATH": str(ROOT)} | named | environment
+
+
+def _is_forkable(command: tuple[str, ...], environment: dict[str, str]) -> bool:
+    """Return whether a forked process is like a started one: Python reads its own variables at its start.
+
+    A supervisor loads little. Coverage is measured from the start of an interpreter.
+    """
+    is_python_as_here = not any(name.startswith("PYTHON") for name in environment)
+    return is_python_as_here and "--processes" not in command and "COVERAGE_PROCESS_CONFIG" not in os.environ
