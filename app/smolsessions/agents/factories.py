@@ -20,7 +20,7 @@ import smolsessions
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.run.agent_state import has_own_state
-from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, runs_in_child
+from smolsessions.agents.run.instrumentation import clean_up, code_runs_in
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
@@ -183,7 +183,7 @@ def _check_attributes(name: str, agent: MultiStepAgent) -> None:
     if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(agent.tools):
         raise StartError(f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools")
     _check_retries(name, agent)
-    if not runs_in_child(agent):
+    if code_runs_in(agent) != "process":
         return
     executor = getattr(agent, "executor", "process")
     if executor != "process":
@@ -220,7 +220,7 @@ def _carries_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
 
 
 def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
-    coders = [agent for agent in _with_managed(first) if runs_in_child(agent)]
+    coders = [agent for agent in _with_managed(first) if code_runs_in(agent) == "process"]
     imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
     modules = {module.removesuffix(".*") for module in imports if module != "*"}
     return frozenset(modules | {kind.__module__ for kind in carries} if coders else modules)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Self
 
 from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.memory.step_fields import repair_fields
-from smolsessions.agents.run.effects import Effect, encode_raised
-from smolsessions.agents.run.recorder import numbers_in
-from smolsessions.agents.run.tool_calls import ToolCallInProgress
+from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
+from smolsessions.agents.run.failures import TurnStopped
+from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import json_form, truncated, utf8_text
-from smolsessions.core.events import StepError, StepFinished, StepStarted, Where
+from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text
+from smolsessions.core.events import StepError, StepFinished, StepStarted, ToolCalled, ToolReturned, Where
 from smolsessions.core.records import ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -32,20 +35,15 @@ INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 class AgentRun:
     """Run of one agent within a turn. It numbers the agent's steps and calls. An agent has one run at a time."""
 
-    def __init__(
-        self, recorder: Recorder, path: str, parent: AgentRun | None = None, parent_call_id: str | None = None
-    ) -> None:
-        """`parent` is the run that started this one by its call `parent_call_id`."""
+    def __init__(self, recorder: Recorder, path: str, parent_call_id: str | None = None) -> None:
+        """`parent_call_id` is the call that started this run, for a managed agent."""
         self.recorder = recorder
         self.path = path
-        self._parent = parent
         self._parent_call_id = parent_call_id
-        self._parent_number = numbers_in(parent_call_id)[-1] if parent_call_id else 0
         self._where: Where | None = None
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = self._checks = 0
         self._expected: list[tuple[int, str, Any]] = []
-        self._side_by_side: set[int] = set()
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
@@ -58,15 +56,13 @@ class AgentRun:
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.recorder.check()
-        if self._where is None:
-            self._open(kind)
-        assert self._where
+        where = self._where or self._open(kind)
         inside = getattr(self._inside, "call", None)
         if inside:  # a replay may skip the tool or check that asks, so its calls have numbers of their own
             inside[1] += 1
-            return self._where, f"{inside[0]}.m{inside[1]}"
+            return where, f"{inside[0]}.m{inside[1]}"
         self._models += 1
-        return self._where, f"{self._where.step_id}.m{self._models}"
+        return where, f"{where.step_id}.m{self._models}"
 
     @contextmanager
     def inside(self, place: str) -> Iterator[None]:
@@ -82,21 +78,20 @@ class AgentRun:
         for name, arguments in calls:
             self._tools += 1
             self._expected.append((self._tools, name, arguments))
-            self._side_by_side.add(self._tools)
+            self.recorder.parallel_calls.add(f"{self._step_id}.{self._tools}")
 
-    def explains(self, number: int, *, is_block: bool = False) -> Callable[[str], bool]:
-        """Return a test of call ids: may an earlier attempt have made that call before this one, number `number`?
+    def explains(self, call_id: str, *, is_block: bool = False) -> Callable[[str], bool]:
+        """Return a test of call ids: may an earlier attempt have made that call before this one?
 
         True for calls that the model requested in parallel, and for the calls that a code block makes.
         """
 
-        def may_be(call_id: str) -> bool:
-            for (agent_run, at), place in zip(self._places(number), call_id.split("/"), strict=False):
-                step, other = map(int, place.split("."))
-                if step != agent_run._steps:  # noqa: SLF001 - of this class
-                    return False
-                if other != at:
-                    return (is_block and agent_run is self) or {at, other} <= agent_run._side_by_side  # noqa: SLF001
+        def may_be(other_id: str) -> bool:
+            for own, other in zip(_with_outer_calls(call_id), _with_outer_calls(other_id), strict=False):
+                if own != other:
+                    is_same_step = own.rpartition(".")[0] == other.rpartition(".")[0]
+                    is_parallel = {own, other} <= self.recorder.parallel_calls
+                    return is_same_step and ((is_block and own == call_id) or is_parallel)
             return True
 
         return may_be
@@ -104,39 +99,41 @@ class AgentRun:
     def run_check(self, check: Callable[[], bool]) -> bool:
         """Run a check of the final answer as an effect."""
         self._checks += 1
-        step_id = self._where.step_id if self._where else str(self._steps)
-        key, journal = f"check:{step_id}.c{self._checks}", self.recorder.journal
+        place, journal = f"{self._step_id}.c{self._checks}", self.recorder.journal
+        key = f"check:{place}"
         if known := journal.take(key, lambda _: True):
             return bool(known.outcome(()))
         journal.begin(key)
         self.recorder.check()
         try:
-            with self.inside(f"{step_id}.c{self._checks}"):
-                effect = Effect(dumps(check()))
+            with self.inside(place):
+                passed = check()
         except Exception as error:
-            self.recorder.emit(None, (key, encode_raised(error).to_bytes()))
+            journal.write(key, encode_raised(error))
             raise
-        self.recorder.emit(None, (key, effect.to_bytes()))
-        return bool(effect.outcome(()))
+        journal.write(key, Effect(dumps(passed)))
+        return passed
 
-    def tool_call(self, name: str, arguments: Any, *, is_block: bool = False) -> ToolCallInProgress:
+    def tool_call(self, name: str, arguments: Any, kind: str = "") -> ToolCallInProgress:
+        """Begin a call. An effect of this kind, `tool` or `code`, is looked up in the journal."""
         self.recorder.check()
-        if self._where is None:  # an agent with its own loop
-            self._open("action")
-        assert self._where
+        where = self._where or self._open("action")  # an agent with its own loop has no step yet
         with self._lock:
             number = self._number_of(name, arguments)
-        call = ToolCall(
-            call_id=f"{self._where.step_id}.{number}",
+        record = ToolCall(
+            call_id=f"{where.step_id}.{number}",
             name=utf8_text(name),
             arguments=json_form(arguments),
             agent=self.path,
-            step_id=self._where.step_id,
+            step_id=where.step_id,
             internal=name in INTERNAL_TOOLS,
             ok=False,
             duration_ms=0.0,
         )
-        return ToolCallInProgress(self.recorder, self._where, call, self.explains(number, is_block=is_block))
+        call = ToolCallInProgress(self.recorder, where, record)
+        if kind:
+            call.look_up(kind, arguments, self.explains(record.call_id, is_block=kind == "code"))
+        return call
 
     def finish(self, step: MemoryStep) -> StepFinished | None:
         """Close the open step and return its event. None if the step did not begin in this run."""
@@ -159,20 +156,19 @@ class AgentRun:
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
-    def _places(self, number: int) -> list[tuple[AgentRun, int]]:
-        outer = self._parent._places(self._parent_number) if self._parent else []  # noqa: SLF001 - of this class
-        return [*outer, (self, number)]
+    @property
+    def _step_id(self) -> str:
+        return f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
 
-    def _open(self, kind: StepKind) -> None:
-        if self._parent is None:
+    def _open(self, kind: StepKind) -> Where:
+        if self._parent_call_id is None:
             self.recorder.check_pause()
         self._steps += 1
         self._models = self._tools = self._checks = 0
-        self._side_by_side = set()
         self._kind = kind
-        step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
-        self._where = Where(step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
-        self.recorder.emit(StepStarted(self._where, kind))
+        self._where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
+        self.recorder.emit(StepStarted(where, kind))
+        return where
 
     def _number_of(self, name: str, arguments: Any) -> int:
         for exact in (True, False):  # an argument may have been replaced by the variable that it names
@@ -182,6 +178,88 @@ class AgentRun:
                     return number
         self._tools += 1
         return self._tools
+
+
+class ToolCallInProgress:
+    """A tool call that has begun: `with call: call.result = …`. Its effect is journaled with the event of its end."""
+
+    def __init__(self, recorder: Recorder, where: Where, record: ToolCall) -> None:
+        self.record = record
+        self.result: Any = None
+        self.known: Effect | None = None
+        """The effect that an earlier attempt journaled. None: the call is to be made."""
+        self.effect: Effect | None = None
+        """The effect to journal, if any."""
+        self._key = ""
+        self._recorder = recorder
+        self._where = where
+        self._since = time.perf_counter()
+
+    def look_up(self, kind: str, arguments: Any, explains: Callable[[str], bool]) -> None:
+        """Look for this call in the journal. `explains` is True for calls that may have been made before this one."""
+        journal, record = self._recorder.journal, self.record
+        self._key = f"{kind}:{record.call_id}:{record.name}:{digest_of(record.name, arguments)}"
+        known = journal.take(self._key, explains)
+        if known and not known.is_opaque:
+            self.known = known
+        if known or journal.was_begun(self._key):
+            self.record = replace(record, repeated=self.known.repeated if self.known else True)
+
+    def begin(self, *, is_harmless: bool = False) -> None:
+        """Journal the start of this call. Unless it is harmless, wait until this and all earlier writes are stored."""
+        self._recorder.journal.begin(self._key, is_harmless=is_harmless)
+        self._recorder.check()
+        self._since = time.perf_counter()
+
+    def run(self, act: Callable[[], Any], encode: Callable[[Any], tuple[Effect, Any]]) -> Any:
+        """Make the call. Return or raise its result as it comes out of the journal."""
+        self.begin()
+        try:
+            value = act()
+        except Exception as error:
+            self.effect = encode_raised(error)
+            raise self.effect.error from error
+        self.effect, value = encode(value)
+        return value
+
+    def __enter__(self) -> Self:
+        call = self.record
+        self._recorder.note_call(call)
+        arguments = truncate_json(call.arguments)
+        self._recorder.emit(
+            ToolCalled(self._where, call.call_id, call.name, arguments, call.internal, repeated=call.repeated)
+        )
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        took_ms = round((time.perf_counter() - self._since) * 1000, 3)
+        duration_ms = self.known.duration_ms if self.known else took_ms
+        call = replace(self.record, ok=error is None, duration_ms=duration_ms)
+        self._recorder.note_call(call)
+        if isinstance(error, TurnStopped) and self._recorder.hands_over:
+            return
+        event = ToolReturned(
+            self._where,
+            call.call_id,
+            call.name,
+            call.internal,
+            ok=call.ok,
+            result=None if error else truncated(as_text(self.result)),
+            error=truncated(_words(error)) if error else None,
+            duration_ms=duration_ms,
+            repeated=call.repeated,
+        )
+        effect = replace(self.effect, duration_ms=duration_ms, repeated=call.repeated) if self.effect else None
+        self._recorder.emit(event, (self._key, effect.to_bytes()) if effect else None)
+
+
+def _words(error: BaseException) -> str:
+    return "stopped" if isinstance(error, TurnStopped) else f"{type(error).__name__}: {error_text(error)}"
+
+
+def _with_outer_calls(call_id: str) -> Iterator[str]:
+    """Yield the outermost call that a call is part of, and so on down to the call itself."""
+    return accumulate(call_id.split("/"), "{}/{}".format)
 
 
 def _equal(one: Any, other: Any) -> bool:

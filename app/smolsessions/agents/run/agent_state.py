@@ -15,22 +15,14 @@ from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from smolsessions.agents.run.instrumentation import AgentNode, AgentTree
+    from smolsessions.agents.run.instrumentation import AgentNode
 
 log = logging.getLogger(__name__)
 
-STATE, LOST, PROCESS_ONLY, REPORTED, LOGS, VARIABLE, TOOL, RESET = (
-    "state",
-    "gone",
-    "held",
-    "told",
-    "logs",
-    "v:",
-    "tool:",
-    "reset:",
-)
+STATE, LOST, PROCESS_ONLY, REPORTED, LOGS = "state", "gone", "held", "told", "logs"
+VARIABLE, TOOL, RESET = "v:", "tool:", "reset:"
 _DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
 LOST_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
@@ -45,30 +37,22 @@ class AgentState:
     `path:reset:…` marks a tool without `get_state()` that has changed.
     """
 
-    def __init__(self, tree: AgentTree, pieces: dict[str, bytes]) -> None:
+    def __init__(self, nodes: Sequence[AgentNode], pieces: dict[str, bytes]) -> None:
         """Restore the stored pieces."""
-        self._tree = tree
+        self._nodes = nodes
         self._kept = dict(pieces)
-        self._lost_before: frozenset[str] = frozenset()
-        self._reported: frozenset[str] = frozenset(json.loads(pieces.get(f":{REPORTED}", b"[]")))
+        self._lost_before: set[str] = set()
+        self._reported: set[str] = set(json.loads(pieces.get(f":{REPORTED}", b"[]")))
         self._lock = threading.Lock()
-        self._states: dict[str, dict[str, bytes]] = {}
-        self._own: dict[str, bytes] = {}
+        self._tools: dict[str, bytes] = {}
         """Pieces of the tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
-        self._made = {node.path: node.agent.state.copy() for node in tree.nodes}
-        """States as the factory made them."""
-        self._unkept: dict[str, set[str]] = {}
-        """Names in `agent.state` whose values cannot be stored."""
-        self._lost: dict[str, set[str]] = {node.path: set() for node in tree.nodes}
-        """Lost names of agents without a child process."""
-        self._newly_lost: frozenset[str] = frozenset()
-        self._found_lost: frozenset[str] = frozenset()
-        """Names that only the process of an earlier turn held: first of this rebuilt agent, then of its first turn."""
-        for node in tree.nodes:
+        self._found_lost: set[str] = set()
+        """Names that only the process of an earlier turn held, during the first turn of this rebuilt agent."""
+        for node in nodes:
+            node.state = self
             self._restore(node)
-            node.context.state = self
         for piece, data in pieces.items():
             if piece.partition(":")[2].startswith((TOOL, RESET)):
                 self._restore_tool(piece, data)
@@ -98,12 +82,13 @@ class AgentState:
             except Exception:  # the result of the call stays valid
                 log.exception("what %s changed cannot be kept", name, extra={"action": "state.unkept"})
                 changes = {}
-            state = self._state_of(tool) if before is None else None
-            if state is not None:
-                if self._own.get(path + TOOL + name) != state:
-                    changes[path + TOOL + name] = self._own[path + TOOL + name] = state
-            elif before != _data_marks(tool):
-                changes[path + RESET + name] = self._own[path + RESET + name] = b"1"
+            piece, state = path + TOOL + name, self._state_of(tool) if before is None else None
+            if state is None:
+                if before == _data_marks(tool):
+                    return changes
+                piece, state = path + RESET + name, b"1"
+            if self._tools.get(piece) != state:
+                changes[piece] = self._tools[piece] = state
             return changes
 
     def apply_changes(self, changes: dict[str, bytes]) -> None:
@@ -112,24 +97,24 @@ class AgentState:
             for piece, data in changes.items():
                 path, _, rest = piece.partition(":")
                 if rest == STATE:
-                    self._change_state(path, data)
+                    self._change_state(next(node for node in self._nodes if node.path == path), data)
                 else:
                     self._restore_tool(piece, data)
-                    self._own[piece] = data
+                    self._tools[piece] = data
 
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
-        for node in self._tree.nodes:
-            self._drop_unkept(node)
-        self._lost_before = self._gone()
-        self._found_lost = self._newly_lost & self._lost_before
-        self._newly_lost = frozenset()
+        for node in self._nodes:
+            _drop_unkept(node)
+        self._lost_before = self._all_lost()
         if self._has_played:
+            self._found_lost = set()
             self._reset.clear()
+        self._found_lost &= self._lost_before
         self._has_played = True
-        gone = self._gone_of(self._tree.root)
-        unreported = sorted(gone - self._reported)
-        self._reported = frozenset(gone)
+        lost = _lost_of(self._nodes[0])
+        unreported = sorted(lost - self._reported)
+        self._reported = lost
         return f"\n\n{LOST_SENTENCE.format(names=', '.join(unreported))}" if unreported else ""
 
     def dropped(self) -> tuple[str, ...]:
@@ -137,29 +122,29 @@ class AgentState:
 
         `tool:NAME` is a tool whose own state was lost, because it has no `get_state()`.
         """
-        dropped = (self._gone() - self._lost_before) | self._found_lost
+        dropped = (self._all_lost() - self._lost_before) | self._found_lost
         return (*sorted(dropped), *sorted(TOOL + name for name in self._reset))
 
     def stop_interpreters(self) -> None:
         """Stop the interpreters' processes, at the end of a turn."""
-        for interpreter in self._tree.interpreters:
-            interpreter.stop()
+        for node in self._nodes:
+            if node.interpreter:
+                node.interpreter.stop()
 
     def _restore(self, node: AgentNode) -> None:
         start = f"{node.path}:"
-        if state := self._kept.get(start + STATE):
-            node.agent.state.update({name: loads(data, self._tree.carries) for name, data in loads(state).items()})
-        gone, held = (set(json.loads(self._kept.get(start + piece, b"[]"))) for piece in (LOST, PROCESS_ONLY))
-        self._newly_lost |= {_full_name(node, name) for name in held - gone}
-        self._lose(node, gone | held)
-        logs = self._kept.get(start + LOGS, b"").decode()
+        stored = {name.removeprefix(start): data for name, data in self._kept.items() if name.startswith(start)}
+        if state := stored.get(STATE):
+            node.agent.state.update({name: loads(data, node.carries) for name, data in loads(state).items()})
+        gone, held = (set(json.loads(stored.get(piece, b"[]"))) for piece in (LOST, PROCESS_ONLY))
+        self._found_lost |= {_full_name(node.path, name) for name in held - gone}
+        _lose(node, gone | held)
+        logs = stored.get(LOGS, b"").decode()
         if node.interpreter:
-            pieces = {
-                name.removeprefix(start + VARIABLE): data
-                for name, data in self._kept.items()
-                if name.startswith(start + VARIABLE)
+            variables = {
+                name.removeprefix(VARIABLE): data for name, data in stored.items() if name.startswith(VARIABLE)
             }
-            node.interpreter.variables, node.interpreter.logs = pieces, logs
+            node.interpreter.variables, node.interpreter.logs = variables, logs
         elif executor := _in_thread(node):
             executor.state = names = InterpreterState(executor.state)
             names.dropped, names.functions = frozenset(gone | held), executor.custom_tools
@@ -167,78 +152,46 @@ class AgentState:
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
         """Restore a tool's own state. A tool that changed without `get_state()` has lost its state."""
-        path, _, rest = piece.partition(":")
-        kind, _, name = rest.partition(":")
-        if kind + ":" == RESET:
-            self._reset.add(f"{path}.{name}" if path else name)
-            return
-        node = next((node for node in self._tree.nodes if node.path == path), None)
-        tool: Any = unproxied(node.agent.tools.get(name)) if node else None
-        try:
-            tool.set_state(loads(data, self._tree.carries))
-            self._own[piece] = data
-        except Exception:
-            log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
-            self._reset.add(f"{path}.{name}" if path else name)
+        path, kind, name = piece.split(":", 2)
+        if f"{kind}:" == TOOL:
+            node = next((node for node in self._nodes if node.path == path), None)
+            tool: Any = unproxied(node.agent.tools.get(name)) if node else None
+            try:
+                tool.set_state(loads(data, node.carries if node else ()))
+            except Exception:
+                log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
+            else:
+                self._tools[piece] = data
+                return
+        self._reset.add(_full_name(path, name))
 
     def _changed_states(self) -> dict[str, bytes]:
         changes = {}
-        for node in self._tree.nodes:
-            if not node.agent.state and node.path not in self._states:
-                continue
-            before = self._states.get(node.path, {})
-            now = self._state_of_agent(node)
+        for node in self._nodes:
+            before, now = node.journaled, _state_of_agent(node)
             written = {name: data for name, data in now.items() if before.get(name) != data}
             gone = [name for name in before if name not in now]
             if written or gone:
-                self._states[node.path] = now
+                node.journaled = now
                 changes[f"{node.path}:{STATE}"] = dumps([written, gone])
         return changes
 
-    def _change_state(self, path: str, data: bytes) -> None:
-        node = next(node for node in self._tree.nodes if node.path == path)
+    def _change_state(self, node: AgentNode, data: bytes) -> None:
         written, gone = loads(data)
-        known = self._states.setdefault(path, {})
         for name, value in written.items():
-            known[name] = value
+            node.journaled[name] = value
             if value:
-                node.agent.state[name] = loads(value, self._tree.carries)
+                node.agent.state[name] = loads(value, node.carries)
             else:
                 node.agent.state.pop(name, None)
-                self._lose(node, {name})
+                _lose(node, {name})
         for name in gone:
-            known.pop(name, None)
+            node.journaled.pop(name, None)
             node.agent.state.pop(name, None)
-
-    def _state_of_agent(self, node: AgentNode) -> dict[str, bytes]:
-        """Encode `agent.state`. A value that cannot be stored, and that the factory does not make, is empty bytes."""
-        found = {}
-        for name, value in node.agent.state.copy().items():  # parallel calls may change it
-            try:
-                found[name] = dumps(value, self._tree.carries)
-            except CodecError:
-                if self._made[node.path].get(name) is not value:
-                    found[name] = b""
-        return found
-
-    def _drop_unkept(self, node: AgentNode) -> None:
-        """Remove values that a rebuilt agent would not have: a turn is the same in a warm and in a cold session."""
-        if _in_thread(node):
-            return
-        unkept = self._unkept.pop(node.path, set())
-        for name in unkept:
-            node.agent.state.pop(name, None)
-        self._lose(node, unkept)
-
-    def _lose(self, node: AgentNode, names: set[str]) -> None:
-        if node.interpreter:
-            node.interpreter.dropped |= names
-        else:
-            self._lost[node.path] |= names
 
     def _locate(self, tool: Any) -> tuple[str, str]:
         """Return the prefix of a tool's pieces, and its name."""
-        for node in self._tree.nodes:
+        for node in self._nodes:
             for name, one in node.agent.tools.items():
                 if unproxied(one) is tool:
                     return f"{node.path}:", name
@@ -247,52 +200,80 @@ class AgentState:
     def _state_of(self, tool: Any) -> bytes | None:
         """Return a tool's encoded state. None if that fails: the tool counts as one without `get_state()`."""
         try:
-            return dumps(tool.get_state(), self._tree.carries)
+            return dumps(tool.get_state(), self._nodes[0].carries)
         except Exception:
             log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
             return None
 
     def _now(self) -> Iterator[tuple[str, bytes]]:
-        for node in self._tree.nodes:
-            state = self._state_of_agent(node)
-            self._unkept[node.path] = {name for name, data in state.items() if not data}
+        for node in self._nodes:
+            start, state = f"{node.path}:", _state_of_agent(node)
+            node.unkept = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:
-                yield f"{node.path}:{STATE}", dumps(kept)
-            for piece, names in ((LOST, self._gone_of(node)), (PROCESS_ONLY, self._held_of(node))):
+                yield start + STATE, dumps(kept)
+            for piece, names in ((LOST, _lost_of(node)), (PROCESS_ONLY, _held_of(node))):
                 if names:
-                    yield f"{node.path}:{piece}", json.dumps(sorted(names)).encode()
-            executor = _in_thread(node)
+                    yield start + piece, json.dumps(sorted(names)).encode()
             if node.interpreter:
                 for name, data in node.interpreter.variables.items():
-                    yield f"{node.path}:{VARIABLE}{name}", data
-            if logs := node.interpreter.logs if node.interpreter else _logs_of(executor):
-                yield f"{node.path}:{LOGS}", logs.encode()
-        yield from self._own.items()
-        self._reported &= self._gone_of(self._tree.root)  # a name that is lost again is reported again
+                    yield start + VARIABLE + name, data
+            if logs := _logs_of(node):
+                yield start + LOGS, logs.encode()
+        yield from self._tools.items()
+        self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
         if self._reported:
             yield f":{REPORTED}", json.dumps(sorted(self._reported)).encode()
 
-    def _gone(self) -> frozenset[str]:
-        return frozenset(_full_name(node, name) for node in self._tree.nodes for name in self._gone_of(node))
-
-    def _gone_of(self, node: AgentNode) -> set[str]:
-        """Return the names that an agent has lost, or will lose at the end of the turn."""
-        lost = {*(node.interpreter.dropped if node.interpreter else self._lost[node.path])}
-        unkept = set() if _in_thread(node) else self._unkept.get(node.path, set())
-        return (lost - node.agent.state.keys() - self._held_of(node)) | unkept
-
-    def _held_of(self, node: AgentNode) -> set[str]:
-        """Return the names of code that runs in a thread: they live as long as this session."""
-        executor = _in_thread(node)
-        if executor is None:
-            return set()
-        names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
-        names = {name for name in names if not name.startswith("__")}  # smolagents stores methods among the functions
-        return names | self._unkept.get(node.path, set())
+    def _all_lost(self) -> set[str]:
+        return {_full_name(node.path, name) for node in self._nodes for name in _lost_of(node)}
 
 
-def _full_name(node: AgentNode, name: str) -> str:
-    return f"{node.path}.{name}" if node.path else name
+def _full_name(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _state_of_agent(node: AgentNode) -> dict[str, bytes]:
+    """Encode `agent.state`. A value that cannot be stored, and that the factory does not make, is empty bytes."""
+    found = {}
+    for name, value in node.agent.state.copy().items():  # parallel calls may change it
+        try:
+            found[name] = dumps(value, node.carries)
+        except CodecError:
+            if node.made.get(name) is not value:
+                found[name] = b""
+    return found
+
+
+def _drop_unkept(node: AgentNode) -> None:
+    """Remove values that a rebuilt agent would not have: a turn is the same in a warm and in a cold session."""
+    if _in_thread(node):
+        return
+    for name in node.unkept:
+        node.agent.state.pop(name, None)
+    _lose(node, node.unkept)
+    node.unkept = set()
+
+
+def _lose(node: AgentNode, names: set[str]) -> None:
+    if node.interpreter:
+        node.interpreter.dropped |= names
+    else:
+        node.lost |= names
+
+
+def _lost_of(node: AgentNode) -> set[str]:
+    """Return the names that an agent has lost, or will lose at the end of the turn."""
+    lost = {*(node.interpreter.dropped if node.interpreter else node.lost)}
+    return (lost - node.agent.state.keys() - _held_of(node)) | (set() if _in_thread(node) else node.unkept)
+
+
+def _held_of(node: AgentNode) -> set[str]:
+    """Return the names of code that runs in a thread: they live as long as this session."""
+    executor = _in_thread(node)
+    if executor is None:
+        return set()
+    names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
+    return {name for name in names if not name.startswith("__")} | node.unkept  # smolagents stores methods there, too
 
 
 def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
@@ -301,7 +282,10 @@ def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
     return executor if isinstance(executor, LocalPythonExecutor) else None
 
 
-def _logs_of(executor: LocalPythonExecutor | None) -> str:
+def _logs_of(node: AgentNode) -> str:
+    if node.interpreter:
+        return node.interpreter.logs
+    executor = _in_thread(node)
     return utf8_text(str(executor.state.get("_print_outputs", ""))) if executor else ""
 
 

@@ -6,6 +6,7 @@ A first run also uses the value that was decoded from the stored bytes, so that 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from smolsessions.agents.values.json_forms import json_form, utf8_text
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from dataclasses import dataclass
 else:
     from smolsessions.core.frozen import dataclass
@@ -61,60 +62,61 @@ class Effect:
 
     `form` is the encoding of `returned`: `text`, `json` or `crossed`. `kind` is smolagents' class around the value.
     `text` is the original text of a value whose decoded form reads differently. `raised` is class name, built-in base
-    and text. `changes` holds the changes of state that the call made, by the names of their pieces.
+    and text, `marks` the attributes that tell a failure's kind. `changes` holds the changes of state that the call
+    made, by the names of their pieces.
     """
 
     returned: bytes | None = None
     form: str = "crossed"
     kind: str = ""
     text: str | None = None
-    raised: tuple[str, str, str] | None = None
+    raised: Sequence[str] = ()
+    marks: dict[str, str] = field(default_factory=dict)
     duration_ms: float = 0.0
     repeated: bool = False
     changes: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def is_opaque(self) -> bool:
-        return self.returned is None and self.raised is None
+        return self.returned is None and not self.raised
 
     def to_bytes(self) -> bytes:
         """Return a line of JSON, followed by the returned bytes."""
-        head: dict[str, Any] = {"duration_ms": self.duration_ms}
-        if self.raised:
-            head["raised"] = self.raised
-        if self.returned is not None:
-            head["form"] = self.form
-        if self.changes:
-            head["changes"] = {name: data.hex() for name, data in self.changes.items()}
-        for name in ("kind", "text", "repeated"):
-            if value := getattr(self, name):
-                head[name] = value
-        return to_json(head) + b"\n" + (self.returned or b"")
+        names = _HEAD if self.returned is None else ("form", *_HEAD)
+        head = {name: value for name in names if (value := getattr(self, name))}
+        return to_json(head, bytes_mode="hex") + b"\n" + (self.returned or b"")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Effect:
         line, _, returned = data.partition(b"\n")
         head = from_json(line)
-        if "raised" in head:
-            head["raised"] = tuple(head["raised"])
-        if "changes" in head:
-            head["changes"] = {name: bytes.fromhex(data) for name, data in head["changes"].items()}
-        return cls(returned if "form" in head else None, **head)
+        changes = {name: bytes.fromhex(data) for name, data in head.pop("changes", {}).items()}
+        return cls(returned if "form" in head else None, **head, changes=changes)
+
+    @property
+    def error(self) -> Exception:
+        """The error that the call raised."""
+        error = rebuild_error(*self.raised)
+        vars(error).update(self.marks)
+        return error
 
     def outcome(self, carries: Collection[type]) -> Any:
         """Return the value, or raise the error."""
         if self.raised:
-            raise rebuild_error(*self.raised)
-        value = self._value(carries)
+            raise self.error
+        assert self.returned is not None, "an opaque effect has no outcome"
+        if self.form == "text":
+            value: Any = self.returned.decode()
+        elif self.form == "json":
+            value = from_json(self.returned)
+        else:
+            value = loads(self.returned, carries, max_bytes=MAX_BYTES)
         if self.kind:
             value = _AS[self.kind](value)
         return value if self.text is None else ValueWithText(value, self.text)
 
-    def _value(self, carries: Collection[type]) -> Any:
-        assert self.returned is not None, "an opaque effect has no outcome"
-        if self.form == "text":
-            return self.returned.decode()
-        return from_json(self.returned) if self.form == "json" else loads(self.returned, carries, max_bytes=MAX_BYTES)
+
+_HEAD = ("kind", "text", "raised", "marks", "duration_ms", "repeated", "changes")
 
 
 def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:
@@ -124,8 +126,9 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
     """
     kind = type(value).__name__ if type(value) in _AS.values() else ""
     bare = without_kind(value)
-    if type(bare) is str and (data := _utf8(bare)) is not None:
-        return Effect(data, "text", kind), value
+    if type(bare) is str and len(bare) <= MAX_BYTES // 4:
+        with contextlib.suppress(UnicodeEncodeError):  # half a character
+            return Effect(bare.encode(), "text", kind), value
     if type(bare) in _SCALARS:
         return Effect(to_json(bare), "json"), value
     try:
@@ -143,17 +146,11 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
     return replace(effect, text=text), ValueWithText(again, text)
 
 
-def _utf8(text: str) -> bytes | None:
-    try:
-        return text.encode() if len(text) <= MAX_BYTES // 4 else None
-    except UnicodeEncodeError:  # half a character
-        return None
-
-
 def encode_raised(error: Exception) -> Effect:
-    """Encode an exception."""
+    """Encode an exception, with the marks of its kind."""
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-    return Effect(raised=(type(error).__name__, base, error_text(error)))
+    marks = {name: str(value) for name, value in error_marks(error).items()}
+    return Effect(raised=(type(error).__name__, base, error_text(error)), marks=marks)
 
 
 def rebuild_error(name: str, base: str, text: str) -> Exception:
@@ -184,12 +181,11 @@ def without_kind(value: Any) -> Any:
 
 def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
     """Encode a model's message, and return it decoded again, without the provider's object."""
-    usage = message.token_usage
-    calls = [_call_parts(call) for call in message.tool_calls] if message.tool_calls is not None else None
+    usage, calls = message.token_usage, message.tool_calls
     fields = {
         "role": str(getattr(message.role, "value", message.role)),
         "content": message.content,
-        "calls": calls,
+        "calls": None if calls is None else [_call_parts(call, call.function) for call in calls],
         "usage": [usage.input_tokens, usage.output_tokens] if usage else None,
     }
     try:
@@ -206,20 +202,21 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
     return effect, decode_message(effect)
 
 
-def encode_error(error: Exception) -> Effect:
-    """Encode a model's exception with the marks of its kind."""
-    marks = {name: str(value).encode() for name, value in error_marks(error).items()}
-    return replace(encode_raised(error), changes=marks)
-
-
 def decode_message(effect: Effect) -> ChatMessage:
     """Return the message, or raise the error."""
-    if effect.raised:
-        error: Any = rebuild_error(*effect.raised)
-        for name, value in effect.changes.items():
-            setattr(error, name, value.decode())
-        raise error
-    return _message(effect.outcome(()))
+    fields = effect.outcome(())
+    usage = TokenUsage(*fields["usage"]) if fields["usage"] else None
+    calls = [_call(*parts) for parts in fields["calls"]] if fields["calls"] is not None else None
+    return ChatMessage(MessageRole(fields["role"]), fields["content"], calls, token_usage=usage)
+
+
+def _call_parts(call: ChatMessageToolCall, function: ChatMessageToolCallFunction) -> list[Any]:
+    return [function.name, function.arguments, function.description, call.id, call.type]
+
+
+def _call(name: str, arguments: Any, description: str | None, call_id: str, kind: str) -> ChatMessageToolCall:
+    function = ChatMessageToolCallFunction(name=name, arguments=arguments, description=description)
+    return ChatMessageToolCall(function=function, id=call_id, type=kind)
 
 
 def usage_of(data: bytes) -> Usage:
@@ -229,19 +226,3 @@ def usage_of(data: bytes) -> Usage:
         return Usage()
     usage = decode_message(effect).token_usage
     return Usage(usage.input_tokens, usage.output_tokens) if usage else Usage()
-
-
-def _message(fields: dict[str, Any]) -> ChatMessage:
-    usage = TokenUsage(*fields["usage"]) if fields["usage"] else None
-    calls = [_call(*parts) for parts in fields["calls"]] if fields["calls"] is not None else None
-    return ChatMessage(MessageRole(fields["role"]), fields["content"], calls, token_usage=usage)
-
-
-def _call_parts(call: ChatMessageToolCall) -> list[Any]:
-    function = call.function
-    return [function.name, function.arguments, function.description, call.id, call.type]
-
-
-def _call(name: str, arguments: Any, description: str | None, call_id: str, kind: str) -> ChatMessageToolCall:
-    function = ChatMessageToolCallFunction(name=name, arguments=arguments, description=description)
-    return ChatMessageToolCall(function=function, id=call_id, type=kind)

@@ -18,7 +18,6 @@ from smolsessions.agents.run.tool_proxy import (
     AgentProxy,
     CallbacksProxy,
     InterpreterProxy,
-    RunContext,
     proxy_check,
     proxy_tools,
 )
@@ -27,63 +26,82 @@ from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
+    from smolsessions.agents.run.agent_run import AgentRun
+    from smolsessions.agents.run.agent_state import AgentState
     from smolsessions.agents.sandbox.fork_client import ForkClient
+
+    CodePlace = Literal["process", "thread", "remote"]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class AgentNode:
-    """One agent of the tree. Its path is empty for the root, `helper/searcher` below it."""
+    """One agent of a session, as its proxies see it. Its path is empty for the root, `helper/searcher` below it."""
 
     path: str
     agent: MultiStepAgent
-    context: RunContext
-    interpreter: ChildInterpreter | None = None
-
-
-@dataclass
-class AgentTree:
-    """All agents of a session, the root first."""
-
-    fork_client: ForkClient
     carries: tuple[type, ...]
-    nodes: list[AgentNode] = field(default_factory=list)
+    code_runs_in: CodePlace | None
+    author_streams: bool
+    """True if smolagents would stream: it then joins an answer without text to an empty one."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held during a run of a managed agent."""
+    agent_run: AgentRun | None = None
+    interpreter: ChildInterpreter | None = None
+    state: AgentState = field(init=False)
+    """State of all agents of the session."""
+    made: dict[str, Any] = field(init=False)
+    """`agent.state` as the factory made it."""
+    journaled: dict[str, bytes] = field(default_factory=dict)
+    """`agent.state` as the journal has it."""
+    unkept: set[str] = field(default_factory=set)
+    """Names in `agent.state` whose values cannot be stored."""
+    lost: set[str] = field(default_factory=set)
+    """Lost names of an agent without a child process."""
 
-    @property
-    def root(self) -> AgentNode:
-        return self.nodes[0]
+    def __post_init__(self) -> None:
+        self.made = self.agent.state.copy()
 
-    @property
-    def interpreters(self) -> Iterator[ChildInterpreter]:
-        return (node.interpreter for node in self.nodes if node.interpreter)
-
-
-def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> AgentTree:
-    """Put proxies into an agent and all its managed agents, once."""
-    tree = AgentTree(fork_client, carries)
-    _instrument(agent, tree, "")
-    return tree
+    def check(self) -> None:
+        """Raise `TurnStopped` if a stop was requested."""
+        if self.agent_run:
+            self.agent_run.recorder.check()
 
 
-def runs_in_child(agent: MultiStepAgent) -> bool:
-    """True if an agent's code runs in a child process: it has smolagents' local executor."""
-    executor = getattr(agent, "python_executor", None)
-    return type(executor) is LocalPythonExecutor and getattr(agent, "executor", "process") != "thread"
+def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> list[AgentNode]:
+    """Put proxies into an agent and all its managed agents, once. Return their nodes, the root first."""
+    nodes: list[AgentNode] = []
+
+    def visit(agent: MultiStepAgent, path: str) -> AgentNode:
+        for known in nodes:
+            if known.agent is agent:  # two agents manage this one
+                return known
+        node = AgentNode(path, agent, carries, code_runs_in(agent), getattr(agent, "stream_outputs", False))
+        nodes.append(node)
+        _put_proxies(node)
+        for name, managed in agent.managed_agents.items():
+            inner = visit(managed, f"{path}/{name}" if path else name)
+            agent.managed_agents[name] = AgentProxy(managed, node, inner)
+        if isinstance(agent, CodeAgent):
+            _put_interpreter(node, agent, fork_client)
+        return node
+
+    visit(agent, "")
+    return nodes
 
 
-def code_runs_in(agent: MultiStepAgent) -> Literal["process", "thread", "remote"] | None:
-    """Return where an agent's code runs. None for one that writes no code."""
+def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
+    """Return where an agent's code runs, before it is instrumented. None for one that writes no code."""
     if not isinstance(agent, CodeAgent):
         return None
     if isinstance(agent.python_executor, RemotePythonExecutor):
         return "remote"
-    return "process" if runs_in_child(agent) else "thread"
+    is_local = type(agent.python_executor) is LocalPythonExecutor
+    return "process" if is_local and getattr(agent, "executor", "process") != "thread" else "thread"
 
 
 def clean_up(agent: MultiStepAgent) -> None:
@@ -101,35 +119,28 @@ def clean_up(agent: MultiStepAgent) -> None:
     threading.Thread(target=run, name="cleanup", daemon=True).start()
 
 
-def _instrument(agent: MultiStepAgent, tree: AgentTree, path: str) -> RunContext:
-    known = next((node for node in tree.nodes if node.agent is agent), None)
-    if known:  # two agents manage this one
-        return known.context
-    context = RunContext(agent, tree.carries, code_runs_in(agent))
-    node = AgentNode(path, agent, context)
-    tree.nodes.append(node)
-    agent.model = ModelProxy(agent.model, context, agent)  # type: ignore[assignment]  # passes for one
+def _put_proxies(node: AgentNode) -> None:
+    agent = node.agent
+    agent.model = ModelProxy(agent.model, node)  # type: ignore[assignment]  # passes for one
     agent.stream_outputs = False  # the model proxy streams, in linear time
-    agent.final_answer_checks = [proxy_check(check, context) for check in agent.final_answer_checks]
-    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, context)  # type: ignore[assignment]  # passes for one
-    executor: Any = getattr(agent, "python_executor", None)
-    proxy_tools(agent, context)
-    for name, managed in agent.managed_agents.items():
-        inner = _instrument(managed, tree, f"{path}/{name}" if path else name)
-        agent.managed_agents[name] = AgentProxy(managed, context, inner)
-    if isinstance(agent, CodeAgent):
-        if runs_in_child(agent):
-            limits = limits_of(getattr(agent, "code_limits", {}))
-            executor = node.interpreter = ChildInterpreter(
-                executor, tree.fork_client, limits, tree.carries, context.check, timeout_s=_timeout_of(agent)
-            )
-        elif context.code_runs_in == "thread":
-            guard.install()
-        agent.python_executor = InterpreterProxy(executor, context)  # type: ignore[assignment]  # passes for one
-    if path:
-        agent.step_callbacks.register(ActionStep, lambda step: _emit_finished(context, step))
-        agent.step_callbacks.register(PlanningStep, lambda step: _emit_finished(context, step))
-    return context
+    agent.final_answer_checks = [proxy_check(check, node) for check in agent.final_answer_checks]
+    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, node)  # type: ignore[assignment]  # passes for one
+    proxy_tools(node)
+    if node.path:
+        for kind in (ActionStep, PlanningStep):
+            agent.step_callbacks.register(kind, lambda step: _emit_finished(node, step))
+
+
+def _put_interpreter(node: AgentNode, agent: CodeAgent, fork_client: ForkClient) -> None:
+    executor: Any = agent.python_executor
+    if node.code_runs_in == "process":
+        limits = limits_of(getattr(agent, "code_limits", {}))
+        executor = node.interpreter = ChildInterpreter(
+            executor, fork_client, limits, node.carries, node.check, timeout_s=_timeout_of(agent)
+        )
+    elif node.code_runs_in == "thread":
+        guard.install()
+    agent.python_executor = InterpreterProxy(executor, node)  # type: ignore[assignment]  # passes for one
 
 
 def _timeout_of(agent: CodeAgent) -> float | None:
@@ -139,8 +150,8 @@ def _timeout_of(agent: CodeAgent) -> float | None:
     return None if is_default else timeout_s
 
 
-def _emit_finished(context: RunContext, step: MemoryStep) -> None:
+def _emit_finished(node: AgentNode, step: MemoryStep) -> None:
     """Emit a finished step of a managed agent, which is not stored."""
-    agent_run = context.agent_run
+    agent_run = node.agent_run
     if agent_run and is_finished(step) and (event := agent_run.finish(step)):
         agent_run.recorder.emit(event)

@@ -47,7 +47,7 @@ class Journal:
             return None
         with self._lock:
             written = self._effects.pop(key, None)
-            if written is None and not (self._may_be_made(key) and self._may_be_new(key, explains)):
+            if written is None and not self._may_be_made(key, explains):
                 self.diverged = True
                 raise ReplayDivergedError
             self._done.discard(call_of(key))
@@ -58,12 +58,12 @@ class Journal:
         """True if results of tools are left that the replay did not request."""
         return bool(self._done)
 
-    def _may_be_made(self, key: str) -> bool:
-        """False if this place was journaled or in flight with another tool or other arguments."""
-        return call_of(key) not in self._done and (call_of(key) not in self._begun or self.was_begun(key))
-
-    def _may_be_new(self, key: str, explains: Callable[[str], bool]) -> bool:
-        return self.was_begun(key) or all(explains(call_id) for call_id in self._done)
+    def _may_be_made(self, key: str, explains: Callable[[str], bool]) -> bool:
+        """False if this call was made with another tool or other arguments, or if the journal holds later ones."""
+        call_id = call_of(key)
+        if call_id in self._done:
+            return False
+        return self.was_begun(key) if call_id in self._begun else all(map(explains, self._done))
 
     def was_begun(self, key: str) -> bool:
         """True if this call was in flight when an earlier attempt ended.
@@ -72,13 +72,16 @@ class Journal:
         """
         return self._begun.get(call_of(key)) == _place_of(key)
 
-    def begin(self, key: str) -> None:
-        """Journal the start of a call that cannot be undone. Wait until this and all earlier writes are stored."""
-        self._bridge.flush((BEGUN + key, b""))
+    def begin(self, key: str, *, is_harmless: bool = False) -> None:
+        """Journal the start of a call. Unless it is harmless, wait until this and all earlier writes are stored."""
+        begun = (BEGUN + key, b"")
+        if is_harmless:
+            self._bridge.emit(None, None, begun)
+        else:
+            self._bridge.flush(begun)
 
-    def begin_harmless(self, key: str) -> None:
-        """Journal the start of a call without consequences outside, and do not wait."""
-        self._bridge.emit(None, None, (BEGUN + key, b""))
+    def write(self, key: str, effect: Effect) -> None:
+        self._bridge.emit(None, None, (key, effect.to_bytes()))
 
     def wait_if_late(self) -> None:
         """Wait for earlier writes only if the store is late: a model call may overlap with them."""

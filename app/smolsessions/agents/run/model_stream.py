@@ -15,17 +15,17 @@ from smolagents.models import (
 
 from smolsessions.agents.run.partial_texts import PartialJson
 from smolsessions.agents.values.json_forms import json_form, utf8_text
-from smolsessions.core.events import MessageDelta, Where
+from smolsessions.core.events import MessageDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from smolagents import Model
     from smolagents.models import ChatMessageStreamDelta
 
     from smolsessions.agents.run.partial_texts import CodeSplitter
     from smolsessions.agents.run.recorder import Recorder
-    from smolsessions.core.events import MessageChannel
+    from smolsessions.core.events import MessageChannel, Where
 
 
 class DeltaEmitter:
@@ -34,23 +34,32 @@ class DeltaEmitter:
     def __init__(
         self,
         recorder: Recorder,
-        where: Where,
+        where: Where | None,
         call_id: str,
         channel: MessageChannel = "thought",
-        code: CodeSplitter | PartialJson | None = None,
+        new_reader: Callable[[], CodeSplitter | PartialJson] | None = None,
     ) -> None:
-        """`channel` is that of the content. `code` splits content that holds thoughts and code."""
+        """`channel` is that of the content, unless a reader splits it into thoughts and code.
+
+        Without `where` nothing is emitted. A stop still ends the call at its next delta.
+        """
         self.recorder = recorder
+        self.call_id = call_id
         self._where = where
-        self._call_id = call_id
         self._channel = channel
-        self._code = code
+        self._new_reader = new_reader
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = self._new_reader() if self._new_reader else None
         self._names: dict[int, str] = {}
         self._answers: dict[int, PartialJson] = {}
 
     def restart(self, *, is_retry: bool = False) -> None:
         """Void the text that readers have seen: of an earlier attempt, or before a retry."""
-        self.recorder.restart(self._where, self._call_id, is_retry=is_retry)
+        self._begin()
+        if self._where:
+            self.recorder.restart(self._where, self.call_id, is_retry=is_retry)
 
     def add_delta(self, delta: ChatMessageStreamDelta) -> None:
         """Emit the text of a delta. Raises `TurnStopped` if a stop was requested."""
@@ -76,14 +85,14 @@ class DeltaEmitter:
 
     def flush(self) -> None:
         """Emit the text that was held back, at the end of the message."""
-        if self._code:
-            self._emit_all(self._code.end())
+        if self._reader:
+            self._emit_all(self._reader.end())
         for answer in self._answers.values():
             self._emit_all(answer.end())
 
     def _add_content(self, text: str) -> None:
-        if self._code:
-            self._emit_all(self._code.feed(text))
+        if self._reader:
+            self._emit_all(self._reader.feed(text))
         else:
             self._emit(self._channel, text)
 
@@ -101,20 +110,8 @@ class DeltaEmitter:
             self._emit(cast("MessageChannel", channel), text)
 
     def _emit(self, channel: MessageChannel, text: str, index: int | None = None, name: str | None = None) -> None:
-        self.recorder.emit(MessageDelta(self._where, self._call_id, channel, utf8_text(text), index, name))
-
-
-class SilentEmitter(DeltaEmitter):
-    """Emits nothing. A stop still ends the call at its next delta."""
-
-    def __init__(self, recorder: Recorder, call_id: str) -> None:
-        super().__init__(recorder, Where("", 0, ""), call_id)
-
-    def restart(self, *, is_retry: bool = False) -> None:
-        """Nothing was emitted."""
-
-    def _emit(self, *_delta: Any) -> None:
-        pass
+        if self._where:
+            self.recorder.emit(MessageDelta(self._where, self.call_id, channel, utf8_text(text), index, name))
 
 
 def request_message(

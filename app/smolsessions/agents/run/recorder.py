@@ -50,6 +50,8 @@ class Recorder:
         self.journal = Journal(bridge, replay)
         self._filter = ReplayFilter(replay.events) if replay else None
         self._bridge = bridge
+        self.parallel_calls: set[str] = set()
+        """Ids of calls that a model requested with others in one message."""
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
         self._stops = self._side_calls = 0
@@ -59,7 +61,7 @@ class Recorder:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
-        return tuple(sorted(self._calls.copy().values(), key=lambda call: numbers_in(call.call_id)))
+        return tuple(sorted(self._calls.copy().values(), key=_order_of))
 
     @property
     def usage(self) -> Usage:
@@ -82,8 +84,9 @@ class Recorder:
         call = ModelCall()
         self._model_calls.add(call)
         try:
-            self.check()
-            yield call
+            with call:
+                self.check()
+                yield call
         finally:
             self._model_calls.discard(call)
 
@@ -136,8 +139,8 @@ class Recorder:
             self._used.append(usage)
 
 
-def numbers_in(call_id: str) -> list[int]:
-    return [int(number) for number in _NUMBER.findall(call_id)]
+def _order_of(call: ToolCall) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(call.call_id)]
 
 
 class ReplayFilter:

@@ -89,8 +89,9 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = getattr(agent, "summary_model", None)
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
-        self._tree = instrument(agent, fork_client, self._carries)
-        self._state = AgentState(self._tree, variables)
+        nodes = instrument(agent, fork_client, self._carries)
+        self._root = nodes[0]
+        self._state = AgentState(nodes, variables)
         self._scratchpad = scratchpad_of(agent)
         if self._scratchpad:
             self._scratchpad.open(agent)
@@ -110,9 +111,8 @@ class AgentSession:
         self._set_policy(self._policy if policy is None else policy, recorder.journal, replay)
         if replay and self._scratchpad:
             self._scratchpad.expect(replay.effects)
-        context = self._tree.root.context
-        agent_run = context.agent_run = AgentRun(recorder, turn.agent.name)
-        proxy_tools(self._agent, context)
+        agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
+        proxy_tools(self._root)
         writer = self._writer = StepWriter(
             self._agent,
             turn.number,
@@ -128,14 +128,14 @@ class AgentSession:
             outcome = self._run(turn, turn_input, recorder.journal, writer)
         finally:
             writer.close()
-            self._writer = context.agent_run = None  # a warm session holds no turn that is over
+            self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._agent.memory.steps) + self._state.size()
         return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
 
     def cut_model_calls(self) -> None:
         """Cut the connections of running model calls, after a stop was requested. For any thread."""
-        agent_run = self._tree.root.context.agent_run
+        agent_run = self._root.agent_run
         if agent_run:
             agent_run.recorder.cut_model_calls()
 

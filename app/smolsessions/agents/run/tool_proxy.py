@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep
-from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
@@ -22,11 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smolagents import MultiStepAgent, Tool
-    from smolagents.local_python_executor import PythonExecutor
     from smolagents.memory import CallbackRegistry, MemoryStep
 
-    from smolsessions.agents.run.agent_state import AgentState
-    from smolsessions.agents.run.tool_calls import ToolCallInProgress
+    from smolsessions.agents.run.agent_run import ToolCallInProgress
+    from smolsessions.agents.run.instrumentation import AgentNode
 
 WAIT_S = 0.1
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
@@ -40,35 +37,16 @@ class UnknownOutcomeError(RuntimeError):
     """A call of a tool that is unsafe to repeat was in flight when its process ended."""
 
 
-class RunContext:
-    """Link between the proxies of one agent and its current run. A managed agent holds `busy` during a run."""
-
-    def __init__(self, agent: MultiStepAgent, carries: tuple[type, ...], code_runs_in: str | None) -> None:
-        self.agent_run: AgentRun | None = None
-        self.busy = threading.Lock()
-        self.carries = carries
-        self.code_runs_in = code_runs_in
-        self.author_streams = getattr(agent, "stream_outputs", False)
-        """True if smolagents would stream: it then joins an answer without text to an empty one."""
-        self.unsafe = frozenset(getattr(agent, "unsafe_to_repeat", ()))
-        self.state: AgentState | None = None
-
-    def check(self) -> None:
-        """Raise `TurnStopped` if a stop was requested."""
-        if self.agent_run:
-            self.agent_run.recorder.check()
-
-
 class Proxy:
     """Stands in for a real object, whose class it reports. Outside a turn it only forwards calls."""
 
-    __slots__ = ("_context", "_real")
+    __slots__ = ("_node", "_real")
     _real: Any
-    _context: RunContext
+    _node: AgentNode
 
-    def __init__(self, real: Any, context: RunContext) -> None:
+    def __init__(self, real: Any, node: AgentNode) -> None:
         object.__setattr__(self, "_real", real)
-        object.__setattr__(self, "_context", context)
+        object.__setattr__(self, "_node", node)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_real"), name)
@@ -92,69 +70,59 @@ class ToolProxy(Proxy):
     _real: Tool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        agent_run = self._context.agent_run
+        agent_run = self._node.agent_run
         if agent_run is None:
             return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
-        call = agent_run.tool_call(self._real.name, arguments)
-        if type(self._real) is FinalAnswerTool:  # it returns its argument
-            with call:
+        is_answer = type(self._real) is FinalAnswerTool  # it returns its argument
+        with agent_run.tool_call(self._real.name, arguments, "" if is_answer else "tool") as call:
+            if is_answer:
                 call.result = self._real(*args, **kwargs)
-            return call.result
-        known = call.replay("tool", arguments)
-        with call:
-            if known:
-                call.result = self._again(known)
+            elif call.known:
+                self._node.state.apply_changes(call.known.changes)
+                call.result = call.known.outcome(self._node.carries)
             else:
-                call.result = self._live(call, functools.partial(self._real, *args, **kwargs))
+                with agent_run.inside(call.record.call_id):
+                    call.result = self._live(call, functools.partial(self._real, *args, **kwargs))
         return call.result
 
-    def _again(self, known: Effect) -> Any:
-        if self._context.state and known.changes:
-            self._context.state.apply_changes(known.changes)
-        return known.outcome(self._context.carries)
-
     def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
-        state = self._context.state
-        if call.repeated and self._is_unsafe:
-            call.mark_not_repeated()
+        if call.record.repeated and self._is_unsafe:
+            call.record = replace(call.record, repeated=False)  # an earlier attempt made this call: it is not repeated
             act = self._refuse
-        before = state.snapshot_tool(self._real) if state else None
-        agent_run = self._context.agent_run
-        assert agent_run, "a turn is on"
+        state = self._node.state
+        before = state.snapshot_tool(self._real)
         try:
-            with agent_run.inside(call.call_id):
-                return call.run(act, self._encode)
+            return call.run(act, self._encode)
         finally:
-            if state and call.effect:
+            if call.effect:
                 call.effect = replace(call.effect, changes=state.tool_changes(self._real, before))
 
     def _encode(self, value: Any) -> tuple[Effect, Any]:
-        context = self._context
-        if context.code_runs_in == "process":
-            return encode_returned(value, context.carries, is_lossy=True)
-        effect, again = encode_returned(value, context.carries, is_lossy=False)
-        if context.code_runs_in is None:
+        code_runs_in, carries = self._node.code_runs_in, self._node.carries
+        effect, again = encode_returned(value, carries, is_lossy=code_runs_in == "process")
+        if code_runs_in in {None, "process"}:
             return effect, again
         return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
 
     @property
     def _is_unsafe(self) -> bool:
-        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in self._context.unsafe
+        names = getattr(self._node.agent, "unsafe_to_repeat", ())
+        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in names
 
     def _refuse(self) -> Any:
         raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=self._real.name))
 
 
 class AgentProxy(Proxy):
-    """Proxy of a managed agent, whose own context is `inner`. It has one run at a time: two would corrupt it."""
+    """Proxy of a managed agent, whose own node is `inner`. It has one run at a time: two would corrupt it."""
 
     __slots__ = ("_inner",)
     _real: MultiStepAgent
-    _inner: RunContext
+    _inner: AgentNode
 
-    def __init__(self, real: MultiStepAgent, context: RunContext, inner: RunContext) -> None:
-        super().__init__(real, context)
+    def __init__(self, real: MultiStepAgent, node: AgentNode, inner: AgentNode) -> None:
+        super().__init__(real, node)
         object.__setattr__(self, "_inner", inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +135,7 @@ class AgentProxy(Proxy):
         return self._run(self._real.run, *args, **kwargs)
 
     def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        agent_run, inner = self._context.agent_run, self._inner
+        agent_run, inner = self._node.agent_run, self._inner
         if agent_run is None:
             return run(*args, **kwargs)
         arguments = kwargs if not args else {"task": args[0], **kwargs}
@@ -175,9 +143,8 @@ class AgentProxy(Proxy):
             while not inner.busy.acquire(timeout=WAIT_S):
                 agent_run.recorder.check()
             try:
-                inner.agent_run = AgentRun(
-                    agent_run.recorder, f"{agent_run.path}/{self._real.name}", agent_run, call.call_id
-                )
+                path = f"{agent_run.path}/{self._real.name}"
+                inner.agent_run = AgentRun(agent_run.recorder, path, call.record.call_id)
                 call.result = run(*args, **kwargs)
             finally:
                 inner.agent_run = None
@@ -193,16 +160,14 @@ class InterpreterProxy(Proxy):
     """
 
     __slots__ = ()
-    _real: PythonExecutor
+    _real: Any
 
     def __call__(self, code_action: str) -> Any:
-        agent_run = self._context.agent_run
+        agent_run, real = self._node.agent_run, self._real
         if agent_run is None:
-            return self._real(code_action)
-        call = agent_run.tool_call("python_interpreter", code_action, is_block=True)
-        known = call.replay("code", code_action)
-        with call:
-            output = self._again(known) if known else self._live(call, agent_run, code_action)
+            return real(code_action)
+        with agent_run.tool_call("python_interpreter", code_action, "code") as call:
+            output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 
@@ -212,14 +177,11 @@ class InterpreterProxy(Proxy):
             tools = {name: tool_stub(name, tool, _about(tool)) for name, tool in tools.items()}
         self._real.send_tools(tools)
 
-    def _again(self, known: Effect) -> Any:
-        real: Any = self._real
-        return real.replay(known.returned)
-
     def _live(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
-        call.begin(is_harmless=hasattr(self._real, "seed"))  # only its tool calls reach outside, and they wait
-        if hasattr(self._real, "seed"):
-            self._real.seed = agent_run.recorder.seed(call.call_id)
+        is_child = hasattr(self._real, "seed")
+        call.begin(is_harmless=is_child)  # only its tool calls reach outside, and they wait
+        if is_child:
+            self._real.seed = agent_run.recorder.seed(call.record.call_id)
         try:
             return self._real(code_action)
         finally:
@@ -256,26 +218,26 @@ class CallbacksProxy(Proxy):
             step.output = output  # a manager's model reads the text that the answer had in its process
 
 
-def proxy_check(check: Callable[..., Any], context: RunContext) -> Callable[..., Any]:
+def proxy_check(check: Callable[..., Any], node: AgentNode) -> Callable[..., Any]:
     """Make a check of the final answer an effect. It gets the value, never its text for the model."""
 
     @functools.wraps(check)
     def asked(answer: Any, *args: Any, **kwargs: Any) -> Any:
         answer = without_text(answer)
-        if context.agent_run is None:
+        if node.agent_run is None:
             return check(answer, *args, **kwargs)
-        return context.agent_run.run_check(lambda: bool(check(answer, *args, **kwargs)))
+        return node.agent_run.run_check(lambda: bool(check(answer, *args, **kwargs)))
 
     return asked
 
 
-def proxy_tools(agent: MultiStepAgent, context: RunContext) -> None:
+def proxy_tools(node: AgentNode) -> None:
     """Replace tools by proxies, also those that were added since. A remote executor needs the real tools' source."""
-    if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
+    if node.code_runs_in == "remote":
         return
-    for name, tool in agent.tools.items():
+    for name, tool in node.agent.tools.items():
         if type(tool) is not ToolProxy:
-            agent.tools[name] = ToolProxy(tool, context)
+            node.agent.tools[name] = ToolProxy(tool, node)
 
 
 def unproxied(thing: Any) -> Any:

@@ -241,7 +241,7 @@ class ChildInterpreter(PythonExecutor):
                 raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
         except Exception as error:  # noqa: BLE001 - the code handles it
-            return {"raised": list(encode_raised(error).raised or ())}
+            return {"raised": list(encode_raised(error).raised)}
 
     def _accept(self, message: dict[str, Any]) -> tuple[_BlockResult, Any]:
         """Validate a result and store its variables. Returns it with its output, or raises `MisbehavedError`."""

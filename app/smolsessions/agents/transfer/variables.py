@@ -20,7 +20,7 @@ from smolsessions.agents.run.agent_state import (
     VARIABLE,
     has_own_state,
 )
-from smolsessions.agents.run.instrumentation import runs_in_child
+from smolsessions.agents.run.instrumentation import code_runs_in
 from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
 from smolsessions.agents.sandbox.limits import limits_of
@@ -53,7 +53,8 @@ class ImportTarget:
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
-    most = int(limits_of(getattr(agent, "code_limits", {})).variables_mb * _MB) if runs_in_child(agent) else None
+    limits = limits_of(getattr(agent, "code_limits", {})) if code_runs_in(agent) == "process" else None
+    most = int(limits.variables_mb * _MB) if limits else None
     targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
         targets |= import_targets(managed, f"{path}/{name}" if path else name)
