@@ -67,6 +67,11 @@ class MessageDelta:
     index: int | None = None
     name: str | None = None
 
+    @property
+    def message(self) -> tuple[str, str, int | None]:
+        """The text that this is a part of."""
+        return self.call_id, self.channel, self.index
+
 
 @dataclass(frozen=True, slots=True)
 class MessageRestarted:

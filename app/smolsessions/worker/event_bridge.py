@@ -166,16 +166,13 @@ class LoopEventBridge:
     def _next(self) -> Item:
         """Take one item. Consecutive deltas of one message are one item."""
         event, step, effect = self._queue.popleft()
-        message = _message_of(event)
-        if message is None or not self._queue or _message_of(self._queue[0][0]) != message:
+        if not isinstance(event, MessageDelta):
             return event, step, effect
-        assert isinstance(event, MessageDelta)
-        texts = [event.text]
-        while self._queue and _message_of(self._queue[0][0]) == message:
-            more, _, _ = self._queue.popleft()
-            assert isinstance(more, MessageDelta)
+        texts, message = [event.text], event.message
+        while self._queue and isinstance(more := self._queue[0][0], MessageDelta) and more.message == message:
             texts.append(more.text)
-        return replace(event, text="".join(texts)), None, None
+            self._queue.popleft()
+        return replace(event, text="".join(texts)) if len(texts) > 1 else event, step, effect
 
     def _emit(
         self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None, *, bare: bool = False
@@ -188,7 +185,3 @@ class LoopEventBridge:
             self._lease.emit(key, result=result, step=step, events=events)
         if not bare:
             self._events = []
-
-
-def _message_of(event: StepEvent | None) -> tuple[object, ...] | None:
-    return (event.call_id, event.channel, event.index) if isinstance(event, MessageDelta) else None

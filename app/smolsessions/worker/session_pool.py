@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +14,6 @@ if TYPE_CHECKING:
 MB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Warm:
-    session: Session
-    version: bytes
-    since: float
-    held_bytes: int
-
-
 class SessionPool:
     """Sessions between turns: at most `most` with `most_mb` together, each for at most `idle_s` seconds."""
 
@@ -31,25 +22,27 @@ class SessionPool:
         self._most_bytes = most_mb * MB
         self._held_bytes = 0
         self._idle_s = idle_s
-        self._warm: OrderedDict[Ref, _Warm] = OrderedDict()
+        self._warm: OrderedDict[Ref, tuple[Session, bytes, float]] = OrderedDict()
+        """Session, version and time of its release, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._warm)
 
     def acquire(self, ref: Ref, version: bytes) -> Session | None:
         """Return the session of this version, or None. One of another version is closed: another process wrote."""
-        warm = self._take(ref) if ref in self._warm else None
-        if warm and warm.version == version:
-            return warm.session
-        if warm:
-            warm.session.close()
+        if ref not in self._warm:
+            return None
+        session, known = self._take(ref)
+        if known == version:
+            return session
+        session.close()
         return None
 
     def release(self, ref: Ref, version: bytes, session: Session) -> None:
         """Keep a session after its turn was committed as finished. `version` is that of the commit."""
         if ref in self._warm:
             self._evict(ref)
-        self._warm[ref] = _Warm(session, version, time.monotonic(), session.held_bytes)
+        self._warm[ref] = (session, version, time.monotonic())
         self._held_bytes += session.held_bytes
         while len(self._warm) > self._most or self._held_bytes > self._most_bytes:
             self._evict(next(iter(self._warm)))
@@ -57,7 +50,7 @@ class SessionPool:
     def evict_idle(self) -> None:
         """Close sessions that were idle for too long."""
         before = time.monotonic() - self._idle_s
-        while self._warm and next(iter(self._warm.values())).since < before:
+        while self._warm and next(iter(self._warm.values()))[2] < before:
             self._evict(next(iter(self._warm)))
 
     def clear(self) -> None:
@@ -65,9 +58,9 @@ class SessionPool:
             self._evict(ref)
 
     def _evict(self, ref: Ref) -> None:
-        self._take(ref).session.close()
+        self._take(ref)[0].close()
 
-    def _take(self, ref: Ref) -> _Warm:
-        warm = self._warm.pop(ref)
-        self._held_bytes -= warm.held_bytes
-        return warm
+    def _take(self, ref: Ref) -> tuple[Session, bytes]:
+        session, version, _ = self._warm.pop(ref)
+        self._held_bytes -= session.held_bytes
+        return session, version

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
-    from smolsessions.core.records import AgentName, Queues, Turn, Usage
+    from smolsessions.core.records import AgentName, Queues, Turn
     from smolsessions.core.replay_state import ReplayState
-    from smolsessions.core.store_ports import Lease, Scheduler, StopReason
+    from smolsessions.core.store_ports import Lease, Scheduler
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
 
@@ -47,6 +47,16 @@ CHANGED_SENTENCE = (
 )
 
 
+@dataclass(eq=False)
+class _Run:
+    """A turn that runs in this process."""
+
+    lease: Lease
+    bridge: LoopEventBridge
+    session: Session | None = None
+    replay: ReplayState | None = None
+
+
 class Worker:
     """Runs turns of this process's agents, one thread each."""
 
@@ -67,8 +77,7 @@ class Worker:
         self._sessions = sessions
         self._threads = threads
         self._on_end = on_end
-        self._running: dict[Lease, LoopEventBridge] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[_Run] = set()
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -77,10 +86,9 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             keeper = tasks.create_task(self._keep_leases())
             sweeper = tasks.create_task(self._sweep())
-            await self._claim_until_drained(tasks)
-            self._scheduler.stop_claiming()
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            async with asyncio.TaskGroup() as turns:
+                await self._claim_until_drained(turns)
+                self._scheduler.stop_claiming()
             with suppress(TimeoutError):  # the leases expire instead
                 async with asyncio.timeout(LATE_CLAIMS_S):
                     await self._scheduler.all_given_back()
@@ -93,15 +101,15 @@ class Worker:
         self._draining.set()
         self._slot_free.set()
         self._scheduler.nudge()
-        for bridge in self._running.values():
-            bridge.request_pause()
+        for run in self._running:
+            run.bridge.request_pause()
 
     def hurry(self) -> None:
         """Hand all running turns back in the middle of a step. Journaled effects are not repeated."""
-        for bridge in self._running.values():
-            bridge.request_stop("drained")
+        for run in self._running:
+            run.bridge.request_stop("drained")
 
-    async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
+    async def _claim_until_drained(self, turns: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
             free = self._threads.free
             if free <= 0 or self._runs_suspect:
@@ -117,22 +125,21 @@ class Worker:
                 return
             for lease in leases:
                 self._threads.busy += 1
-                bridge = self._running[lease] = LoopEventBridge(lease)
-                task = tasks.create_task(self._run_turn(lease, bridge))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                run = _Run(lease, LoopEventBridge(lease))
+                self._running.add(run)
+                turns.create_task(self._run_turn(run))
             if len(leases) < most:
                 await self._scheduler.wait_for_work(POLL_S)
 
     @property
     def _runs_suspect(self) -> bool:
         """True while a turn runs that has crashed workers before. It runs alone until it journals a new effect."""
-        return any(lease.crashes == MAX_CRASHES - 1 and not lease.has_progressed for lease in self._running)
+        return any(run.lease.crashes == MAX_CRASHES - 1 and not run.lease.has_progressed for run in self._running)
 
     async def _claim(self, most: int) -> Sequence[Lease]:
         agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
         # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
-        return await self._scheduler.claim(agents, most, idle=all(lease.has_progressed for lease in self._running))
+        return await self._scheduler.claim(agents, most, idle=all(run.lease.has_progressed for run in self._running))
 
     async def _hand_back(self, lease: Lease) -> None:
         """Release the lease, so that another worker continues. Without the store, the lease expires."""
@@ -141,21 +148,21 @@ class Worker:
                 await lease.flush()
                 await self._scheduler.hand_back(lease)
 
-    async def _run_turn(self, lease: Lease, bridge: LoopEventBridge) -> None:
+    async def _run_turn(self, run: _Run) -> None:
         """Run one turn from claim to commit, or until it is handed back or lost."""
-        turn, session = lease.turn, None
+        lease, turn = run.lease, run.lease.turn
         again = f", attempt {lease.attempt}" if lease.attempt > 1 else ""
         _log_turn(logging.INFO, turn, "start", f"starts{again}")
         try:
-            session, outcome = await self._outcome(lease, bridge)
-            if bridge.hands_over and outcome.status == "cancelled":
+            outcome = await self._outcome(run)
+            if run.bridge.hands_over and outcome.status == "cancelled":
                 _log_turn(logging.INFO, turn, "back", "is handed back")
                 await self._hand_back(lease)
                 return
             ended = await self._end(lease, outcome)
-            if session and ended.status == "finished":
-                self._sessions.release(turn.ref, lease.version, session)
-                session = None
+            if run.session and ended.status == "finished":
+                self._sessions.release(turn.ref, lease.version, run.session)
+                run.session = None
             self._on_end(ended)
             how = ended.outcome.error.code if ended.outcome and ended.outcome.error else ended.status
             _log_turn(logging.INFO, turn, "end", f"ended: {how}")
@@ -164,11 +171,11 @@ class Worker:
         except (StoreUnavailableError, SealBrokenError) as error:
             _log_turn(logging.ERROR, turn, "left", f"is left: {error}")
         finally:
-            del self._running[lease]
+            self._running.discard(run)
             self._threads.busy -= 1
             self._slot_free.set()
-            if session:
-                session.close()
+            if run.session:
+                run.session.close()
 
     async def _end(self, lease: Lease, outcome: Outcome) -> Turn:
         """Commit. If that fails, commit the turn as failed, with the steps as they are."""
@@ -181,11 +188,8 @@ class Worker:
             return await lease.commit(outcome)
         except (LeaseLostError, StoreUnavailableError):
             raise
-        except SealBrokenError as error:
-            return await lease.commit(replace(_failed(error.code, error.message), usage=outcome.usage))
-        except Exception:
-            log.exception("the end of turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return await lease.commit(replace(_failed("internal", DEFECT_SENTENCE), usage=outcome.usage))
+        except Exception as error:  # noqa: BLE001 - `_failed_by` logs it
+            return await lease.commit(replace(_failed_by(error, lease.turn), usage=outcome.usage))
 
     async def _keep_task(self, lease: Lease) -> None:
         """Store the task of a turn that ended before its agent ran, as the next turn's model sees it all the same."""
@@ -193,37 +197,40 @@ class Worker:
             task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.turn_input)
             lease.emit("", step=task)
 
-    async def _outcome(self, lease: Lease, bridge: LoopEventBridge) -> tuple[Session | None, Outcome]:
-        session = replay = None
+    async def _outcome(self, run: _Run) -> Outcome:
+        """Return the outcome of this attempt. The lease or the store may be lost meanwhile."""
+        lease, bridge = run.lease, run.bridge
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
         timer = asyncio.get_running_loop().call_later(_remaining_s(deadline_s, lease), bridge.request_stop, "deadline")
         lease.stop_reason.add_done_callback(lambda reason: bridge.request_stop(reason.result()))
         try:
-            lease.check_readable()
-            started = TurnStarted(lease.attempt, time.time())
-            lease.emit(f"started:{lease.attempt}", events=[started])
-            replay = await lease.load_replay_state() if lease.attempt > 1 else None
-            if failure := self._refusal(lease):
-                return None, self._with_earlier(Outcome("failed", error=failure), replay)
-            session = await self._acquire_session(lease, bridge)
-            outcome = Outcome("cancelled")
-            if session and not bridge.stop_requested:
-                session, outcome = await self._run_session(lease, session, bridge, replay)
+            outcome = await self._attempt(run)
             if bridge.reason == "broken":
                 lease.check_readable()
-            return session, self._with_earlier(_with_deadline(outcome, bridge.reason, deadline_s), replay)
         except (LeaseLostError, StoreUnavailableError):
-            if session:  # acquired and not returned to the caller
-                session.close()
             raise
-        except ServiceError as error:
-            return session, self._with_earlier(_failed(error.code, error.message), replay)
-        except Exception:
-            log.exception("turn %s#%d met a defect of this service", lease.turn.ref, lease.turn.number)
-            return session, self._with_earlier(_failed("internal", DEFECT_SENTENCE), replay)
+        except Exception as error:  # noqa: BLE001 - `_failed_by` logs it
+            outcome = _failed_by(error, lease.turn)
         finally:
             timer.cancel()
             bridge.close()
+        if outcome.status == "cancelled" and bridge.reason == "deadline":
+            sentence = f"The turn took longer than its deadline of {deadline_s:g} s."
+            outcome = replace(outcome, status="failed", error=Failure("deadline_exceeded", sentence, retryable=True))
+        return self._with_earlier(outcome, run.replay)
+
+    async def _attempt(self, run: _Run) -> Outcome:
+        lease = run.lease
+        lease.check_readable()
+        lease.emit(f"started:{lease.attempt}", events=[TurnStarted(lease.attempt, time.time())])
+        if lease.attempt > 1:
+            run.replay = await lease.load_replay_state()
+        if failure := self._refusal(lease):
+            return Outcome("failed", error=failure)
+        await self._acquire_session(run)
+        if run.session is None or run.bridge.stop_requested:
+            return Outcome("cancelled")
+        return await self._run_session(run, run.session)
 
     def _refusal(self, lease: Lease) -> Failure | None:
         if lease.crashes >= MAX_CRASHES:
@@ -238,30 +245,30 @@ class Worker:
         if replay is None or outcome.status == "finished":
             return outcome
         calls = replay.calls | {call.call_id: call for call in outcome.tool_calls}
-        usage = max(outcome.usage, self._agents.journal_usage(replay), key=_tokens)
+        used = (outcome.usage, self._agents.journal_usage(replay))
+        usage = max(used, key=lambda each: each.input_tokens + each.output_tokens)
         return replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
 
-    async def _acquire_session(self, lease: Lease, bridge: LoopEventBridge) -> Session | None:
-        """Return the warm session of this version, or build one. None if a stop came first."""
-        turn = lease.turn
-        warm = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version)
-        if warm or bridge.stop_requested:
-            return warm
+    async def _acquire_session(self, run: _Run) -> None:
+        """Take the warm session of this version, or build one, unless a stop comes first."""
+        lease, turn = run.lease, run.lease.turn
+        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version)
+        if run.session or run.bridge.stop_requested:
+            return
         steps, attachments = await lease.steps()
         variables = await lease.variables()
         job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments, variables))
-        if await self._finishes(job, bridge, _close):
-            return job.result()
-        return None
+        if await self._finishes(job, run.bridge, _close):
+            run.session = job.result()
 
-    async def _run_session(
-        self, lease: Lease, session: Session, bridge: LoopEventBridge, replay: ReplayState | None
-    ) -> tuple[Session | None, Outcome]:
+    async def _run_session(self, run: _Run, session: Session) -> Outcome:
         """Run the session in a thread until its end, a stop or the deadline."""
-        job = self._threads.run(lambda: session.run_turn(lease.turn, lease.turn_input, bridge, replay, lease.policy))
-        if await self._finishes(job, bridge, lambda _: session.close(), session.cut_model_calls):
-            return session, job.result()
-        return None, session.partial_outcome()
+        turn, turn_input, policy = run.lease.turn, run.lease.turn_input, run.lease.policy
+        job = self._threads.run(lambda: session.run_turn(turn, turn_input, run.bridge, run.replay, policy))
+        if await self._finishes(job, run.bridge, lambda _: session.close(), session.cut_model_calls):
+            return job.result()
+        run.session = None
+        return session.partial_outcome()
 
     async def _finishes(
         self,
@@ -289,7 +296,7 @@ class Worker:
             await asyncio.sleep(self._scheduler.lease_s / 3)
             if self._running:
                 with suppress(StoreUnavailableError):
-                    await self._scheduler.renew(list(self._running))
+                    await self._scheduler.renew([run.lease for run in self._running])
 
     async def _sweep(self) -> None:
         """Make conversations of dead workers ready again, and close idle sessions."""
@@ -317,22 +324,12 @@ def _remaining_s(deadline_s: float, lease: Lease) -> float:
     return max(0.0, deadline_s - passed_s)
 
 
-def _with_deadline(outcome: Outcome, reason: StopReason | None, deadline_s: float) -> Outcome:
-    """Return a turn that its deadline stopped as failed."""
-    if outcome.status != "cancelled" or reason != "deadline":
-        return outcome
-    failure = Failure(
-        "deadline_exceeded", f"The turn took longer than its deadline of {deadline_s:g} s.", retryable=True
-    )
-    return replace(outcome, status="failed", error=failure)
-
-
-def _tokens(usage: Usage) -> int:
-    return usage.input_tokens + usage.output_tokens
-
-
-def _failed(code: str, message: str) -> Outcome:
-    return Outcome("failed", error=Failure(code, message))
+def _failed_by(error: Exception, turn: Turn) -> Outcome:
+    """Return the outcome of a turn that an error of this service ended."""
+    if isinstance(error, ServiceError):
+        return Outcome("failed", error=Failure(error.code, error.message))
+    log.error("turn %s#%d met a defect of this service", turn.ref, turn.number, exc_info=error)
+    return Outcome("failed", error=Failure("internal", DEFECT_SENTENCE))
 
 
 async def warn_of_waiting_turns(queues: Callable[[], Awaitable[Queues]]) -> None:

@@ -40,7 +40,8 @@ class AgentRun:
         self.recorder = recorder
         self.path = path
         self._parent_call_id = parent_call_id
-        self._where: Where | None = None
+        self.where: Where | None = None
+        """The open step."""
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = self._checks = 0
         self._expected: list[tuple[int, str, Any]] = []
@@ -49,14 +50,10 @@ class AgentRun:
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
         self._inside = threading.local()
 
-    @property
-    def in_step(self) -> bool:
-        return self._where is not None
-
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.recorder.check()
-        where = self._where or self._open(kind)
+        where = self.where or self._open(kind)
         inside = getattr(self._inside, "call", None)
         if inside:  # a replay may skip the tool or check that asks, so its calls have numbers of their own
             inside[1] += 1
@@ -117,7 +114,7 @@ class AgentRun:
     def tool_call(self, name: str, arguments: Any, kind: str = "") -> ToolCallInProgress:
         """Begin a call. An effect of this kind, `tool` or `code`, is looked up in the journal."""
         self.recorder.check()
-        where = self._where or self._open("action")  # an agent with its own loop has no step yet
+        where = self.where or self._open("action")  # an agent with its own loop has no step yet
         with self._lock:
             number = self._number_of(name, arguments)
         record = ToolCall(
@@ -137,7 +134,7 @@ class AgentRun:
 
     def finish(self, step: MemoryStep) -> StepFinished | None:
         """Close the open step and return its event. None if the step did not begin in this run."""
-        where, self._where = self._where, None
+        where, self.where = self.where, None
         self._expected.clear()
         if where is None or not isinstance(step, ActionStep | PlanningStep):
             return None
@@ -161,12 +158,12 @@ class AgentRun:
         return f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
 
     def _open(self, kind: StepKind) -> Where:
-        if self._parent_call_id is None:
-            self.recorder.check_pause()
+        if self._parent_call_id is None and self.recorder.bridge.pause_requested:
+            raise TurnStopped  # another worker continues from here
         self._steps += 1
         self._models = self._tools = self._checks = 0
         self._kind = kind
-        self._where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
+        self.where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
         self.recorder.emit(StepStarted(where, kind))
         return where
 
@@ -236,7 +233,7 @@ class ToolCallInProgress:
         duration_ms = self.known.duration_ms if self.known else took_ms
         call = replace(self.record, ok=error is None, duration_ms=duration_ms)
         self._recorder.note_call(call)
-        if isinstance(error, TurnStopped) and self._recorder.hands_over:
+        if isinstance(error, TurnStopped) and self._recorder.bridge.hands_over:
             return
         event = ToolReturned(
             self._where,

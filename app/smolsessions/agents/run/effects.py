@@ -22,7 +22,7 @@ from smolsessions.agents.values.json_forms import json_form, utf8_text
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from dataclasses import dataclass
 else:
     from smolsessions.core.frozen import dataclass
@@ -31,7 +31,8 @@ MODEL_KEY = "model:"
 """Prefix of the journal keys of model calls."""
 MAX_BYTES = 64 * 1024 * 1024
 _SCALARS = frozenset({int, bool, type(None)})
-_AS: dict[str, Any] = {kind.__name__: kind for kind in (AgentImage, AgentText)}
+_UNWRAP: dict[type, Callable[[Any], Any]] = {AgentImage: AgentImage.to_raw, AgentText: AgentText.to_string}
+_WRAP: dict[str, Any] = {kind.__name__: kind for kind in _UNWRAP}
 
 
 class ValueWithText:
@@ -112,7 +113,7 @@ class Effect:
         else:
             value = loads(self.returned, carries, max_bytes=MAX_BYTES)
         if self.kind:
-            value = _AS[self.kind](value)
+            value = _WRAP[self.kind](value)
         return value if self.text is None else ValueWithText(value, self.text)
 
 
@@ -124,8 +125,8 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
 
     `is_lossy` replaces parts that cannot be encoded by their JSON form or a label: code gets the same.
     """
-    kind = type(value).__name__ if type(value) in _AS.values() else ""
-    bare = without_kind(value)
+    unwrap = _UNWRAP.get(type(value))
+    kind, bare = (type(value).__name__, unwrap(value)) if unwrap else ("", value)
     if type(bare) is str and len(bare) <= MAX_BYTES // 4:
         with contextlib.suppress(UnicodeEncodeError):  # half a character
             return Effect(bare.encode(), "text", kind), value
@@ -170,13 +171,6 @@ def error_text(error: BaseException) -> str:
         return utf8_text(str(error))
     except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
         return type(error).__name__
-
-
-def without_kind(value: Any) -> Any:
-    """Unwrap a value of smolagents' own classes."""
-    if type(value) is AgentImage:
-        return value.to_raw()
-    return value.to_string() if type(value) is AgentText else value
 
 
 def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:

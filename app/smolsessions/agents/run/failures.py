@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from smolagents import Model
@@ -67,18 +68,17 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ServiceError):
         return Failure(error.code, error.message)
     if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
-        return _failure("agent_error", error, retryable=False)
+        return _failure("agent_error", error)
     for link in _causes(error):
         if verdict := _recognise(link):
             kind, retryable = verdict
             return _failure(kind, link, retryable=retryable)
-    return _failure("model_error", next(_causes(error), error), retryable=False)
+    return _failure("model_error", next(_causes(error), error))
 
 
 def is_transient(error: BaseException) -> bool:
     """True if a retry may succeed: the provider failed, was unreachable, or timed out."""
-    verdicts = (_recognise(link) for link in _causes(error))
-    kind, _ = next((verdict for verdict in verdicts if verdict), ("", False))
+    kind, _ = next(filter(None, map(_recognise, _causes(error))), ("", False))
     return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
 
 
@@ -100,7 +100,7 @@ def is_swallowed_failure(output: object) -> bool:
     return False
 
 
-def _failure(kind: str, error: BaseException, *, retryable: bool) -> Failure:
+def _failure(kind: str, error: BaseException, *, retryable: bool = False) -> Failure:
     status = _status(error)
     name = f"{type(error).__name__}, HTTP {status}" if status else type(error).__name__
     return Failure(_CODES.get(kind, kind), _SENTENCES[kind].format(name=name), retryable)
@@ -128,28 +128,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _recognise(error: BaseException) -> tuple[str, bool] | None:
     """Return the key of a sentence, and whether a retry may help. None for an unknown exception."""
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    text = " ".join(argument for argument in error.args if isinstance(argument, str))
     status, code = _status(error), _code(error)
-    if status in {401, 403} or "Authentication" in names or code == "invalid_api_key":
-        return "model_auth", False
-    if status == 429 or "RateLimit" in names or code == "rate_limit_exceeded":  # noqa: PLR2004
-        return "rate_limited", code != "insufficient_quota"  # waiting does not restore a used-up quota
-    is_overflow = code == "context_length_exceeded" or "ContextWindow" in names
-    if kind := "context_overflow" if is_overflow else _refused_input(status, _text(error)):
-        return kind, False
-    if status in {408, 504} or "Timeout" in names:
-        return "model_timeout", True
-    if status >= 500 or _BROKEN_NAME.search(names):  # noqa: PLR2004
-        return "provider_failed" if status else "provider_unreachable", True
-    return None
-
-
-def _refused_input(status: int, text: str) -> str | None:
-    """Return the kind of a refusal by its text: input that the model cannot read."""
-    if _OVERFLOW_TEXT.search(text):
-        return "context_overflow"
-    if (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text):
-        return "model_unsupported_input"
-    return None
+    is_overflow = code == "context_length_exceeded" or "ContextWindow" in names or _OVERFLOW_TEXT.search(text)
+    is_refused_image = (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text)
+    is_limit = status == HTTPStatus.TOO_MANY_REQUESTS or "RateLimit" in names or code == "rate_limit_exceeded"
+    is_broken = status >= HTTPStatus.INTERNAL_SERVER_ERROR or _BROKEN_NAME.search(names)
+    rules = (
+        ("model_auth", False, status in {401, 403} or "Authentication" in names or code == "invalid_api_key"),
+        ("rate_limited", code != "insufficient_quota", is_limit),  # waiting does not restore a used-up quota
+        ("context_overflow", False, is_overflow),
+        ("model_unsupported_input", False, is_refused_image),
+        ("model_timeout", True, status in {408, 504} or "Timeout" in names),
+        ("provider_failed" if status else "provider_unreachable", True, is_broken),
+    )
+    return next(((kind, retryable) for kind, retryable, applies in rules if applies), None)
 
 
 def _status(error: BaseException) -> int:
@@ -166,10 +159,6 @@ def _code(error: BaseException) -> object:
     inner = body.get("error") if isinstance(body, dict) else None
     held = [holder.get("code") for holder in (body, inner) if isinstance(holder, dict)]
     return next((value for value in (_attribute(error, "code"), *held) if isinstance(value, str | int)), None)
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(argument for argument in error.args if isinstance(argument, str))
 
 
 def _attribute(holder: object, name: str) -> Any:

@@ -83,11 +83,6 @@ class Journal:
     def write(self, key: str, effect: Effect) -> None:
         self._bridge.emit(None, None, (key, effect.to_bytes()))
 
-    def wait_if_late(self) -> None:
-        """Wait for earlier writes only if the store is late: a model call may overlap with them."""
-        if self._bridge.is_late:
-            self._bridge.flush()
-
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the choice under this name. The first attempt makes it."""
         key = f"once:{name}"

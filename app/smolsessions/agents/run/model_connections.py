@@ -8,6 +8,7 @@ Requests outside a model call are not affected.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import socket
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 LIBRARIES = ("httpcore", "httpcore2")
 DRAIN_S = 0.05  # the end of the body follows the last event of an answer, and usually has arrived already
 _thread = threading.local()
-_instrumented: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -41,7 +41,7 @@ class ModelCall:
         """True once the answer is of no use: its connection is closed instead of read to the end."""
         self._wake: threading.Event | None = None
         self._socket: Any = None
-        self._bodies: list[Any] = []
+        self.bodies: list[Any] = []
         self._outer: ModelCall | None = None
 
     def __enter__(self) -> Self:
@@ -54,7 +54,7 @@ class ModelCall:
         """Release the connections, which clients leave to the garbage collector. Close those of half an answer."""
         self.is_cut = self.is_cut or kind is not None
         try:
-            for body in self._bodies:
+            for body in self.bodies:
                 with contextlib.suppress(Exception):
                     body.close()
         finally:
@@ -65,7 +65,9 @@ class ModelCall:
         self.is_cut = True
         if self._wake:
             self._wake.set()
-        _shut_down(self._socket)
+        if (connection := self._socket) is not None:
+            with contextlib.suppress(OSError):  # the `shutdown` of a TLS socket would destroy what its thread uses
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def transfer(self, connection: Any, act: Callable[[], Any]) -> Any:
         """Read or write on a socket. Raises `TurnStopped` if the call was cut before or meanwhile."""
@@ -88,9 +90,6 @@ class ModelCall:
         self._wake.wait(seconds)
         self._check()
 
-    def note_body(self, body: Any) -> None:
-        self._bodies.append(body)
-
     def _check(self) -> None:
         if self.is_cut:
             raise TurnStopped
@@ -103,14 +102,13 @@ def current_call() -> ModelCall | None:
 
 def _instrument() -> None:
     """Instrument the libraries that were imported since the last call."""
-    for library in LIBRARIES:
-        if library in sys.modules and library not in _instrumented:
-            with _lock:
-                if library not in _instrumented:
-                    _instrument_one(library)
-                    _instrumented.add(library)
+    with _lock:
+        for library in LIBRARIES:
+            if library in sys.modules:
+                _instrument_one(library)
 
 
+@functools.cache
 def _instrument_one(library: str) -> None:
     try:
         stream: Any = importlib.import_module(f"{library}._backends.sync").SyncStream
@@ -141,7 +139,7 @@ def _instrument_one(library: str) -> None:
         if (call := current_call()) is None:
             yield from iterate(self)
             return
-        call.note_body(self)
+        call.bodies.append(self)
         self.chunks = iterate(self)
         try:
             for chunk in self.chunks:  # noqa: UP028 - `yield from` would close the chunks before they are drained
@@ -185,10 +183,3 @@ def _drain(body: Any) -> None:
         log.debug("the connection of a model call is not kept: %s", type(error).__name__)
     finally:
         call.read_timeout_s = within_s
-
-
-def _shut_down(connection: Any) -> None:
-    """Wake the thread that reads. The `shutdown` of a TLS socket would destroy the state that this thread uses."""
-    if connection is not None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -91,13 +91,13 @@ class ModelProxy(Proxy):
         if agent_run is None:
             answer: ChatMessage = model.generate(messages)
             return answer
-        emitter = DeltaEmitter(agent_run.recorder, None, agent_run.recorder.next_side_call())
+        emitter = DeltaEmitter(agent_run.recorder, None, f"side{next(agent_run.recorder.side_calls)}")
         return self._run_once(emitter, lambda: request_message(model, messages, {}, emitter), lambda _: True)
 
     def _new_emitter(
         self, agent_run: AgentRun, stop_sequences: object, response_format: object, tools: object
     ) -> DeltaEmitter:
-        is_plan, is_between_steps = stop_sequences == PLAN_END, not agent_run.in_step
+        is_plan, is_between_steps = stop_sequences == PLAN_END, agent_run.where is None
         where, call_id = agent_run.model_call("planning" if is_plan else "action")
         channel: MessageChannel = "plan" if is_plan else "thought"
         new_reader: Callable[[], CodeSplitter | PartialJson] | None = None
@@ -125,7 +125,8 @@ class ModelProxy(Proxy):
             emitter.add_message(message)
         else:
             emitter.restart()
-            recorder.journal.wait_if_late()
+            if recorder.bridge.is_late:  # otherwise the call may overlap with earlier writes
+                recorder.bridge.flush()
             try:
                 message = self._request_with_retries(emitter, request)
             except Exception as error:

@@ -140,7 +140,7 @@ def _stream(
             deltas.append(delta)
             emitter.add_delta(delta)
     except BaseException:
-        emitter.recorder.note_usage(_last_usage(deltas))
+        emitter.recorder.note_usage(next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None))
         raise
     finally:
         if close := getattr(stream, "close", None):  # the provider stops generating
@@ -149,22 +149,14 @@ def _stream(
     return deltas
 
 
-def _last_usage(deltas: list[ChatMessageStreamDelta]) -> Any:
-    return next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
-
-
 def _has_stream(model: Model) -> bool:
     """True if the stream may replace `generate`: not if a class overrides `generate` alone, as a guard does."""
-    if not hasattr(model, "generate_stream"):
-        return False
-    if "generate" in vars(model):
-        return "generate_stream" in vars(model)
-    kinds = type(model).__mro__
-    generate, stream = (
-        next((place for place, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
-        for name in ("generate", "generate_stream")
-    )
-    return stream <= generate or "generate_stream" in vars(model)
+    for holder in (model, *type(model).__mro__):
+        if "generate_stream" in vars(holder):
+            return True
+        if "generate" in vars(holder):
+            return False
+    return False
 
 
 def _join(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from smolsessions.core.records import ToolCall
     from smolsessions.core.replay_state import ReplayState
 
-    Message = tuple[str, str, int | None]
-
 MAX_CAUGHT_STOPS = 100
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
@@ -49,12 +49,14 @@ class Recorder:
         self.attempt = attempt
         self.journal = Journal(bridge, replay)
         self._filter = ReplayFilter(replay.events) if replay else None
-        self._bridge = bridge
+        self.bridge = bridge
         self.parallel_calls: set[str] = set()
         """Ids of calls that a model requested with others in one message."""
         self._calls: dict[str, ToolCall] = {}
         self._used: list[TokenUsage] = []
-        self._stops = self._side_calls = 0
+        self.side_calls = itertools.count(1)
+        """Numbers of model calls outside the steps."""
+        self._stops = 0
         self._model_calls: set[ModelCall] = set()
         self._thread = threading.get_ident()
 
@@ -71,7 +73,7 @@ class Recorder:
 
     def check(self) -> None:
         """Raise `TurnStopped` if a stop was requested. A thread that keeps catching it is blocked here for good."""
-        if self._bridge.stop_requested or self.journal.diverged:
+        if self.bridge.stop_requested or self.journal.diverged:
             if threading.get_ident() == self._thread:  # other threads run one parallel call each
                 self._stops += 1
                 if self._stops > MAX_CAUGHT_STOPS:
@@ -95,20 +97,10 @@ class Recorder:
         for call in self._model_calls.copy():
             call.cut()
 
-    def check_pause(self) -> None:
-        """Raise `TurnStopped` if another worker continues from here."""
-        if self._bridge.pause_requested:
-            raise TurnStopped
-
-    @property
-    def hands_over(self) -> bool:
-        """True if another worker continues the turn and shows the end of interrupted calls."""
-        return self._bridge.hands_over
-
     def emit(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
         unseen = self.unseen(event)
         if unseen or effect:
-            self._bridge.emit(unseen, None, effect)
+            self.bridge.emit(unseen, None, effect)
 
     def unseen(self, event: StepEvent | None) -> StepEvent | None:
         """Return the part of an event that earlier attempts did not show."""
@@ -118,16 +110,11 @@ class Recorder:
         """Emit that a model call starts again: before a retry, or if an earlier attempt showed its text."""
         was_shown = self._filter is not None and self._filter.forget(call_id)
         if is_retry or was_shown:
-            self._bridge.emit(MessageRestarted(where, call_id))
+            self.bridge.emit(MessageRestarted(where, call_id))
 
     def seed(self, call_id: str) -> bytes:
         """Return the seed of a code block's random numbers, the same in a replay."""
         return hashlib.sha256(self.journal.once("seed", lambda: os.urandom(16)) + call_id.encode()).digest()
-
-    def next_side_call(self) -> str:
-        """Return the id of a model call outside the steps. For the agent's own thread only."""
-        self._side_calls += 1
-        return f"side{self._side_calls}"
 
     def note_call(self, call: ToolCall) -> None:
         if len(self._calls) > MAX_WHOLE_CALLS:
@@ -148,11 +135,10 @@ class ReplayFilter:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._seen: set[tuple[type, str]] = set()
-        self._texts: dict[Message, int] = {}
+        self._texts: Counter[tuple[str, str, int | None]] = Counter()
         for event in events:
             if isinstance(event, MessageDelta):
-                message = _message_of(event)
-                self._texts[message] = self._texts.get(message, 0) + len(event.text)
+                self._texts[event.message] += len(event.text)
             elif isinstance(event, MessageRestarted):
                 self.forget(event.call_id)
             elif name := _name_of(event):
@@ -160,21 +146,14 @@ class ReplayFilter:
 
     def unseen(self, event: StepEvent) -> StepEvent | None:
         """Return the part of an event that was not shown. None: all of it was."""
-        if isinstance(event, MessageDelta):
-            return self._rest_of(event)
+        if isinstance(event, MessageDelta) and (seen := self._texts[event.message]):
+            self._texts[event.message] = max(0, seen - len(event.text))
+            return replace(event, text=event.text[seen:]) if len(event.text) > seen else None
         name = _name_of(event)
         if name in self._seen:
             self._seen.discard(name)
             return None
         return event
-
-    def _rest_of(self, event: MessageDelta) -> MessageDelta | None:
-        message = _message_of(event)
-        seen = self._texts.get(message, 0)
-        if not seen:
-            return event
-        self._texts[message] = max(0, seen - len(event.text))
-        return replace(event, text=event.text[seen:]) if len(event.text) > seen else None
 
     def forget(self, call_id: str) -> bool:
         """Drop the text of a model call that starts again. True if any was shown."""
@@ -182,10 +161,6 @@ class ReplayFilter:
         for message in void:
             del self._texts[message]
         return bool(void)
-
-
-def _message_of(event: MessageDelta) -> Message:
-    return (event.call_id, event.channel, event.index)
 
 
 def _name_of(event: Event) -> tuple[type, str] | None:

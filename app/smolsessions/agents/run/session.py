@@ -114,14 +114,7 @@ class AgentSession:
         agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
         proxy_tools(self._root)
         writer = self._writer = StepWriter(
-            self._agent,
-            turn.number,
-            self._carries,
-            bridge,
-            agent_run=agent_run,
-            state=self._state,
-            edits=self._edits,
-            replay=replay,
+            self._agent, agent_run, turn.number, self._carries, state=self._state, edits=self._edits, replay=replay
         )
         agent_run.before_model_call = writer.write_finished
         try:
@@ -186,7 +179,7 @@ class AgentSession:
                 writer.answer = without_text(item.output)
             elif isinstance(item, FinalAnswerStep):
                 answer = FinalAnswerStep(without_text(item.output))
-        writer.write_all()
+        writer.write_finished(are_whole=True)
         writer.write_edits()
         return answer
 

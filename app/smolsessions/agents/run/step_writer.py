@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.memory_edits import EditTracker
     from smolsessions.agents.run.agent_run import AgentRun
     from smolsessions.agents.run.agent_state import AgentState
-    from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.events import StepEvent
     from smolsessions.core.records import PackedStep, StepImage
     from smolsessions.core.replay_state import ReplayState
@@ -39,11 +38,10 @@ class StepWriter:
     def __init__(
         self,
         agent: MultiStepAgent,
+        agent_run: AgentRun,
         turn: int,
         carries: tuple[type, ...],
-        bridge: EventBridge,
         *,
-        agent_run: AgentRun,
         state: AgentState,
         edits: EditTracker | None,
         replay: ReplayState | None,
@@ -51,7 +49,7 @@ class StepWriter:
         self._agent = agent
         self._turn = turn
         self._carries = carries
-        self._bridge = bridge
+        self._bridge = agent_run.recorder.bridge
         self._agent_run = agent_run
         self._state = state
         self._edits = edits
@@ -89,7 +87,7 @@ class StepWriter:
     @contextlib.contextmanager
     def _around_callbacks(self, step: MemoryStep) -> Iterator[None]:
         """Write the steps so far, and the current one if its callbacks fail: smolagents drops it then."""
-        self.write_all()
+        self.write_finished(are_whole=True)
         if self._edits:
             self._edits.expect_step(step)
         memory, before = self._memory, list(self._memory.steps)
@@ -103,26 +101,22 @@ class StepWriter:
                 self._agent.memory, memory.steps = memory, before
             if _taken(step):
                 self._memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
-                self.write_all()
+                self.write_finished(are_whole=True)
                 self._memory.steps = [each for each in self._memory.steps if each is not step]
             raise
 
-    def write_finished(self) -> None:
-        """Write new steps. Notes and summaries are written with the next step, and not without one."""
-        if self._edits:
-            self._next = self._edits.old(self._memory.steps)
-        elif len(self._memory.steps) == self._seen:  # called at every event of the run
-            return
-        self._seen = len(self._memory.steps)
-        self._write(list(itertools.takewhile(is_finished, self._memory.steps[self._next :])))
+    def write_finished(self, *, are_whole: bool = False) -> None:
+        """Write new steps. Notes and summaries are written with the next step, and not without one.
 
-    def write_all(self) -> None:
-        """Write all new steps, at a moment when all are finished: a callback may have removed the sign of it."""
+        With `are_whole` all steps are finished, although a callback may have removed the sign of it.
+        """
+        steps = self._memory.steps
         if self._edits:
-            self._next = self._edits.old(self._memory.steps)
-            self._write(self._memory.steps[self._next :])
-        else:
-            self.write_finished()
+            self._next = self._edits.old(steps)
+        elif len(steps) == self._seen:  # called at every event of the run
+            return
+        self._seen, new = len(steps), steps[self._next :]
+        self._write(list(new) if are_whole and self._edits else list(itertools.takewhile(is_finished, new)))
 
     def write_edits(self) -> None:
         """Write the changes that callbacks made to older steps."""
