@@ -37,11 +37,10 @@ class ModelCall:
     def __init__(self) -> None:
         self.read_timeout_s: float | None = None
         """Longest wait for the next bytes. None: that of the client."""
-        self.is_cut = False
-        """True once the answer is of no use: its connection is closed instead of read to the end."""
-        self._wake: threading.Event | None = None
-        self._socket: Any = None
+        self.is_cut = threading.Event()
+        """Set once the answer is of no use: its connection is closed instead of read to the end."""
         self.bodies: list[Any] = []
+        self._socket: Any = None
         self._outer: ModelCall | None = None
 
     def __enter__(self) -> Self:
@@ -52,7 +51,8 @@ class ModelCall:
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
         """Release the connections, which clients leave to the garbage collector. Close those of half an answer."""
-        self.is_cut = self.is_cut or kind is not None
+        if kind:
+            self.is_cut.set()
         try:
             for body in self.bodies:
                 with contextlib.suppress(Exception):
@@ -62,9 +62,7 @@ class ModelCall:
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `TurnStopped`."""
-        self.is_cut = True
-        if self._wake:
-            self._wake.set()
+        self.is_cut.set()
         if (connection := self._socket) is not None:
             with contextlib.suppress(OSError):  # the `shutdown` of a TLS socket would destroy what its thread uses
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -85,13 +83,11 @@ class ModelCall:
 
     def wait(self, seconds: float) -> None:
         """Wait before a retry. Raises `TurnStopped` if the call is cut meanwhile."""
-        self._wake = threading.Event()  # before the check: `cut` sets the flag first
-        self._check()
-        self._wake.wait(seconds)
+        self.is_cut.wait(seconds)
         self._check()
 
     def _check(self) -> None:
-        if self.is_cut:
+        if self.is_cut.is_set():
             raise TurnStopped
 
 
@@ -171,7 +167,7 @@ def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
 def _drain(body: Any) -> None:
     """Read the rest of a body, so that its connection can be used again: clients stop at the last event."""
     call, chunks = current_call(), getattr(body, "chunks", None)
-    if call is None or chunks is None or call.is_cut:
+    if call is None or chunks is None or call.is_cut.is_set():
         return
     within_s, call.read_timeout_s = call.read_timeout_s, DRAIN_S
     until = time.monotonic() + DRAIN_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,13 @@ from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 
 from smolsessions.agents.memory.memory_edits import EditTracker
-from smolsessions.agents.memory.policies import PolicyFailedError
 from smolsessions.agents.memory.prompt_cache import CallIds, may_change_steps
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentState
-from smolsessions.agents.run.effects import without_text
+from smolsessions.agents.run.effects import as_text, without_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, TurnStopped, classify, is_swallowed_failure
 from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.recorder import Recorder
@@ -77,7 +75,6 @@ class AgentSession:
     ) -> None:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
         self._agent = agent
-        self._carries = tuple(carries)
         agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
         self._prompt_builder = patch_agent(agent, own_policies or {})
         self._edits = EditTracker(overlay) if may_change_steps(agent) else None
@@ -89,7 +86,7 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = getattr(agent, "summary_model", None)
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
-        nodes = instrument(agent, fork_client, self._carries)
+        nodes = instrument(agent, fork_client, tuple(carries))
         self._root = nodes[0]
         self._state = AgentState(nodes, variables)
         self._scratchpad = scratchpad_of(agent)
@@ -113,9 +110,7 @@ class AgentSession:
             self._scratchpad.expect(replay.effects)
         agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
         proxy_tools(self._root)
-        writer = self._writer = StepWriter(
-            self._agent, agent_run, turn.number, self._carries, state=self._state, edits=self._edits, replay=replay
-        )
+        writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
         try:
             outcome = self._run(turn, turn_input, recorder.journal, writer)
@@ -153,8 +148,7 @@ class AgentSession:
             # At debug level only: a provider's exception may hold a prompt or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
             writer.write_rest()
-            own = writer.defect or (error if isinstance(error, PolicyFailedError) else None)
-            failure = Failure(own.code, own.message) if own else classify(error)
+            failure = classify(writer.defect or error)
         if journal.diverged or (journal.holds_more and not failure):
             return writer.outcome("failed", error=DIVERGED)
         return _outcome(answer, failure, writer)
@@ -230,6 +224,5 @@ def _reply(output: Any) -> str:
     elif isinstance(output, PIL.Image.Image):
         text = label_of(output)
     else:
-        value = json_form(output)
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = as_text(output)
     return text if len(text) <= MAX_REPLY_CHARS else f"{text[:MAX_REPLY_CHARS]}… ({len(text)} characters)"

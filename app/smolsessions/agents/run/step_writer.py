@@ -21,12 +21,11 @@ from smolsessions.core.records import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.memory.memory_edits import EditTracker
     from smolsessions.agents.run.agent_run import AgentRun
-    from smolsessions.agents.run.agent_state import AgentState
+    from smolsessions.agents.run.instrumentation import AgentNode
     from smolsessions.core.events import StepEvent
     from smolsessions.core.records import PackedStep, StepImage
     from smolsessions.core.replay_state import ReplayState
@@ -36,25 +35,17 @@ class StepWriter:
     """Writer of one turn's steps. A half step is never written."""
 
     def __init__(
-        self,
-        agent: MultiStepAgent,
-        agent_run: AgentRun,
-        turn: int,
-        carries: tuple[type, ...],
-        *,
-        state: AgentState,
-        edits: EditTracker | None,
-        replay: ReplayState | None,
+        self, node: AgentNode, agent_run: AgentRun, turn: int, edits: EditTracker | None, replay: ReplayState | None
     ) -> None:
-        self._agent = agent
-        self._turn = turn
-        self._carries = carries
-        self._bridge = agent_run.recorder.bridge
+        self._agent = node.agent
+        self._carries = node.carries
+        self._state = node.state
         self._agent_run = agent_run
-        self._state = state
+        self._bridge = agent_run.recorder.bridge
+        self._turn = turn
         self._edits = edits
         self._callbacks: CachedCallbacks | None = None
-        self._next = self._seen = len(agent.memory.steps)
+        self._next = self._seen = len(node.agent.memory.steps)
         self._written = 0
         self._replayed = list(replay.steps) if replay else []
         self._attachments = replay.attachments if replay else {}
@@ -67,8 +58,8 @@ class StepWriter:
         """A finished step that is too large to store: it fails the turn."""
         if edits:
             edits.begin_turn()
-            if isinstance(agent.step_callbacks, CachedCallbacks):
-                self._callbacks = agent.step_callbacks
+            if isinstance(node.agent.step_callbacks, CachedCallbacks):
+                self._callbacks = node.agent.step_callbacks
                 self._callbacks.around = self._around_callbacks
 
     @property
@@ -120,7 +111,7 @@ class StepWriter:
 
     def write_edits(self) -> None:
         """Write the changes that callbacks made to older steps."""
-        if not self._edits or self._replay_edits():
+        if not self._edits or self._recorded_step():
             return
         for edit in self._edits.find(self._memory.steps[: self._edits.old(self._memory.steps)]):
             if edit.step is not None:
@@ -135,8 +126,8 @@ class StepWriter:
         if whole:
             self.write_edits()
         for step in whole:
-            if self._replay_edits():
-                self._restore(step, is_last=step is whole[-1])
+            if recorded := self._recorded_step():
+                self._restore(step, recorded, is_last=step is whole[-1])
                 continue
             strip(step)
             kept = self._with_answer(step)
@@ -159,24 +150,24 @@ class StepWriter:
             self.defect = error
             raise
 
-    def _replay_edits(self) -> bool:
-        """Apply the edits that an earlier attempt recorded here. True if it recorded more steps."""
+    def _recorded_step(self) -> Step | None:
+        """Apply the edits that an earlier attempt recorded here, and return the step that it recorded next."""
         while self._replayed:
             entry = unpack(self._replayed[0], self._attachments, self._carries)
             if not isinstance(entry, EditStep):
-                return True
+                return entry
             del self._replayed[0]
             if self._edits:
                 self._edits.redo(entry, self._memory.steps)
-        return False
+        return None
 
-    def _restore(self, step: MemoryStep, *, is_last: bool) -> None:
+    def _restore(self, step: MemoryStep, kept: Step, *, is_last: bool) -> None:
         """Replace a replayed step by the recorded one, which has the original times and ids.
 
         Variables are recorded with the last step. If that one is missing, they are written again.
         """
-        kept = unpack(self._replayed.pop(0), self._attachments, self._carries)
-        if isinstance(kept, EditStep) or step_type(kept) != step_type(step):
+        del self._replayed[0]
+        if step_type(kept) != step_type(step):
             self._agent_run.recorder.journal.diverged = True
             raise ReplayDivergedError
         self._memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
@@ -192,11 +183,10 @@ class StepWriter:
         """Return the final step with the images of its answer, which a ToolCallingAgent leaves out of its step."""
         if not isinstance(step, ActionStep) or not step.is_final_answer or step.action_output is not None:
             return step
-        if not images_in(self.answer):
-            return step
-        kept = copy(step)
-        kept.action_output = self.answer
-        return kept
+        if images_in(self.answer):
+            step = copy(step)
+            step.action_output = self.answer
+        return step
 
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
         event = self._agent_run.finish(step) if _taken(step) else None
