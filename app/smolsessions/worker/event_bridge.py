@@ -161,7 +161,7 @@ class LoopEventBridge:
             if event:
                 self._events.append(event)
             if step or effect:
-                self._emit(step, effect, bare=not self._lease.watched)
+                self._emit(step, effect)
 
     def _next(self) -> Item:
         """Take one item. Consecutive deltas of one message are one item."""
@@ -174,14 +174,13 @@ class LoopEventBridge:
             self._queue.popleft()
         return replace(event, text="".join(texts)) if len(texts) > 1 else event, step, effect
 
-    def _emit(
-        self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None, *, bare: bool = False
-    ) -> None:
-        events = [] if bare else self._events
+    def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
+        """Write a step or an effect, and the events that were taken, unless they can wait."""
+        events: list[StepEvent] = []
+        if self._lease.watched or not (step or effect):
+            events, self._events = self._events, events
         if events or step or effect:
             if any(isinstance(event, MessageDelta) for event in events):
                 self._next_at = self._loop.time() + JOIN_S
             key, result = effect or ("", b"")
             self._lease.emit(key, result=result, step=step, events=events)
-        if not bare:
-            self._events = []

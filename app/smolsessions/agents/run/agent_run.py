@@ -14,7 +14,7 @@ from smolagents.memory import ActionStep, PlanningStep
 from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped
-from smolsessions.agents.run.journal import digest_of
+from smolsessions.agents.run.recorder import digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text

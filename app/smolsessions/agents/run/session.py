@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.memory.memory_edits import Overlay
     from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.agents.run.journal import Journal
+    from smolsessions.agents.run.recorder import Journal
     from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.policies import Policy
