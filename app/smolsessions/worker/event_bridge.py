@@ -137,7 +137,6 @@ class LoopEventBridge:
                 self._set_timer()
 
     def _write(self) -> None:
-        """Write the queue, in batches."""
         self._waiting = False
         if not self._open:
             self._queue.clear()

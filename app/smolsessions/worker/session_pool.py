@@ -48,7 +48,6 @@ class SessionPool:
             self._evict(next(iter(self._warm)))
 
     def evict_idle(self) -> None:
-        """Close sessions that were idle for too long."""
         before = time.monotonic() - self._idle_s
         while self._warm and next(iter(self._warm.values()))[2] < before:
             self._evict(next(iter(self._warm)))

@@ -49,8 +49,6 @@ CHANGED_SENTENCE = (
 
 @dataclass(eq=False)
 class _Run:
-    """A turn that runs in this process."""
-
     lease: Lease
     bridge: LoopEventBridge
     session: Session | None = None
@@ -198,7 +196,6 @@ class Worker:
             lease.emit("", step=task)
 
     async def _outcome(self, run: _Run) -> Outcome:
-        """Return the outcome of this attempt. The lease or the store may be lost meanwhile."""
         lease, bridge = run.lease, run.bridge
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
         timer = asyncio.get_running_loop().call_later(_remaining_s(deadline_s, lease), bridge.request_stop, "deadline")

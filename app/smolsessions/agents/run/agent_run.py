@@ -186,7 +186,6 @@ class ToolCallInProgress:
         self.known: Effect | None = None
         """The effect that an earlier attempt journaled. None: the call is to be made."""
         self.effect: Effect | None = None
-        """The effect to journal, if any."""
         self._key = ""
         self._recorder = recorder
         self._where = where

@@ -38,14 +38,12 @@ class AgentState:
     """
 
     def __init__(self, nodes: Sequence[AgentNode], pieces: dict[str, bytes]) -> None:
-        """Restore the stored pieces."""
         self._nodes = nodes
         self._kept = dict(pieces)
         self._lost_before: set[str] = set()
         self._reported: set[str] = set(json.loads(pieces.get(f":{REPORTED}", b"[]")))
         self._lock = threading.Lock()
         self._tools: dict[str, bytes] = {}
-        """Pieces of the tools' own state."""
         self._reset: set[str] = set()
         self._has_played = False
         self._found_lost: set[str] = set()
@@ -66,7 +64,6 @@ class AgentState:
         return changed
 
     def size(self) -> int:
-        """Return the bytes of all pieces."""
         return sum(map(len, self._kept.values()))
 
     def snapshot_tool(self, tool: Any) -> object:
@@ -92,7 +89,6 @@ class AgentState:
             return changes
 
     def apply_changes(self, changes: dict[str, bytes]) -> None:
-        """Apply the changes of a journaled call."""
         with self._lock:
             for piece, data in changes.items():
                 path, _, rest = piece.partition(":")
@@ -190,7 +186,6 @@ class AgentState:
             node.agent.state.pop(name, None)
 
     def _locate(self, tool: Any) -> tuple[str, str]:
-        """Return the prefix of a tool's pieces, and its name."""
         for node in self._nodes:
             for name, one in node.agent.tools.items():
                 if unproxied(one) is tool:
@@ -277,7 +272,6 @@ def _held_of(node: AgentNode) -> set[str]:
 
 
 def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
-    """Return the interpreter of an agent whose code runs in this process."""
     executor = unproxied(getattr(node.agent, "python_executor", None))
     return executor if isinstance(executor, LocalPythonExecutor) else None
 

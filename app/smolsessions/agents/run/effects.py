@@ -28,7 +28,6 @@ else:
     from smolsessions.core.frozen import dataclass
 
 MODEL_KEY = "model:"
-"""Prefix of the journal keys of model calls."""
 MAX_BYTES = 64 * 1024 * 1024
 _SCALARS = frozenset({int, bool, type(None)})
 _UNWRAP: dict[type, Callable[[Any], Any]] = {AgentImage: AgentImage.to_raw, AgentText: AgentText.to_string}
@@ -96,13 +95,11 @@ class Effect:
 
     @property
     def error(self) -> Exception:
-        """The error that the call raised."""
         error = rebuild_error(*self.raised)
         vars(error).update(self.marks)
         return error
 
     def outcome(self, carries: Collection[type]) -> Any:
-        """Return the value, or raise the error."""
         if self.raised:
             raise self.error
         assert self.returned is not None, "an opaque effect has no outcome"
@@ -148,7 +145,6 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
 
 
 def encode_raised(error: Exception) -> Effect:
-    """Encode an exception, with the marks of its kind."""
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     marks = {name: str(value) for name, value in error_marks(error).items()}
     return Effect(raised=(type(error).__name__, base, error_text(error)), marks=marks)
@@ -166,7 +162,6 @@ def rebuild_error(name: str, base: str, text: str) -> Exception:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception."""
     try:
         return utf8_text(str(error))
     except Exception:  # noqa: BLE001 - a foreign exception's text may be code that fails
@@ -197,7 +192,6 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
 
 
 def decode_message(effect: Effect) -> ChatMessage:
-    """Return the message, or raise the error."""
     fields = effect.outcome(())
     usage = TokenUsage(*fields["usage"]) if fields["usage"] else None
     calls = [_call(*parts) for parts in fields["calls"]] if fields["calls"] is not None else None

@@ -53,7 +53,6 @@ class AgentNode:
     agent_run: AgentRun | None = None
     interpreter: ChildInterpreter | None = None
     state: AgentState = field(init=False)
-    """State of all agents of the session."""
     made: dict[str, Any] = field(init=False)
     """`agent.state` as the factory made it."""
     journaled: dict[str, bytes] = field(default_factory=dict)

@@ -92,12 +92,10 @@ class ModelCall:
 
 
 def current_call() -> ModelCall | None:
-    """Return the model call of this thread, if one is in progress."""
     return getattr(_thread, "call", None)
 
 
 def _instrument() -> None:
-    """Instrument the libraries that were imported since the last call."""
     with _lock:
         for library in LIBRARIES:
             if library in sys.modules:
@@ -152,7 +150,6 @@ def _instrument_one(library: str) -> None:
 
 
 def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the handshake end at a stop."""
 
     def start_tls_within_call(self: Any, *args: Any, **options: Any) -> Any:
         connection = self.get_extra_info("socket")

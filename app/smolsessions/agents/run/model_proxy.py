@@ -37,8 +37,6 @@ class GarbledAnswerError(ValueError):
 
 
 class ModelProxy(Proxy):
-    """Proxy of one agent's model."""
-
     _real: Model
     __slots__ = ()
 
@@ -53,7 +51,6 @@ class ModelProxy(Proxy):
         tools_to_call_from: list[Any] | None = None,
         **options: Any,
     ) -> ChatMessage:
-        """Return the message that the real model would return."""
         agent_run = self._node.agent_run
         if agent_run is None:
             return self._real.generate(messages, stop_sequences, response_format, tools_to_call_from, **options)
@@ -117,7 +114,6 @@ class ModelProxy(Proxy):
     def _run_once(
         self, emitter: DeltaEmitter, request: Callable[[], ChatMessage], explains: Callable[[str], bool]
     ) -> ChatMessage:
-        """Return the journaled message, or request one and journal it."""
         key, recorder = MODEL_KEY + emitter.call_id, emitter.recorder
         known = recorder.journal.take(key, explains)
         if known and not known.is_opaque:

@@ -71,7 +71,6 @@ class DeltaEmitter:
                 self._add_arguments(call.index, call.function.name, call.function.arguments or "")
 
     def add_message(self, message: ChatMessage) -> None:
-        """Emit a message that was not streamed."""
         content = message.content
         if isinstance(content, list):
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -153,7 +152,7 @@ def _has_stream(model: Model) -> bool:
     """True if the stream may replace `generate`: not if a class overrides `generate` alone, as a guard does."""
     for holder in (model, *type(model).__mro__):
         if "generate_stream" in vars(holder):
-            return True
+            return hasattr(model, "generate_stream")  # a property may hide it
         if "generate" in vars(holder):
             return False
     return False

@@ -53,7 +53,6 @@ class PartialJson:
         return self._take_pieces()
 
     def end(self) -> list[tuple[str, str]]:
-        """Return the text that was held back, at the end of the input."""
         self._parser = None
         return self._take_pieces(is_last=True)
 
@@ -99,7 +98,6 @@ class PartialJson:
         return "," + self._closers[-1] if self._closers else ""
 
     def _read_plain(self, mark: str) -> Generator[None]:
-        """Read the rest of a string, a number or a literal."""
         if mark == '"':
             yield from self._read_string(self._value if self._in_wanted and not self._is_raw else None)
             return
@@ -167,7 +165,6 @@ class CodeSplitter:
         return [piece for piece in self._split(self._held + fragment) if piece[1]]
 
     def end(self) -> list[tuple[Channel, str]]:
-        """Return the text that was held back, at the end of the input."""
         held, self._held = self._held, ""
         return [piece for piece in [self._piece(held, is_last=True)] if piece[1]]
 

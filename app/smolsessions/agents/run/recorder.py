@@ -73,7 +73,6 @@ class Recorder:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all model calls, as the models report them."""
         used = list(self._used)
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
 
@@ -99,7 +98,6 @@ class Recorder:
             self._model_calls.discard(call)
 
     def cut_model_calls(self) -> None:
-        """Cut the connections of all running model calls. For any thread."""
         for call in self._model_calls.copy():
             call.cut()
 
@@ -205,7 +203,6 @@ class Journal:
             return chosen
 
     def chosen(self, name: str) -> bytes | None:
-        """Return the choice of an earlier attempt, if any."""
         return self._effects.get(f"once:{name}")
 
 
@@ -231,7 +228,6 @@ def _place_of(name: str) -> str:
 
 
 def call_of(key: str) -> str:
-    """Return the id of the call in a key."""
     return key.split(":", 2)[1]
 
 
@@ -250,7 +246,6 @@ class ReplayFilter:
                 self._seen.add(name)
 
     def unseen(self, event: StepEvent) -> StepEvent | None:
-        """Return the part of an event that was not shown. None: all of it was."""
         if isinstance(event, MessageDelta) and (seen := self._texts[event.message]):
             self._texts[event.message] = max(0, seen - len(event.text))
             return replace(event, text=event.text[seen:]) if len(event.text) > seen else None

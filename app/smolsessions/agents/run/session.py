@@ -103,7 +103,6 @@ class AgentSession:
         replay: ReplayState | None = None,
         policy: Policy | None = None,
     ) -> Outcome:
-        """Run the agent in the calling thread. Every finished step is emitted at once."""
         recorder = Recorder(bridge, turn.attempts, replay)
         self._set_policy(self._policy if policy is None else policy, recorder.journal, replay)
         if replay and self._scratchpad:
@@ -122,13 +121,11 @@ class AgentSession:
         return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
 
     def cut_model_calls(self) -> None:
-        """Cut the connections of running model calls, after a stop was requested. For any thread."""
         agent_run = self._root.agent_run
         if agent_run:
             agent_run.recorder.cut_model_calls()
 
     def partial_outcome(self) -> Outcome:
-        """Return the running turn as a cancelled one, with the steps written so far. For any thread."""
         return self._writer.outcome("cancelled") if self._writer else Outcome("cancelled")
 
     def close(self) -> None:
