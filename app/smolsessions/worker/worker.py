@@ -15,7 +15,7 @@ from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.records import AgentName, Queues, Turn
@@ -117,7 +117,10 @@ class Worker:
                         await self._slot_free.wait()
                 continue
             most = min(free, MOST_AT_ONCE)
-            leases = await self._claim(most)
+            agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
+            # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
+            idle = all(run.lease.has_progressed for run in self._running)
+            leases = await self._scheduler.claim(agents, most, idle=idle)
             if self._draining.is_set():
                 await asyncio.gather(*map(self._hand_back, leases))
                 return
@@ -133,11 +136,6 @@ class Worker:
     def _runs_suspect(self) -> bool:
         """True while a turn runs that has crashed workers before. It runs alone until it journals a new effect."""
         return any(run.lease.crashes == MAX_CRASHES - 1 and not run.lease.has_progressed for run in self._running)
-
-    async def _claim(self, most: int) -> Sequence[Lease]:
-        agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
-        # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
-        return await self._scheduler.claim(agents, most, idle=all(run.lease.has_progressed for run in self._running))
 
     async def _hand_back(self, lease: Lease) -> None:
         """Release the lease, so that another worker continues. Without the store, the lease expires."""
@@ -198,7 +196,10 @@ class Worker:
     async def _outcome(self, run: _Run) -> Outcome:
         lease, bridge = run.lease, run.bridge
         deadline_s = lease.turn.options.deadline_s or self._deadline_s
-        timer = asyncio.get_running_loop().call_later(_remaining_s(deadline_s, lease), bridge.request_stop, "deadline")
+        started_at = lease.turn.timing.started_at  # of the first attempt
+        passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
+        left_s = max(0.0, deadline_s - passed_s)
+        timer = asyncio.get_running_loop().call_later(left_s, bridge.request_stop, "deadline")
         lease.stop_reason.add_done_callback(lambda reason: bridge.request_stop(reason.result()))
         try:
             outcome = await self._attempt(run)
@@ -254,38 +255,42 @@ class Worker:
             return
         steps, attachments = await lease.steps()
         variables = await lease.variables()
-        job = self._threads.run(lambda: self._agents.build(turn.agent.name, steps, attachments, variables))
-        if await self._finishes(job, run.bridge, _close):
-            run.session = job.result()
+        run.session = await self._run_in_thread(
+            run.bridge, lambda: self._agents.build(turn.agent.name, steps, attachments, variables), _close
+        )
 
     async def _run_session(self, run: _Run, session: Session) -> Outcome:
         """Run the session in a thread until its end, a stop or the deadline."""
         turn, turn_input, policy = run.lease.turn, run.lease.turn_input, run.lease.policy
-        job = self._threads.run(lambda: session.run_turn(turn, turn_input, run.bridge, run.replay, policy))
-        if await self._finishes(job, run.bridge, lambda _: session.close(), session.cut_model_calls):
-            return job.result()
-        run.session = None
-        return session.partial_outcome()
+        outcome = await self._run_in_thread(
+            run.bridge,
+            lambda: session.run_turn(turn, turn_input, run.bridge, run.replay, policy),
+            lambda _: session.close(),
+            session.cut_model_calls,
+        )
+        if outcome is None:
+            run.session = None
+        return outcome or session.partial_outcome()
 
-    async def _finishes(
+    async def _run_in_thread(
         self,
-        job: asyncio.Future[T],
         bridge: LoopEventBridge,
+        work: Callable[[], T],
         afterwards: Callable[[T | None], object],
-        interrupt: Callable[[], None] | None = None,
-    ) -> bool:
-        """Wait for a job. If it does not end soon after a stop, give up the job and its thread."""
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> T | None:
+        """Return the result of a job. If it does not end soon after a stop, give up the job and its thread."""
+        job = self._threads.run(work)
         await asyncio.wait((job, bridge.stopping), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
-            if interrupt:
-                interrupt()
+            interrupt()
             await asyncio.wait((job,), timeout=GRACE_S)
-        if not job.done():
-            log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
-            bridge.close()
-            self._threads.give_up(job, afterwards)
-            return False
-        return True
+        if job.done():
+            return job.result()
+        log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
+        bridge.close()
+        self._threads.give_up(job, afterwards)
+        return None
 
     async def _keep_leases(self) -> None:
         """Renew leases in time. A lost lease stops its turn."""
@@ -312,13 +317,6 @@ def _log_turn(level: int, turn: Turn, action: str, what: str) -> None:
 def _close(session: Session | None) -> None:
     if session:
         session.close()
-
-
-def _remaining_s(deadline_s: float, lease: Lease) -> float:
-    """Return the rest of a turn's time, counted from its first attempt."""
-    started_at = lease.turn.timing.started_at
-    passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
-    return max(0.0, deadline_s - passed_s)
 
 
 def _failed_by(error: Exception, turn: Turn) -> Outcome:

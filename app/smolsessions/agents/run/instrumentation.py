@@ -14,13 +14,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.memory.steps import is_finished
 from smolsessions.agents.run.model_proxy import ModelProxy
-from smolsessions.agents.run.tool_proxy import (
-    AgentProxy,
-    CallbacksProxy,
-    InterpreterProxy,
-    proxy_check,
-    proxy_tools,
-)
+from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, proxy_check, proxy_tools
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of

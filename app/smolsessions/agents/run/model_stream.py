@@ -6,12 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 from smolagents import TransformersModel
-from smolagents.models import (
-    ChatMessage,
-    MessageRole,
-    agglomerate_stream_deltas,
-    remove_content_after_stop_sequences,
-)
+from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas, remove_content_after_stop_sequences
 
 from smolsessions.agents.run.partial_texts import PartialJson
 from smolsessions.agents.values.json_forms import json_form, utf8_text

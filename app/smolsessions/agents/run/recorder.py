@@ -18,14 +18,7 @@ from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.values import CodecError, canonical
 from smolsessions.agents.values.json_forms import json_form, truncate_json
-from smolsessions.core.events import (
-    MessageDelta,
-    MessageRestarted,
-    StepFinished,
-    StepStarted,
-    ToolCalled,
-    ToolReturned,
-)
+from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinished, StepStarted, ToolCalled, ToolReturned
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
