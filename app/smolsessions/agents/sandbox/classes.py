@@ -77,17 +77,13 @@ def _class(metaclass: Any, name: str, bases: tuple[type, ...], made: Attributes)
     hooks = [(base, _CLASS_DICT(base)[_INIT_SUBCLASS]) for base in own if _INIT_SUBCLASS in _CLASS_DICT(base)]
     try:
         for base in own:  # it has run already, when the model's code made the subclass
-            type.__setattr__(base, _INIT_SUBCLASS, classmethod(_do_nothing))
+            type.__setattr__(base, _INIT_SUBCLASS, classmethod(lambda _, /, **__: None))
         return metaclass_new(metaclass, name, bases, dict(made))  # type: ignore[no-any-return]
     finally:
         for base in own:
             type.__delattr__(base, _INIT_SUBCLASS)
         for base, hook in hooks:
             type.__setattr__(base, _INIT_SUBCLASS, hook)
-
-
-def _do_nothing(_: type, /, **__: Any) -> None:
-    pass
 
 
 def _fill_class(kind: type, rest: Attributes) -> None:

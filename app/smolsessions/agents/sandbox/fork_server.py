@@ -59,18 +59,16 @@ class _Server:
 
     def _fork(self, fd: int) -> None:
         self._forked = [group for group in self._forked if group.is_alive()]
+        pid = None
         try:
             pid = self._confinement.fork()
-        except OSError as error:
-            self._control.send(str(error).encode()[:60])
-            return
-        if pid == 0:
-            self._be_child(fd)
-        try:
+            if pid == 0:
+                self._be_child(fd)
             group = ProcessGroup(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
-        except OSError as error:  # the process has died already, or too many files are open
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        except OSError as error:
+            if pid:  # the process has died already, or too many files are open
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._control.send(str(error).encode()[:60])
             return
         self._forked.append(group)

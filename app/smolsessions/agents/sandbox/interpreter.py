@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -69,26 +69,21 @@ class _BlockResult(_Restored):
     """True if the process ran out of memory."""
 
 
+@dataclass(eq=False)
 class ChildInterpreter(PythonExecutor):
-    """Runs code blocks as `original` would, in a process that the first block forks and `stop` ends."""
+    """Runs code blocks as `original` would, in a process that the first block forks and `stop` ends.
 
-    def __init__(
-        self,
-        original: LocalPythonExecutor,
-        fork_client: ForkClient,
-        limits: CodeLimits,
-        carries: tuple[type, ...],
-        check: Callable[[], None],
-        *,
-        timeout_s: float | None = None,
-    ) -> None:
-        """`check` is called while code runs and raises to end it. `timeout_s` bounds a block with its tool calls."""
-        self._original = original
-        self._fork_client = fork_client
-        self._limits = limits
-        self._carries = carries
-        self._check = check
-        self._timeout_s = timeout_s
+    `check` is called while code runs and raises to end it. `timeout_s` bounds a block with its tool calls.
+    """
+
+    original: LocalPythonExecutor
+    fork_client: ForkClient
+    limits: CodeLimits
+    carries: tuple[type, ...]
+    check: Callable[[], None]
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
         self._tools: dict[str, Callable[..., Any]] = {}
         self._inputs: dict[str, Any] = {}
         self._has_new_inputs = False
@@ -109,7 +104,7 @@ class ChildInterpreter(PythonExecutor):
         """Output that the last block printed."""
 
     def send_tools(self, tools: Mapping[str, Any]) -> None:
-        self._tools = {**tools, **self._original.additional_functions}
+        self._tools = {**tools, **self.original.additional_functions}
 
     def send_variables(self, variables: dict[str, Any]) -> None:
         self._inputs = variables  # the agent's own dictionary, so that its values follow changes in place
@@ -144,7 +139,7 @@ class ChildInterpreter(PythonExecutor):
         self._has_new_inputs = False
         message, error, calls = loads(effect, max_bytes=2 * MAX_CALLS_BYTES)
         for name, arguments in calls:
-            args, kwargs = loads(arguments, self._carries)
+            args, kwargs = loads(arguments, self.carries)
             with contextlib.suppress(Exception):
                 self._tools[name](*args, **kwargs)
         if message is None:
@@ -169,7 +164,7 @@ class ChildInterpreter(PythonExecutor):
             self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MAX_CALLS_BYTES)
 
     def _record_call(self, name: str, arguments: bytes) -> None:
-        if name in self._original.additional_functions:
+        if name in self.original.additional_functions:
             return
         self._calls.append((name, arguments))
         self._called_bytes += len(arguments)
@@ -180,11 +175,11 @@ class ChildInterpreter(PythonExecutor):
         """Run the block in the child, which calls tools here. Returns the child's last message."""
         self._is_busy = True
         is_new = self._child is None
-        self._child = child = self._child or self._fork_client.fork()
-        stopwatch = Stopwatch(self._limits, child.cpu_s)
+        self._child = child = self._child or self.fork_client.fork()
+        stopwatch = Stopwatch(self.limits, child.cpu_s)
 
         def check() -> None:
-            self._check()
+            self.check()
             stopwatch.check()
 
         channel = self._start(child, check) if is_new else self._channel
@@ -193,7 +188,7 @@ class ChildInterpreter(PythonExecutor):
         if self._has_new_inputs and not is_new:
             request["inputs"] = self._encoded_inputs()
         self._has_new_inputs = False
-        stopwatch.begin(self._timeout_s)
+        stopwatch.begin(self.timeout_s)
         channel.send(request, check)
         while True:
             message = channel.receive(check)
@@ -202,7 +197,7 @@ class ChildInterpreter(PythonExecutor):
             channel.send(self._call_tool(message, stopwatch), check)
 
     def _start(self, child: ChildProcess, check: Callable[[], None]) -> Channel:
-        limits, original = self._limits, self._original
+        limits, original = self.limits, self.original
         self._channel = channel = Channel(child.sock, limits.output_bytes + 2 * limits.variables_bytes + MB)
         channel.send(
             {
@@ -210,7 +205,7 @@ class ChildInterpreter(PythonExecutor):
                 "authorized": list(original.authorized_imports),
                 "max_print": original.max_print_outputs_length,
                 "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
-                "carries": [[kind.__module__, kind.__qualname__] for kind in self._carries],
+                "carries": [[kind.__module__, kind.__qualname__] for kind in self.carries],
                 "inputs": self._encoded_inputs(),
                 "inputs_are_new": self._has_new_inputs,
                 "variables": self.variables,
@@ -224,7 +219,7 @@ class ChildInterpreter(PythonExecutor):
         return channel
 
     def _encoded_inputs(self) -> dict[str, bytes]:
-        return {name: dumps_lossy(value, self._carries) for name, value in self._inputs.items()}
+        return {name: dumps_lossy(value, self.carries) for name, value in self._inputs.items()}
 
     def _call_tool(self, message: dict[str, Any], stopwatch: Stopwatch) -> dict[str, Any]:
         """Call a tool for the code and return the reply to send."""
@@ -232,13 +227,13 @@ class ChildInterpreter(PythonExecutor):
         if type(name) is not str or name not in self._tools:
             raise MisbehavedError("the code called an unknown tool")
         try:
-            args, kwargs = loads(message["arguments"], self._carries)
+            args, kwargs = loads(message["arguments"], self.carries)
             self._record_call(name, message["arguments"])
             with stopwatch.paused():
                 result = without_text(self._tools[name](*args, **kwargs))
-            returned = dumps_lossy(result, self._carries, max_bytes=MAX_RESULT_BYTES)
-            if len(returned) > self._limits.output_bytes:
-                raise ValueError(f"what {name} returned is larger than {self._limits.output_mb:g} MB")  # noqa: TRY301
+            returned = dumps_lossy(result, self.carries, max_bytes=MAX_RESULT_BYTES)
+            if len(returned) > self.limits.output_bytes:
+                raise ValueError(f"what {name} returned is larger than {self.limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
         except Exception as error:  # noqa: BLE001 - the code handles it
             return {"raised": list(encode_raised(error).raised)}
@@ -248,18 +243,18 @@ class ChildInterpreter(PythonExecutor):
         result = _validated(_BlockResult, message)
         if (
             not result.inputs.keys() <= self._inputs.keys()
-            or sum(map(len, result.inputs.values())) > self._limits.output_bytes
+            or sum(map(len, result.inputs.values())) > self.limits.output_bytes
         ):
             raise MisbehavedError("the inputs are unknown or too large")
         try:
-            output = None if result.output is None else loads(result.output, self._carries)
-            inputs = {name: loads(data, self._carries) for name, data in result.inputs.items()}
+            output = None if result.output is None else loads(result.output, self.carries)
+            inputs = {name: loads(data, self.carries) for name, data in result.inputs.items()}
         except CodecError as error:
             raise MisbehavedError("a value cannot be decoded") from error
         variables = self.variables | result.changed
         for chunk in result.removed:
             variables.pop(chunk, None)
-        if len(variables) > MAX_CHUNKS or sum(map(len, variables.values())) > 2 * self._limits.variables_bytes:
+        if len(variables) > MAX_CHUNKS or sum(map(len, variables.values())) > 2 * self.limits.variables_bytes:
             raise MisbehavedError("the variables are too large")
         self.variables, self.dropped = variables, result.dropped
         self._inputs.update(inputs)

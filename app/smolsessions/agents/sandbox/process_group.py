@@ -25,7 +25,7 @@ class ProcessGroup:
             self.close()
             return False
         except PermissionError:
-            return True
+            pass
         return True
 
     def kill(self) -> None:

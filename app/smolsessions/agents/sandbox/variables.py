@@ -158,11 +158,11 @@ class Variables:
             return set()
         everything = self._scope.scratch()
         failed = [name for name in restore(_data(chunks), everything) if name in new]
-        return {key for name in failed for key in self._culprits(chunks[name].keys, everything)}
-
-    def _culprits(self, keys: tuple[str, ...], scope: Scope) -> tuple[str, ...]:
         values = dict(self._own())
-        return tuple(key for key in keys if not self._survives(key, values[key], scope)) or keys
+        culprits: set[str] = set()
+        for keys in (chunks[name].keys for name in failed):
+            culprits.update([key for key in keys if not self._survives(key, values[key], everything)] or keys)
+        return culprits
 
     def _survives(self, key: str, value: Any, scope: Scope) -> bool:
         try:
