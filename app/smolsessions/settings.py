@@ -243,16 +243,12 @@ def read_settings() -> Settings:
 
 def unknown_setting_warnings() -> list[str]:
     """Return a sentence for each variable that looks like a setting and is none."""
-    known = [f"{PREFIX}{name}".upper() for name in Settings.model_fields]
+    known = [name.upper() for name in Settings.model_fields]
     warnings = []
-    for name in sorted(os.environ):
-        if (
-            name.startswith(PREFIX)
-            and name not in known
-            and not name.startswith((f"{PREFIX}PORT_", f"{PREFIX}SERVICE_"))
-        ):
-            words = [setting.removeprefix(PREFIX) for setting in known]
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), words, 1)
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        word = name.removeprefix(PREFIX)
+        if word not in known and not word.startswith(("PORT_", "SERVICE_")):  # Kubernetes sets these
+            near = difflib.get_close_matches(word, known, 1)
             warnings.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return warnings
 

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
             "--processes", type=process_count, default=1, metavar="N", help="processes that share the port (1)"
         )
         sub.add_argument("--slot", type=ProcessSlot.from_json, help=argparse.SUPPRESS)  # set by the supervisor
-    add("settings", _settings, "list all settings with their defaults")
+    add("settings", lambda _: _print(settings_table()), "list all settings with their defaults")
     add("new-key", _new_key, "print a new key for SMOLSESSIONS_SEAL_KEYS")
     add("openapi", _openapi, "print the description of the HTTP interface")
     api_key = add("new-api-key", _new_api_key, "make an API key for an owner")
@@ -79,23 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(_options: argparse.Namespace) -> int:
-    sys.stdout.write(settings_table() + "\n")
+def _print(text: str) -> int:
+    sys.stdout.write(text + "\n")
     return 0
 
 
 def _new_key(_options: argparse.Namespace) -> int:
     from smolsessions.store.seal import new_key  # noqa: PLC0415 - a supervisor needs no cryptography
 
-    sys.stdout.write(new_key() + "\n")
-    return 0
+    return _print(new_key())
 
 
 def _new_api_key(options: argparse.Namespace) -> int:
     if not re.fullmatch(r"[A-Za-z0-9._@-]{1,64}", options.owner):
         raise StartError("an owner is 1 to 64 letters, digits, and . _ - @")
     key = secrets.token_urlsafe(32)
-    sys.stdout.write(f"{options.owner} {hashlib.sha256(key.encode()).hexdigest()}\n")
+    _print(f"{options.owner} {hashlib.sha256(key.encode()).hexdigest()}")
     sys.stderr.write(
         f"Standard output belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}\n"
     )
