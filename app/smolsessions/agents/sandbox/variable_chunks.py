@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,25 +204,14 @@ class _BoundedFile(io.BytesIO):
 
 def _on_deep_stack(write: Callable[[], None]) -> None:
     """Run a function that recurses as deep as a model's value is nested."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        sys.setrecursionlimit(_MAX_DEPTH)
-        try:
-            write()
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failures.append(error)
-
     limit, size = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
+    sys.setrecursionlimit(_MAX_DEPTH)
     try:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(write).result()
     finally:
         threading.stack_size(size)
         sys.setrecursionlimit(limit)
-    if failures:
-        raise failures[0]
 
 
 def _is_flat(value: Any) -> bool:
