@@ -16,7 +16,6 @@ from smolsessions.agents.factories import load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
-from smolsessions.core.history import History
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import Turns
 from smolsessions.settings import words_in
@@ -132,13 +131,18 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
             stack.callback(warning.cancel)
             running.append(warning)
         turns = Turns(store.turns, catalog, default, metrics.turn_ended)
-        conversations = Conversations(store.conversations, catalog, default, metrics.turn_ended)
-        memories = History(store.memories, catalog, conversations, settings.max_image_pixels)
+        conversations = Conversations(
+            store.conversations,
+            store.memories,
+            catalog,
+            default,
+            on_end=metrics.turn_ended,
+            max_pixels=settings.max_image_pixels,
+        )
         if role.serves_http:
             app = create_app(
                 turns,
                 conversations,
-                memories,
                 authenticator=authenticator,
                 metrics_source=metrics_source,
                 limits=settings.fill(Limits, cors_origins=words_in(settings.cors_origins)),

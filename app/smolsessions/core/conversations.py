@@ -1,35 +1,61 @@
-"""Conversations as callers use them: create, read, list, patch, delete, steps and images."""
+"""Conversations between turns, as callers use them: their fields, their memory, export and import."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.errors import UnknownAgentError
+from smolsessions.core.documents import document_of, imported_turns, parse_document
+from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded
-from smolsessions.core.records import AgentName, ConversationFields, Page, Ref
+from smolsessions.core.records import AgentName, ConversationFields, ImportedConversation, Page, Ref, with_gaps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.records import AgentInfo, Conversation, Owner, StepType, StoredStep, Turn
-    from smolsessions.core.store_ports import ConversationStore
+    from smolsessions.core.policies import Policy
+    from smolsessions.core.records import (
+        AgentInfo,
+        Conversation,
+        LeftOut,
+        Owner,
+        PrunePreview,
+        StepType,
+        StoredStep,
+        Turn,
+    )
+    from smolsessions.core.store_ports import ConversationStore, HistoryStore
 
 
 Patch = Callable[[ConversationFields], ConversationFields]
+MOST_TRIES = 5
 
 
 class Conversations:
-    """Conversations of all owners."""
+    """Conversations of all owners. A change of the memory raises `BusyError` while a turn runs."""
 
     def __init__(
-        self, store: ConversationStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
+        self,
+        store: ConversationStore,
+        history: HistoryStore,
+        agents: AgentCatalog,
+        default_agent: AgentName,
+        *,
+        on_end: Callable[[Turn], None],
+        max_pixels: int,
     ) -> None:
-        self._on_end = on_end
-        self._store = store
+        """`max_pixels` bounds the images of an imported step."""
+        self.store = store
+        self.history = history
         self._agents = agents
         self._default_agent = default_agent
+        self._on_end = on_end
+        self._max_pixels = max_pixels
 
     def agents(self) -> list[AgentInfo]:
         """Return all agents, the default one first."""
@@ -43,44 +69,31 @@ class Conversations:
         self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: ConversationFields
     ) -> Conversation:
         """Create an empty conversation."""
-        agent = self.known(agent)
-        self.check(agent, draft)
+        agent = self._known(agent)
+        self._check(agent, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        return await self._store.create(ref, agent, draft)
-
-    def known(self, agent: AgentName | None) -> AgentName:
-        """Return the agent of a new conversation. Raises `UnknownAgentError`."""
-        if agent is not None and agent not in self._agents.infos:
-            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
-        return agent or self._default_agent
-
-    async def show(self, ref: Ref) -> Conversation:
-        return await self._store.conversation(ref)
-
-    async def page(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Return an owner's conversations, newest first."""
-        return await self._store.conversations(owner, cursor, limit)
+        return await self.store.create(ref, agent, draft)
 
     async def patch(self, ref: Ref, patch: Patch) -> Conversation:
         """Change the fields of a caller. Metadata is changed by a JSON merge patch (RFC 7396)."""
 
         def changed(now: Conversation) -> ConversationFields:
             draft = patch(ConversationFields(now.metadata, now.policy, now.ttl_s))
-            self.check(now.agent, draft)
+            self._check(now.agent, draft)
             return draft
 
-        return await self._store.patch(ref, changed)
+        return await self.store.patch(ref, changed)
 
     async def delete(self, ref: Ref) -> None:
         """Delete a conversation with everything in it."""
-        for ended in await self._store.delete(ref):
+        for ended in await self.store.delete(ref):
             self._on_end(ended)
 
     async def steps(
         self, ref: Ref, first: int, limit: int, kind: StepType | None, *, archived: bool
     ) -> Page[dict[str, Any]]:
         """Return steps as JSON, with hidden ones. `archived` adds archived and rolled back ones."""
-        agent, page, attachments = await self._store.steps(ref, first, limit, kind, archived=archived)
+        agent, page, attachments = await self.store.steps(ref, first, limit, kind, archived=archived)
         describe = self._agents.describe_step
 
         def describe_all() -> tuple[dict[str, Any], ...]:
@@ -90,9 +103,70 @@ class Conversations:
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         """Return the media type and the bytes of a step's image."""
-        return await asyncio.to_thread(self._agents.image_file, await self._store.image(ref, name))
+        return await asyncio.to_thread(self._agents.image_file, await self.store.image(ref, name))
 
-    def check(self, agent: AgentName, draft: ConversationFields) -> None:
+    async def messages(self, ref: Ref, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Return the model's next messages without the next task, and the part that the policy leaves out."""
+        memory = await self.history.memory(ref, may_run=True)
+        return await asyncio.to_thread(
+            lambda: self._agents.messages(memory.agent, memory, memory.terms.policy, summary_mode=summary_mode)
+        )
+
+    async def prune(
+        self, ref: Ref, policy: Policy | None, *, dry_run: bool, destroy: bool
+    ) -> tuple[PrunePreview, int, Conversation | None]:
+        """Archive the steps that a policy (None: the conversation's) leaves out, or destroy them and all archived ones.
+
+        Returns the effect, the number of steps, and the changed conversation. A dry run changes nothing.
+        """
+        for _ in range(MOST_TRIES):
+            memory = await self.history.memory(ref, may_run=dry_run)
+            wanted = memory.terms.policy if policy is None else policy
+            if policy is not None:
+                self._agents.check_policy(memory.agent, policy, "/policy")
+            weighed = await asyncio.to_thread(self._agents.preview_prune, memory.agent, memory, wanted)
+            count, places = len(weighed.left_out), [memory.steps[at].index for at in weighed.left_out + weighed.edits]
+            if dry_run:
+                more = (await self.store.conversation(ref)).archived_steps if destroy else 0
+                return weighed, count + more, None
+            if destroy:
+                destroyed = await self.history.destroy(ref, memory.version, places)
+                if destroyed:
+                    return weighed, destroyed[1], destroyed[0]
+            elif amended := await self.history.archive(ref, memory.version, places):
+                return weighed, count, amended
+        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+
+    async def export(self, ref: Ref) -> dict[str, Any]:
+        """Return a whole conversation as a document."""
+        record = await self.history.record(ref)
+        steps = with_gaps(record.steps)
+        agent = record.conversation.agent
+        portable = await asyncio.to_thread(self._agents.export, agent, steps, record.attachments, record.pieces)
+        return document_of(record, portable)
+
+    async def bring_in(
+        self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
+    ) -> Conversation:
+        """Create a conversation from a document. `agent` replaces the document's."""
+        told, memory = await asyncio.to_thread(parse_document, document)
+        name = self._known(told.agent if agent is None else agent)
+        given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
+        draft = ConversationFields(told.metadata, told.policy)
+        self._check(name, draft)
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        version = self._agents.infos[name].version
+        last = max((step.turn for step in given.steps), default=0)
+        turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, memory, version, last, time.time()))
+        return await self.history.adopt(ref, name, draft, ImportedConversation(turns, told.jumps, given))
+
+    def _known(self, agent: AgentName | None) -> AgentName:
+        """Return the agent of a new conversation. Raises `UnknownAgentError`."""
+        if agent is not None and agent not in self._agents.infos:
+            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
+        return agent or self._default_agent
+
+    def _check(self, agent: AgentName, draft: ConversationFields) -> None:
         """Raise a `ServiceError` for fields that a conversation with this agent cannot have."""
         bounded(draft.metadata)
         if draft.policy is not None:
@@ -100,11 +174,5 @@ class Conversations:
 
 
 def _about(step: StoredStep) -> dict[str, Any]:
-    return {
-        "index": step.index,
-        "turn": step.turn,
-        "type": step.type,
-        "hidden": step.hidden,
-        "archived": step.archived,
-        "rolled_back": step.rolled_back,
-    } | ({"unanswered": step.unanswered} if step.type == "task" else {})
+    names = ("index", "turn", "type", "hidden", "archived", "rolled_back")
+    return {name: getattr(step, name) for name in names + (("unanswered",) if step.type == "task" else ())}

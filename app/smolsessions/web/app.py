@@ -17,16 +17,13 @@ from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_views import event_schemas
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
-from smolsessions.web.routes.conversations import agent_routes, conversation_routes
-from smolsessions.web.routes.history import history_routes
-from smolsessions.web.routes.new_turns import new_turn_routes
-from smolsessions.web.routes.turns import turn_routes
+from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
+from smolsessions.web.routes.turns import new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
 from smolsessions.web.static_files import serve_docs, serve_page
 
 if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
-    from smolsessions.core.history import History
     from smolsessions.core.turns import Turns
     from smolsessions.web.metrics import MetricsSource
 
@@ -40,7 +37,6 @@ MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it 
 def create_app(
     turns: Turns,
     conversations: Conversations,
-    history: History,
     *,
     authenticator: Authenticator,
     metrics_source: MetricsSource,
@@ -61,7 +57,7 @@ def create_app(
     app.include_router(new_turn_routes(turns, limits, streams))
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
-    app.include_router(history_routes(history))
+    app.include_router(memory_routes(conversations))
     app.include_router(agent_routes(conversations))
     app.include_router(health_routes(metrics_source))
     serve_docs(app)
@@ -126,7 +122,6 @@ def schema_yaml() -> str:
     """Return the OpenAPI document as YAML. It depends on no setting."""
     unused: Any = None
     app = create_app(
-        unused,
         unused,
         unused,
         authenticator=Authenticator(None, loopback=True),

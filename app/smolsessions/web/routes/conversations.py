@@ -1,25 +1,31 @@
-"""Routes of conversations and agents."""
+"""Routes of conversations: their fields and steps, their memory, export and import. Route of agents."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from pydantic_core import to_json
 
-from smolsessions.core.json_data import merge
-from smolsessions.core.records import AgentName, ConversationFields, Ref, StepType
+from smolsessions.core.json_data import merge, read_json
+from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
 from smolsessions.web.fast_route import StrictRoute
-from smolsessions.web.problems import responses
-from smolsessions.web.requests import ConversationPatch, NewConversation  # noqa: TC001 - FastAPI reads the annotations
+from smolsessions.web.problems import WRITE, responses
+from smolsessions.web.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
 from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, answer, number_of
 from smolsessions.web.views import (
     AgentList,
     ConversationPage,
     ConversationView,
+    MessagesView,
+    PruneView,
     StepPage,
     agent_view,
     conversation_view,
+    message_view,
     page_view,
+    prune_view,
     step_view,
 )
 
@@ -33,11 +39,28 @@ StepKind = Annotated[StepType | None, Query(alias="type", description="Only step
 Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
 ]
+Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
+Dry = Annotated[bool, Query(description="As in the body.")]
+Destroy = Annotated[bool, Query(description="As in the body.")]
+NewId = Annotated[
+    str | None,
+    Query(
+        alias="id",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="The new conversation's id. Without it one is generated.",
+    ),
+]
+Agent = Annotated[
+    str | None,
+    Query(min_length=1, max_length=64, description="The new conversation's agent. Without it the document's."),
+]
+AT = "/conversations/{conversation_id}"
 IMAGE_HEADERS = {
     "Cache-Control": "private, max-age=31536000, immutable",
     "Content-Security-Policy": "default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
+DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
 def conversation_routes(conversations: Conversations) -> APIRouter:
@@ -51,32 +74,32 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         agent = AgentName(body.agent) if body.agent is not None else None
         fields = ConversationFields(body.metadata, body.policy, body.ttl_s)
         made = await conversations.create(owner, body.id, agent, fields)
-        return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
+        return _created(made)
 
     @router.get("/conversations", responses=responses(ConversationPage, 422))
     async def list_conversations(owner: CallerOwner, limit: Limit = 20, cursor: Cursor = None) -> Response:
         """List conversations, newest first."""
         if cursor is not None:
             number_of(cursor, 0)
-        return answer(page_view(await conversations.page(owner, cursor, limit), conversation_view))
+        return answer(page_view(await conversations.store.conversations(owner, cursor, limit), conversation_view))
 
-    @router.get("/conversations/{conversation_id}", responses=responses(ConversationView, 404, 422))
+    @router.get(AT, responses=responses(ConversationView, 404, 422))
     async def show(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return one conversation."""
-        return answer(conversation_view(await conversations.show(Ref(owner, conversation_id))))
+        return answer(conversation_view(await conversations.store.conversation(Ref(owner, conversation_id))))
 
-    @router.patch("/conversations/{conversation_id}", responses=responses(ConversationView, 404, 413, 415, 422))
+    @router.patch(AT, responses=responses(ConversationView, 404, 413, 415, 422))
     async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
         """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
         return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), patch_of(body))))
 
-    @router.delete("/conversations/{conversation_id}", status_code=204, responses=responses(None, 404, 422))
+    @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
     async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Permanently delete a conversation, after cancelling its running and queued turns."""
         await conversations.delete(Ref(owner, conversation_id))
         return Response(status_code=204)
 
-    @router.get("/conversations/{conversation_id}/steps", responses=responses(StepPage, 404, 409, 422))
+    @router.get(f"{AT}/steps", responses=responses(StepPage, 404, 409, 422))
     async def steps(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -96,7 +119,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         return answer({"items": views, "next_cursor": page.next_cursor})
 
     @router.get(
-        "/conversations/{conversation_id}/images/{name}",
+        f"{AT}/images/{{name}}",
         responses={200: {"content": {"image/*": {}}, "description": "The image."}, **responses(None, 404, 422)},
         response_class=Response,
     )
@@ -106,6 +129,75 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         return Response(data, media_type=kind, headers=IMAGE_HEADERS)
 
     return router
+
+
+def memory_routes(conversations: Conversations) -> APIRouter:
+    router = APIRouter(tags=["memory"], route_class=StrictRoute)
+
+    @router.post(
+        "/conversations/import",
+        status_code=201,
+        responses=responses(ConversationView, 409, 413, 415, 422, status=201),
+        openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
+    )
+    async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
+        """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
+        document = await asyncio.to_thread(read_json, await request.body())
+        made = await conversations.bring_in(owner, document, new_id, AgentName(agent) if agent is not None else None)
+        return _created(made)
+
+    @router.get(f"{AT}/messages", responses=responses(MessagesView, 404, 422))
+    async def messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
+        """Return the model's next prompt without the next task, with the memory policy applied."""
+        found, left_out = await conversations.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
+        views = [message_view(conversation_id, message) for message in found]
+        return answer({"messages": views, "left_out": left_out})
+
+    @router.post(f"{AT}/prune", responses=responses(PruneView, *WRITE))
+    async def prune(
+        owner: CallerOwner,
+        conversation_id: PathId,
+        body: Annotated[PruneRequest | None, Body()] = None,
+        *,
+        dry_run: Dry = False,
+        destroy: Destroy = False,
+    ) -> Response:
+        """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
+        request = body or PruneRequest()
+        destroys = destroy or request.destroy
+        weighed, count, conversation = await conversations.prune(
+            Ref(owner, conversation_id), request.policy, dry_run=dry_run or request.dry_run, destroy=destroys
+        )
+        return answer(prune_view(weighed, count, conversation, destroyed=destroys))
+
+    @router.post(f"{AT}/rollback", responses=responses(ConversationView, *WRITE))
+    async def roll_back(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
+        """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
+        return answer(conversation_view(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn)))
+
+    @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationView, *WRITE, status=201))
+    async def fork(
+        owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
+    ) -> Response:
+        """Create a conversation from the state of this one after a turn."""
+        request = body or ForkRequest()
+        made = await conversations.history.fork(Ref(owner, conversation_id), request.turn, request.metadata)
+        return _created(made)
+
+    @router.get(
+        f"{AT}/export",
+        responses={200: {"content": DOCUMENT, "description": "The document."}, **responses(None, 404, 409, 422)},
+    )
+    async def export(owner: CallerOwner, conversation_id: PathId) -> Response:
+        """Return the whole conversation as a document without pickles (docs/export.md)."""
+        document = await conversations.export(Ref(owner, conversation_id))
+        return Response(await asyncio.to_thread(to_json, document), media_type="application/json")
+
+    return router
+
+
+def _created(made: Conversation) -> Response:
+    return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
 
 
 def patch_of(body: ConversationPatch) -> Callable[[ConversationFields], ConversationFields]:

@@ -1,44 +1,112 @@
-"""Routes that read, stream and cancel turns."""
+"""Routes that submit, read, stream and cancel turns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from smolsessions.core.records import Ref
+from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
+from smolsessions.core.records import AgentName, Ref, TurnInput, TurnOptions
+from smolsessions.core.turns import NewTurn
 from smolsessions.web.fast_route import FastRoute
-from smolsessions.web.problems import responses
-from smolsessions.web.routes.common import (
-    CallerOwner,
-    Cursor,
-    Internal,
-    Limit,
-    Limits,
-    OnDisconnect,
-    PathId,
-    Prefer,
-    TurnNumber,
-    answer,
-    number_of,
-    turn_answer,
-    wait_of,
-)
+from smolsessions.web.images import read_images
+from smolsessions.web.problems import WRITE, responses
+from smolsessions.web.requests import TurnRequest  # noqa: TC001 - FastAPI reads the annotations
+from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, Limits, PathId, answer, location_of, number_of
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 from smolsessions.web.views import TurnPage, TurnView, page_view, turn_view
 
 if TYPE_CHECKING:
+    from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns
     from smolsessions.web.sse import EventStreams
 
+Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
+Prefer = Annotated[
+    str | None,
+    Header(
+        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long."
+    ),
+]
+OnDisconnect = Annotated[
+    Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
+]
+TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
+Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[!-~]{1,255}$",
+        description="A unique name for this request. A request with the same name and content returns the first "
+        "request's turn, for 24 hours.",
+    ),
+]
 LastEventId = Annotated[str | None, Header(description="The last event that the client has; wins over `after`.")]
 After = Annotated[str | None, Query(description="Number of an event. Only later events are sent.")]
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": TurnView,
+        "description": "The turn at its end, or its events. A failed turn is `status: failed` in a 200.",
+        **EVENT_STREAM,
+    },
+    202: {"model": TurnView, "description": "The turn, which is still running or queued. `Location` is its address."},
+    **responses(None, *WRITE, 429),
+}
+_WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
+_QUALITY = re.compile(r"[01](\.\d{0,3})?")
+
+
+def new_turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
+    router = APIRouter(tags=["turns"], route_class=FastRoute)
+
+    @router.post("/turn", responses=_RESPONSES)
+    async def post_turn(  # noqa: PLR0917 - FastAPI passes them by name
+        request: Request,
+        owner: CallerOwner,
+        body: TurnRequest,
+        accept: Accept = None,
+        prefer: Prefer = None,
+        on_disconnect: OnDisconnect = None,
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response:
+        """Send a message to an agent, and return the turn at its end or stream its events."""
+        if request.app.state.draining:
+            raise ShuttingDownError
+        new = await _new_turn(body, idempotency_key, limits)
+        internal = body.include_internal_tools
+        if wants_stream(accept):
+            return TurnStream(streams, await turns.submit(owner, new), internal=internal, on_disconnect=on_disconnect)
+        wait_s, applied = wait_of(prefer, limits.wait_s)
+        return turn_answer(await turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
+
+    @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
+    async def post_turn_to(  # noqa: PLR0917 - see above
+        request: Request,
+        owner: CallerOwner,
+        conversation_id: PathId,
+        body: TurnRequest,
+        accept: Accept = None,
+        prefer: Prefer = None,
+        on_disconnect: OnDisconnect = None,
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response:
+        """Send a message in this conversation, and return the turn at its end or stream its events."""
+        if body.conversation_id not in {None, conversation_id}:
+            raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
+        body.conversation_id = conversation_id
+        return await post_turn(request, owner, body, accept, prefer, on_disconnect, idempotency_key)
+
+    return router
 
 
 def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=FastRoute)
+    at = "/conversations/{conversation_id}/turns"
 
-    @router.get("/conversations/{conversation_id}/turns", responses=responses(TurnPage, 404, 422))
+    @router.get(at, responses=responses(TurnPage, 404, 422))
     async def list_turns(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -50,7 +118,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         page = await turns.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
         return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
 
-    @router.get("/conversations/{conversation_id}/turns/{number}", responses=responses(TurnView, 404, 422))
+    @router.get(f"{at}/{{number}}", responses=responses(TurnView, 404, 422))
     async def show_turn(
         owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
@@ -59,7 +127,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return answer(turn_view(turn, internal=include_internal_tools))
 
     @router.get(
-        "/conversations/{conversation_id}/turns/{number}/events",
+        f"{at}/{{number}}/events",
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
             204: {"description": "The cursor is at the final event: no event follows."},
@@ -83,7 +151,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return TurnStream(streams, subscription, cursor, internal=include_internal_tools, on_disconnect=on_disconnect)
 
     @router.post(
-        "/conversations/{conversation_id}/turns/{number}/cancel",
+        f"{at}/{{number}}/cancel",
         responses={
             200: {"model": TurnView, "description": "The turn, which is over."},
             202: {"model": TurnView, "description": "The stop is requested."},
@@ -103,3 +171,65 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return turn_answer(turn, applied, internal=include_internal_tools)
 
     return router
+
+
+async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limits) -> NewTurn:
+    """Check the bounds that are settings, and decode the images."""
+    if not body.message.strip():
+        raise InvalidRequestError.at("/message", "is empty; say something")
+    if len(body.message) > limits.max_message_chars:
+        raise InvalidRequestError.at("/message", f"is longer than {limits.max_message_chars} characters")
+    if body.max_steps is not None and body.max_steps > limits.max_steps:
+        raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
+    if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
+        raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
+    data, images = await read_images(body.images, limits.max_image_pixels)
+    return NewTurn(
+        message=body.message,
+        conversation_id=body.conversation_id,
+        agent=AgentName(body.agent) if body.agent is not None else None,
+        options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
+        turn_input=TurnInput(data, body.additional_args),
+        images=images,
+        metadata=body.metadata,
+        on_busy=body.on_busy,
+        idempotency_key=idempotency_key,
+    )
+
+
+def wants_stream(accept: str | None) -> bool:
+    """Return whether `Accept` names `text/event-stream` and does not rank JSON above it."""
+    if not accept:
+        return False
+    ranks: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        ranks[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
+    stream = ranks.get("text/event-stream", 0.0)
+    json = ranks.get("application/json", ranks.get("application/*", ranks.get("*/*", 0.0)))
+    return stream > 0 and stream >= json
+
+
+def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
+    """Return a turn with status 200 if it is over, 202 if not. `applied` is the value of `Preference-Applied`."""
+    headers = {"Location": location_of(turn)}
+    if applied:
+        headers["Preference-Applied"] = applied
+    return answer(turn_view(turn, internal=internal), 200 if turn.outcome else 202, headers)
+
+
+def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
+    """Return the seconds to wait for a turn's end, and the preferences of `Prefer` (RFC 7240) that apply.
+
+    `respond-async` together with `wait` waits that long, then lets the turn continue.
+    """
+    words = [part.partition(";")[0].strip() for part in (prefer or "").split(",")]
+    waits = [match for word in words if (match := _WAIT.fullmatch(word))]
+    is_async = "respond-async" in map(str.lower, words)
+    applied = ["respond-async"] if is_async else []
+    wait_s = 0.0 if is_async else longest_s
+    if waits:
+        wait_s = float(min(int(waits[0][1]), int(longest_s) or longest_s))
+        applied.append(f"wait={wait_s:g}")
+    return wait_s, ", ".join(applied) or None
