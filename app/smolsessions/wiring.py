@@ -161,7 +161,7 @@ def _authenticator(settings: Settings, role: Role) -> Authenticator:
     path, anonymous = settings.api_keys_file, settings.allow_anonymous
     if not role.serves_http:
         path, anonymous = None, True
-    return Authenticator.read(path, loopback=settings.loopback, anonymous=anonymous)
+    return Authenticator(path, loopback=settings.loopback, anonymous=anonymous)
 
 
 def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:

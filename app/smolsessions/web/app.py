@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import re
+from base64 import b64encode
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.staticfiles import StaticFiles
 
 from smolsessions import __version__
 from smolsessions.core.errors import ShuttingDownError
@@ -20,7 +27,6 @@ from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
 from smolsessions.web.routes.turns import new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
-from smolsessions.web.static_files import serve_docs, serve_page
 
 if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
@@ -32,6 +38,16 @@ DESCRIPTION = (
 )
 MAX_CHAR_BYTES = 12  # of one character in JSON: two escapes
 MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it with 404 or 405
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # the browser revalidates each time, so that it notices a new release
+}
 
 
 def create_app(
@@ -116,6 +132,41 @@ def health_routes(metrics_source: MetricsSource) -> APIRouter:
         return Response(await metrics_source.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
+
+
+def serve_docs(app: FastAPI) -> None:
+    scripts = importlib.resources.files("fastapi_offline").joinpath("static")
+    app.mount("/docs/static", _Files(directory=str(scripts)), name="docs-static")
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="smolsessions",
+        swagger_js_url="/docs/static/swagger-ui-bundle.js",
+        swagger_css_url="/docs/static/swagger-ui.css",
+        swagger_favicon_url="/docs/static/favicon.png",
+    )
+    inline = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
+    digests = " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline)
+    headers = HEADERS | {"Content-Security-Policy": POLICY.replace("script-src", f"script-src {digests}")}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page.body, headers=headers)
+
+
+def serve_page(app: FastAPI) -> None:
+    folder = str(importlib.resources.files("smolsessions.web").joinpath("page"))
+    app.mount("/page", _Files(directory=folder), name="page")
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> FileResponse:
+        return FileResponse(f"{folder}/index.html", media_type="text/html", headers=HEADERS)
+
+
+class _Files(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS)
+        return response
 
 
 def schema_yaml() -> str:

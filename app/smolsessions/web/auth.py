@@ -7,7 +7,6 @@ import hashlib
 import logging
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError, UnauthorizedError
@@ -27,15 +26,6 @@ _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`;
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, eq=False)
-class _Stream:
-    """Stream that ends if its key is revoked."""
-
-    authorization: str | None
-    owner: Owner
-    end: Callable[[], None]
-
-
 class Authenticator:
     """Finds the owner of a request by its API key. It reloads the keys file if the file changes.
 
@@ -43,27 +33,23 @@ class Authenticator:
     refusal would keep new keys out and revoked keys in.
     """
 
-    def __init__(self, path: Path | None, *, loopback: bool) -> None:
-        self._path = path
-        self.loopback = loopback
-        self._read_at: tuple[int, ...] | None = None
-        self._owners: Mapping[bytes, Owner] = {}
-        self._checked: Mapping[bytes, Owner] = {}  # keys at the last check of the streams
-        self._streams: set[_Stream] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        if path:
-            self._refresh(path)
-            check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
-
-    @classmethod
-    def read(cls, path: Path | None, *, loopback: bool, anonymous: bool) -> Authenticator:
+    def __init__(self, path: Path | None, *, loopback: bool, anonymous: bool = False) -> None:
         """Raise `StartError` if the service is open to a network without keys, unless `anonymous` allows it."""
         if not path and not loopback and not anonymous:
             raise StartError(
                 "SMOLSESSIONS_HOST is open to the network and no API keys are set; set SMOLSESSIONS_API_KEYS_FILE "
                 "(`smolsessions new-api-key OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let all in"
             )
-        return cls(path, loopback=loopback)
+        self._path = path
+        self.loopback = loopback
+        self._read_at: tuple[int, ...] | None = None
+        self._owners: Mapping[bytes, Owner] = {}
+        self._checked: Mapping[bytes, Owner] = {}  # keys at the last check of the streams
+        self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        if path:
+            self._refresh(path)
+            check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
 
     @property
     def sentence(self) -> str:
@@ -91,9 +77,9 @@ class Authenticator:
         if not self._path:
             yield
             return
-        stream = _Stream(authorization, owner, end)
-        if not self._is_valid(stream):
+        if not self._is_valid(authorization, owner):
             raise UnauthorizedError
+        stream = (authorization, owner, end)
         self._streams.add(stream)
         if self._timer is None:
             self._check_streams()
@@ -111,13 +97,13 @@ class Authenticator:
         if self._owners is self._checked:
             return
         self._checked = self._owners
-        for stream in list(self._streams):
-            if not self._is_valid(stream):
-                stream.end()
+        for authorization, owner, end in list(self._streams):
+            if not self._is_valid(authorization, owner):
+                end()
 
-    def _is_valid(self, stream: _Stream) -> bool:
+    def _is_valid(self, authorization: str | None, owner: Owner) -> bool:
         try:
-            return self.owner(stream.authorization) == stream.owner
+            return self.owner(authorization) == owner
         except UnauthorizedError:
             return False
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Protocol
+import functools
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smolsessions.core.records import Queues, Turn
+
+M = TypeVar("M")
 
 TIMEOUT_S = 2.0  # of another process
 END = b"# EOF\n"
@@ -43,42 +46,28 @@ class MetricsSource(Protocol):
 class Metrics:
     def __init__(self, threads: ThreadCounts, sessions: Callable[[], int]) -> None:
         self.queues: Callable[[], Awaitable[Queues]] | None = None
-        self._registry = registry = CollectorRegistry()
-        self._turns = Counter(
-            "smolsessions_turns", "Turns that ended here.", ("agent", "status", "code"), registry=registry
+        self._registry = CollectorRegistry()
+        durations = functools.partial(Histogram, buckets=_SECONDS)
+        self._turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
+        self._duration = self._add(durations, "turn_seconds", "From start to end of a turn.", "agent")
+        self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
+        text = "Attempts that continued a turn of another process, or of an earlier life of this process."
+        self._taken_over = self._add(Counter, "turns_taken_over", text)
+        self._add(Gauge, "threads_free", "Threads without a turn.").set_function(lambda: threads.free)
+        self._add(Gauge, "threads_busy", "Threads with a turn.").set_function(lambda: threads.busy)
+        text = "Abandoned threads: foreign code in them ignores the stop."
+        self._add(Gauge, "threads_stuck", text).set_function(lambda: threads.stuck)
+        self._add(Gauge, "sessions_warm", "Agents kept in memory between turns.").set_function(sessions)
+        self.streams_open = self._add(Gauge, "streams_open", "Open event streams of this process.")
+        text = "Conversations of the whole store that wait for a thread: the same in every process."
+        self._lengths = self._add(Gauge, "queue_length", text, "agent")
+        text = "Waiting time of the oldest of them: the same in every process."
+        self._ages = self._add(Gauge, "queue_oldest_seconds", text, "agent")
+        text = (
+            "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics."
         )
-        self._duration = Histogram(
-            "smolsessions_turn_seconds", "From start to end of a turn.", ("agent",), buckets=_SECONDS, registry=registry
-        )
-        self._queued = Histogram(
-            "smolsessions_turn_queued_seconds", "From submit to start.", buckets=_SECONDS, registry=registry
-        )
-        self._taken_over = Counter(
-            "smolsessions_turns_taken_over",
-            "Attempts that continued a turn of another process, or of an earlier life of this process.",
-            registry=registry,
-        )
-        self._gauge("threads_free", "Threads without a turn.").set_function(lambda: threads.free)
-        self._gauge("threads_busy", "Threads with a turn.").set_function(lambda: threads.busy)
-        stuck = self._gauge("threads_stuck", "Abandoned threads: foreign code in them ignores the stop.")
-        stuck.set_function(lambda: threads.stuck)
-        self._gauge("sessions_warm", "Agents kept in memory between turns.").set_function(sessions)
-        self.streams_open = self._gauge("streams_open", "Open event streams of this process.")
-        self._lengths = self._gauge(
-            "queue_length",
-            "Conversations of the whole store that wait for a thread: the same in every process.",
-            "agent",
-        )
-        self._ages = self._gauge(
-            "queue_oldest_seconds", "Waiting time of the oldest of them: the same in every process.", "agent"
-        )
-        self._silent = self._gauge(
-            "partitions_silent",
-            "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics.",
-        )
-        self._store_errors = Counter(
-            "smolsessions_store_errors", "Lost connections and refused operations.", registry=registry
-        )
+        self._silent = self._add(Gauge, "partitions_silent", text)
+        self._store_errors = self._add(Counter, "store_errors", "Lost connections and refused operations.")
 
     def store_lost(self) -> None:
         """Count a lost connection to the store, or a refused operation."""
@@ -106,8 +95,8 @@ class Metrics:
             self._silent.set(found.silent)
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"smolsessions_{name}", text, labels, registry=self._registry)
+    def _add(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
+        return kind(f"smolsessions_{name}", text, labels, registry=self._registry)
 
 
 @contextlib.asynccontextmanager
@@ -135,11 +124,8 @@ class MergedMetrics:
 
     async def text(self) -> bytes:
         texts = await asyncio.gather(*map(self._text_of, range(len(self._sockets))))
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Merged(texts))
-        return await asyncio.to_thread(
-            generate_latest, registry
-        )  # it would block the event loop if the processes are many
+        # In a thread, because many processes would block the event loop.
+        return await asyncio.to_thread(generate_latest, _Merged(texts))
 
     async def _text_of(self, number: int) -> str | None:
         """Return a process's metrics, or None if it does not answer in time."""

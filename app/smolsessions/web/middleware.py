@@ -1,7 +1,8 @@
-"""Checks of every request before its route: host, site, API key, content type and body size."""
+"""Checks of every request before its route: host, site, API key, content type and body size. Answers to defects."""
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from ipaddress import ip_address
@@ -16,9 +17,11 @@ from smolsessions.web.problems import response_to
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from smolsessions.web.auth import Authenticator
+
+log = logging.getLogger(__name__)
 
 _HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(rb"(https?)://(.+)")
@@ -33,7 +36,10 @@ _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is
 
 
 class RequestChecks:
-    """Plain ASGI middleware that refuses requests which no route should handle."""
+    """Plain ASGI middleware that refuses requests which no route should handle.
+
+    It also answers an unexpected exception. Starlette's own handler raises it again, which closes the connection.
+    """
 
     def __init__(
         self,
@@ -56,26 +62,40 @@ class RequestChecks:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
-            if len(headers) != len(scope["headers"]):
-                _check_single(scope["headers"])
-            host = _host_of(headers.get(b"host"), scope["http_version"])
-            if self._authenticator.loopback and host[0] not in self._host_names:
-                # A page of another site can make a browser call a loopback address under that site's name.
-                raise ForeignHostError
-            _check_site(scope["method"], headers, host, self._origins)
-            if scope["method"] in _WITH_BODY:
-                # An unauthorized body is not read. The route takes the owner from the scope.
-                scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
-                is_import = (scope["method"], scope["path"]) == _IMPORT
-                receive = await self._checked_body(headers, receive, is_import=is_import)
+            await self._app(scope, await self._checked(scope, receive), send_noted)
         except ClientDisconnect:
             return  # the client left in the middle of its body, so no one reads an answer
-        except ServiceError as error:
+        except Exception as error:
+            if has_begun:
+                raise  # the server logs it and closes the connection
+            if not isinstance(error, ServiceError):
+                log.exception("a request met a defect of this service")
+                error = ServiceError()
             await response_to(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        headers = dict(scope["headers"])
+        if len(headers) != len(scope["headers"]):
+            _check_single(scope["headers"])
+        host = _host_of(headers.get(b"host"), scope["http_version"])
+        if self._authenticator.loopback and host[0] not in self._host_names:
+            # A page of another site can make a browser call a loopback address under that site's name.
+            raise ForeignHostError
+        _check_site(scope["method"], headers, host, self._origins)
+        if scope["method"] not in _WITH_BODY:
+            return receive
+        # An unauthorized body is not read. The route takes the owner from the scope.
+        scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
+        is_import = (scope["method"], scope["path"]) == _IMPORT
+        return await self._checked_body(headers, receive, is_import=is_import)
 
     async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> Receive:
         length = headers.get(b"content-length", b"0")
@@ -88,17 +108,13 @@ class RequestChecks:
         body = await read_body(receive, self._max_body_bytes)
         if len(body) > LARGE_BYTES and not is_import:
             await in_thread_if_large(self._check_structure, body)
-        if b"\0" in body or not _is_utf8(body):  # NUL: UTF-16 or UTF-32
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            raise MalformedError from None
+        if b"\0" in body:  # UTF-16 or UTF-32
             raise MalformedError
         return replay(body, receive)
-
-
-def _is_utf8(body: bytes) -> bool:
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Scope
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-
-log = logging.getLogger(__name__)
 
 STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.ServiceError: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -138,7 +135,7 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
 
 
 def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_FRAMEWORK) -> None:
-    """Answer all errors of the application and of its middleware so far. `of_framework` replaces the framework's."""
+    """Answer the errors of routes and of the framework (`of_framework`)."""
 
     @app.exception_handler(errors.ServiceError)
     async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
@@ -154,31 +151,6 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
         if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["Allow"] = ", ".join(_methods_of(app, request.scope))
         return response
-
-    app.add_middleware(_Defects)
-
-
-class _Defects:
-    """Answers an unexpected exception. Starlette's own handler raises it again, which closes the connection."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def send_noted(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noted)
-        except Exception:
-            if has_begun or scope["type"] != "http":
-                raise  # the server logs it and closes the connection, because the answer has begun
-            log.exception("a request met a defect of this service")
-            await response_to(errors.ServiceError())(scope, receive, send)
 
 
 def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
