@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from smolsessions.core.frozen import dataclass
 from smolsessions.core.records import StepImage, Turn, Usage  # noqa: TC001 - pydantic reads the annotations at run time
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from smolsessions.core.frozen import dataclass
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]
@@ -165,12 +161,3 @@ class Logged:
 
     seq: int
     event: Event
-
-
-def attempt_of(event: Event) -> int:
-    """Return the attempt that wrote an event, and 0 for the submission."""
-    if isinstance(event, TurnQueued):
-        return 0
-    if isinstance(event, TurnStarted):
-        return event.attempt
-    return event.result.attempts if isinstance(event, TurnEnded) else event.where.attempt

@@ -6,14 +6,14 @@ Python makes a frozen one with a call for each field, which takes five times as 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["dataclass"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from dataclasses import dataclass
+else:
 
-T = TypeVar("T")
-
-
-def dataclass(*, frozen: bool, slots: bool) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass that compares and hashes as a frozen one."""
-    return dataclasses.dataclass(slots=slots, unsafe_hash=frozen)
+    def dataclass(*, frozen: bool, slots: bool) -> Any:
+        """Make a dataclass that compares and hashes as a frozen one."""
+        return dataclasses.dataclass(slots=slots, unsafe_hash=frozen)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Typ
 
 from pydantic import Field
 
+from smolsessions.core.frozen import dataclass
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from dataclasses import dataclass
 
     from smolsessions.core.policies import Policy
-else:
-    from smolsessions.core.frozen import dataclass
 
 T = TypeVar("T")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.events import Logged
-    from smolsessions.core.records import OnBusy, Owner, Page, StepImage
+    from smolsessions.core.records import OnBusy, Owner, StepImage
     from smolsessions.core.store_ports import LogReader, TurnStore
 
 
@@ -57,7 +56,7 @@ class Turns:
         self, store: TurnStore, agents: AgentCatalog, default_agent: AgentName, on_end: Callable[[Turn], None]
     ) -> None:
         """`on_end` is called with each turn that a cancel ended before it began."""
-        self._store = store
+        self.store = store
         self._agents = agents
         self._default_agent = default_agent
         self._on_end = on_end
@@ -70,8 +69,8 @@ class Turns:
 
         A subscription `for_end` only waits for the end of the turn, which costs less.
         """
-        once = await _idempotent_request(new)
-        if once and (known := await self._store.recall(owner, once)):
+        once = _idempotent_request(new)
+        if once and (known := await self.store.recall(owner, once)):
             return self._subscribe(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
@@ -80,7 +79,7 @@ class Turns:
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()), images=new.images)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
-            subscription.turn, is_new = await self._store.submit(
+            subscription.turn, is_new = await self.store.submit(
                 turn,
                 new.turn_input,
                 create=None if new.conversation_id else bounded(new.metadata),
@@ -99,23 +98,20 @@ class Turns:
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end. The turn has no outcome if it did not end in time."""
-        subscription = await self.submit(owner, new, for_end=True)
-        try:
+        with closing(await self.submit(owner, new, for_end=True)) as subscription:
             return await self._wait_for_end(subscription, wait_s)
-        finally:
-            subscription.close()
 
     async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
         """Subscribe to a turn's events after the cursor, or return None if no event follows.
 
         The caller must close the subscription.
         """
-        turn = await self._store.turn(ref, number)
+        turn = await self.store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
         subscription = self._subscribe(turn)
         try:
-            await subscription.prepare(after)
+            await subscription.reader.prepare(number, after)
         except BaseException:
             subscription.close()
             raise
@@ -123,16 +119,13 @@ class Turns:
 
     async def cancel(self, ref: Ref, number: int, wait_s: float = 0) -> Turn:
         """Request a turn's stop, and wait up to `wait_s` for its end. A turn that is over stays as it is."""
-        turn, ended = await self._store.cancel(ref, number)
+        turn, ended = await self.store.cancel(ref, number)
         if ended:
             self._on_end(turn)
         if turn.outcome or not wait_s:
             return turn
-        subscription = self._subscribe(turn)
-        try:
+        with closing(self._subscribe(turn)) as subscription:
             return await self._wait_for_end(subscription, wait_s)
-        finally:
-            subscription.close()
 
     def cancel_in_background(self, turn: Turn) -> None:
         """Cancel the turn of a caller that has disconnected."""
@@ -152,15 +145,8 @@ class Turns:
         for subscription in list(self._subscriptions):
             subscription.stop()
 
-    async def turn(self, ref: Ref, number: int) -> Turn:
-        return await self._store.turn(ref, number)
-
-    async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
-        """Return turns in ascending order from number `first`."""
-        return await self._store.turns(ref, first, limit)
-
     def _subscribe(self, turn: Turn, *, is_new: bool = False, for_end: bool = False) -> TurnSubscription:
-        reader = self._store.reader(turn.ref, looks=not is_new, wants_all=not for_end)
+        reader = self.store.reader(turn.ref, looks=not is_new, wants_all=not for_end)
         subscription = TurnSubscription(reader, turn, self._subscriptions)
         if self._closing:
             subscription.stop()
@@ -178,35 +164,23 @@ class Turns:
             return turn
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                if ended := await subscription.end():
+                if ended := await subscription.reader.end_of(turn.number):
                     return ended
         try:
-            return await self._store.turn(turn.ref, turn.number)
+            return await self.store.turn(turn.ref, turn.number)
         except StoreUnavailableError:
             return turn  # the caller must learn that it was accepted
 
 
-async def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
+def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
     """Return the key with all that makes two requests equal. The form of the response is not part of it."""
     if new.idempotency_key is None:
         return None
-    images = [await asyncio.to_thread(_digest, image) for image in new.turn_input.images]
-    fields = asdict(new.options) | {
-        "conversation_id": new.conversation_id,
-        "agent": new.agent,
-        "message": new.message,
-        "images": images,
-        "additional_args": new.turn_input.additional_args,
-        "on_busy": None if new.on_busy == "reject" else new.on_busy,
-        "metadata": new.metadata,
-    }
+    fields = asdict(replace(new, idempotency_key=None, turn_input=TurnInput()))  # the images' names are hashes
+    fields |= fields.pop("options") | {"additional_args": new.turn_input.additional_args}
     # Without defaults, so that a later release with more fields makes the same bytes.
-    sent = {name: value for name, value in fields.items() if value}
+    sent = {name: value for name, value in fields.items() if value and name != "turn_input"}
     return IdempotentRequest(new.idempotency_key, json.dumps(sent, sort_keys=True).encode())
-
-
-def _digest(image: bytes) -> str:
-    return hashlib.sha256(image).hexdigest()
 
 
 class TurnSubscription:
@@ -219,29 +193,21 @@ class TurnSubscription:
         self.complete = False
         self.stopped = False
         self._registered = reader
-        self._reader = reader.__enter__()
+        self.reader = reader.__enter__()
         self._subscriptions = subscriptions
         subscriptions.add(self)
 
     async def events(self, after: int = 0) -> AsyncIterator[Logged | None]:
         """Yield the events after the cursor, and None after a silence. Ends after the final event, or when stopped."""
         with suppress(NotFoundError):  # deleted in the meantime
-            async for logged in self._reader.follow(self.turn.number, after):
+            async for logged in self.reader.follow(self.turn.number, after):
                 self.complete = logged is not None and isinstance(logged.event, TurnEnded)
                 yield logged
-
-    async def prepare(self, after: int) -> None:
-        """Read the log before the first event is sent. Raises `SealBrokenError`."""
-        await self._reader.prepare(self.turn.number, after)
-
-    async def end(self) -> Turn | None:
-        """Wait for the turn's end. Returns None when stopped."""
-        return await self._reader.end_of(self.turn.number)
 
     def stop(self) -> None:
         """End `events` before the final one."""
         self.stopped = True
-        self._reader.stop()
+        self.reader.stop()
 
     def close(self) -> None:
         if self in self._subscriptions:

@@ -8,30 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
-from smolsessions.core.events import (
-    MessageDelta,
-    MessageRestarted,
-    StepError,
-    StepFinished,
-    StepStarted,
-    ToolCalled,
-    ToolReturned,
-    TurnEnded,
-    TurnQueued,
-    TurnStarted,
-    Where,
-    attempt_of,
-)
+from smolsessions.core import events
+from smolsessions.core.events import MessageDelta, StepFinished, TurnEnded, TurnQueued, TurnStarted, Where
 from smolsessions.core.json_data import derived_from, fields_of
-from smolsessions.web.views import (
-    StepImageView,
-    TurnView,
-    UsageView,
-    data_of,
-    image_views,
-    time_view,
-    turn_view,
-)
+from smolsessions.web.views import StepImageView, TurnView, UsageView, data_of, image_views, time_view, turn_view
 
 if TYPE_CHECKING:
     from smolsessions.core.events import Logged
@@ -47,7 +27,7 @@ class EventView(BaseModel):
     attempt: int
 
 
-@derived_from(StepError)
+@derived_from(events.StepError)
 class StepErrorView(BaseModel): ...
 
 
@@ -56,24 +36,25 @@ class TurnEndedView(EventView):
     result: TurnView
 
 
-def _model(title: str, event: type, doc: str | None = None, **replaced: Any) -> type[BaseModel]:
+def _model(event: type, doc: str | None = None, title: str | None = None, **replaced: Any) -> type[BaseModel]:
     """Derive the schema of an event. The fields of its step are on the wire beside its own."""
     own = fields_of(event, StepImage=StepImageView, Usage=UsageView, StepError=StepErrorView, Where=Where)
     step = _STEP if own.pop("where", None) else {}
-    kind = get_args(get_type_hints(event)["type"])[0]
-    return create_model(title, __base__=EventView, __doc__=doc, **{**step, "type": (kind, ...), **own, **replaced})
+    members = {**step, "type": (get_args(get_type_hints(event)["type"])[0], ...), **own, **replaced}
+    return create_model(title or f"{event.__name__}View", __base__=EventView, __doc__=doc, **members)
 
 
-_OPTIONAL = {"index": (int | None, None), "name": (str | None, None)}
+_OF_ARGUMENTS = "`index` and `name` belong to the channel `arguments`."
+_OPTIONAL: dict[str, Any] = {"index": (int | None, None), "name": (str | None, None)}
 _MODELS: list[Any] = [
-    _model("TurnQueuedView", TurnQueued),
-    _model("TurnStartedView", TurnStarted, at=(str, ...)),
-    _model("StepStartedView", StepStarted),
-    _model("MessageDeltaView", MessageDelta, "`index` and `name` belong to the channel `arguments`.", **_OPTIONAL),
-    _model("MessageRestartedView", MessageRestarted, "The model call starts again: discard the text of its `call_id`."),
-    _model("ToolCallEventView", ToolCalled),
-    _model("ToolResultView", ToolReturned),
-    _model("StepFinishedView", StepFinished),
+    _model(TurnQueued),
+    _model(TurnStarted, at=(str, ...)),
+    _model(events.StepStarted),
+    _model(MessageDelta, _OF_ARGUMENTS, **_OPTIONAL),
+    _model(events.MessageRestarted, "The model call starts again: discard the text of its `call_id`."),
+    _model(events.ToolCalled, title="ToolCallEventView"),
+    _model(events.ToolReturned, title="ToolResultView"),
+    _model(StepFinished),
     TurnEndedView,
 ]
 _EVENT: Any = Annotated[reduce(or_, _MODELS), Field(discriminator="type")]
@@ -94,14 +75,14 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
         "seq": logged.seq,
         "conversation_id": ref.id,
         "turn": turn,
-        "attempt": attempt_of(event),
+        "attempt": 0,
     }
     if isinstance(event, TurnStarted):
-        view["at"] = time_view(event.at)
+        view |= {"attempt": event.attempt, "at": time_view(event.at)}
     elif isinstance(event, TurnEnded):
-        view["result"] = turn_view(event.result, internal=internal)
+        view |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
     elif not isinstance(event, TurnQueued):
-        for name in _STEP:
+        for name in Where.__slots__:
             view[name] = getattr(event.where, name)
         for name in event.__slots__:
             view[name] = getattr(event, name)

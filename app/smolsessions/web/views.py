@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.records import AgentInfo, Conversation, Page, PromptSize, PrunePreview, StepImage, Turn
 
+M = TypeVar("M", bound=BaseModel)
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
 
@@ -186,19 +187,18 @@ class StepView(BaseModel):
     unanswered: bool = Field(False, description="True for a task whose turn ended before its first step was finished.")
 
 
-class TurnPage(BaseModel):
-    items: list[TurnView]
+class _Page(BaseModel, Generic[M]):
+    items: list[M]
     next_cursor: str | None
 
 
-class ConversationPage(BaseModel):
-    items: list[ConversationView]
-    next_cursor: str | None
+class TurnPage(_Page[TurnView]): ...
 
 
-class StepPage(BaseModel):
-    items: list[StepView]
-    next_cursor: str | None
+class ConversationPage(_Page[ConversationView]): ...
+
+
+class StepPage(_Page[StepView]): ...
 
 
 class AgentList(BaseModel):
@@ -303,12 +303,8 @@ def prune_view(
 
 
 def _weight_view(weight: PromptSize) -> dict[str, Any]:
-    return {
-        "steps": weight.steps,
-        "characters": weight.characters,
-        "tokens": weight.tokens,
-        "tokens_are": "estimated" if weight.is_estimate else "reported",
-    }
+    data = data_of(weight)
+    return {**data, "tokens_are": "estimated" if data.pop("is_estimate") else "reported"}
 
 
 def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -325,16 +321,8 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
 
 
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
-    return {
-        **data_of(info.version),
-        "description": info.description,
-        "tools": info.tools,
-        "max_steps": info.max_steps,
-        "code_runs_in": info.code_runs_in,
-        "code_confinement": confinement,
-        "policy": info.policy,
-        "default": default,
-    }
+    same = {name: getattr(info, name) for name in ("description", "tools", "max_steps", "code_runs_in", "policy")}
+    return {**data_of(info.version), **same, "code_confinement": confinement, "default": default}
 
 
 def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         include_internal_tools: Internal = False,
     ) -> Response:
         """List turns, in ascending order."""
-        page = await turns.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
+        page = await turns.store.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
         return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
 
     @router.get(f"{at}/{{number}}", responses=responses(TurnView, 404, 422))
@@ -123,7 +123,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
         """Return one turn."""
-        turn = await turns.turn(Ref(owner, conversation_id), number)
+        turn = await turns.store.turn(Ref(owner, conversation_id), number)
         return answer(turn_view(turn, internal=include_internal_tools))
 
     @router.get(
