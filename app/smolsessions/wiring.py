@@ -26,7 +26,7 @@ from smolsessions.store.store import Options, open_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
-from smolsessions.web.metrics import Metrics, MetricsSource, share_metrics
+from smolsessions.web.metrics import Metrics, MetricsText, share_metrics
 from smolsessions.web.routes.common import Limits
 from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
@@ -106,9 +106,9 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
         threads = Threads(settings.threads if role.runs_turns else 0)
         sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(sessions))
-        metrics_source: MetricsSource = metrics
+        metrics_text: MetricsText = metrics.text
         if slot:
-            metrics_source = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
+            metrics_text = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
         store = await stack.enter_async_context(
             open_store(
                 Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
@@ -144,12 +144,12 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                 turns,
                 conversations,
                 authenticator=authenticator,
-                metrics_source=metrics_source,
+                metrics_text=metrics_text,
                 limits=settings.fill(Limits, cors_origins=words_in(settings.cors_origins)),
             )
             metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:
-            app = create_health_app(metrics_source, authenticator, settings.host)
+            app = create_health_app(metrics_text, authenticator, settings.host)
         agents = [info.version.name for info in conversations.agents()]
         running += store.running
         protocol = limited_connections(settings.receive_timeout_s, settings.max_connections)

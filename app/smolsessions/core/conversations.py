@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.documents import document_of, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
-from smolsessions.core.json_data import bounded
+from smolsessions.core.json_data import bounded, merge
 from smolsessions.core.records import AgentName, ConversationFields, ImportedConversation, Page, Ref, with_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.policies import Policy
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from smolsessions.core.store_ports import ConversationStore, HistoryStore
 
 
-Patch = Callable[[ConversationFields], ConversationFields]
 MOST_TRIES = 5
 
 
@@ -74,11 +71,12 @@ class Conversations:
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         return await self.store.create(ref, agent, draft)
 
-    async def patch(self, ref: Ref, patch: Patch) -> Conversation:
-        """Change the fields of a caller. Metadata is changed by a JSON merge patch (RFC 7396)."""
+    async def patch(self, ref: Ref, changes: dict[str, Any]) -> Conversation:
+        """Replace fields that a caller may change. Metadata is changed by a JSON merge patch (RFC 7396)."""
 
         def changed(now: Conversation) -> ConversationFields:
-            draft = patch(ConversationFields(now.metadata, now.policy, now.ttl_s))
+            metadata = merge(now.metadata, changes.get("metadata", {}))
+            draft = replace(ConversationFields({}, now.policy, now.ttl_s), **changes | {"metadata": metadata})
             self._check(now.agent, draft)
             return draft
 
@@ -157,8 +155,8 @@ class Conversations:
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
-        turns = tuple(replace(turn, ref=ref) for turn in imported_turns(told, memory, version, last, time.time()))
-        return await self.history.adopt(ref, name, draft, ImportedConversation(turns, told.jumps, given))
+        turns = imported_turns(ref, told, memory, version, last)
+        return await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
 
     def _known(self, agent: AgentName | None) -> AgentName:
         """Return the agent of a new conversation. Raises `UnknownAgentError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,28 +13,16 @@ from pydantic_core import to_json
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import derived_from, invalid_request, storable
 from smolsessions.core.policies import Rules, policy_data
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    Outcome,
-    Owner,
-    Ref,
-    Rollback,
-    StepImage,
-    Timing,
-    Turn,
-    TurnOptions,
-)
+from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback, StepImage, Timing, Turn, TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.core.records import ConversationRecord, ExportedMemory
+    from smolsessions.core.records import ConversationRecord, ExportedMemory, Ref
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
-SOMEBODY = Ref(Owner(""), "")
 _READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
 _OF_TURN = ("message", "agent", "timing", "options", "attempts", "images")
 
@@ -141,20 +130,21 @@ def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
 
 
 def imported_turns(
-    parsed: MemoryDocument, memory: dict[str, Any], version: AgentVersion, last: int, now: float
+    ref: Ref, parsed: MemoryDocument, memory: dict[str, Any], version: AgentVersion, last: int
 ) -> list[Turn]:
     """Return the records of a document's turns, or bare turns of its tasks if it has none.
 
-    `last` is the number of the last turn with a step. `now` is the time of the import.
+    `last` is the number of the last turn with a step.
     """
     if not isinstance(parsed, ConversationDocument):
+        now = Timing(*[time.time()] * 3)
         return [
-            Turn(SOMEBODY, number, version, task, TurnOptions(), Timing(now, now, now), outcome=outcome)
+            Turn(ref, number, version, task, TurnOptions(), now, outcome=outcome)
             for number, (task, outcome) in enumerate(_tasks_in(memory["steps"]), 1)
         ]
     if last > len(parsed.turns):
         raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
-    return [_turn(document) for document in parsed.turns]
+    return [_turn(ref, document) for document in parsed.turns]
 
 
 def _tasks_in(steps: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Outcome]]:
@@ -191,8 +181,8 @@ def _check_numbers(document: ConversationDocument) -> None:
         last = after
 
 
-def _turn(document: TurnDocument) -> Turn:
+def _turn(ref: Ref, document: TurnDocument) -> Turn:
     told = dict(document)
     of_turn = {name: told.pop(name) for name in _OF_TURN}
     number, images = told.pop("turn"), told.pop("output_images")
-    return Turn(SOMEBODY, number, outcome=Outcome(**told, images=images), **of_turn)
+    return Turn(ref, number, outcome=Outcome(**told, images=images), **of_turn)

@@ -31,7 +31,7 @@ from smolsessions.web.sse import EventStreams
 if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
     from smolsessions.core.turns import Turns
-    from smolsessions.web.metrics import MetricsSource
+    from smolsessions.web.metrics import MetricsText
 
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
@@ -55,7 +55,7 @@ def create_app(
     conversations: Conversations,
     *,
     authenticator: Authenticator,
-    metrics_source: MetricsSource,
+    metrics_text: MetricsText,
     limits: Limits,
 ) -> FastAPI:
     """Return the application of a process that serves the API."""
@@ -75,7 +75,7 @@ def create_app(
     app.include_router(conversation_routes(conversations))
     app.include_router(memory_routes(conversations))
     app.include_router(agent_routes(conversations))
-    app.include_router(health_routes(metrics_source))
+    app.include_router(health_routes(metrics_text))
     serve_docs(app)
     serve_page(app)
     app.add_middleware(
@@ -99,18 +99,18 @@ def create_app(
     return app
 
 
-def create_health_app(metrics_source: MetricsSource, authenticator: Authenticator, host: str) -> FastAPI:
+def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, host: str) -> FastAPI:
     """Return the application of a worker process: health and metrics."""
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
-    app.include_router(health_routes(metrics_source))
+    app.include_router(health_routes(metrics_text))
     bounds = {"max_body_bytes": MAX_HEALTH_BODY_BYTES, "max_text_bytes": MAX_HEALTH_BODY_BYTES}
     app.add_middleware(RequestChecks, authenticator=authenticator, host=host, origins=(), **bounds)
     problems.install(app, problems.OF_A_WORKER)
     return app
 
 
-def health_routes(metrics_source: MetricsSource) -> APIRouter:
+def health_routes(metrics_text: MetricsText) -> APIRouter:
     """Return the routes that need no API key. Their answers hold no content."""
     router = APIRouter(tags=["health"])
 
@@ -129,7 +129,7 @@ def health_routes(metrics_source: MetricsSource) -> APIRouter:
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **problems.responses(None)})
     async def figures() -> Response:
         """Return metrics in the Prometheus text format."""
-        return Response(await metrics_source.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
@@ -176,7 +176,7 @@ def schema_yaml() -> str:
         unused,
         unused,
         authenticator=Authenticator(None, loopback=True),
-        metrics_source=unused,
+        metrics_text=unused,
         limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
     )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)

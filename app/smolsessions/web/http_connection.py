@@ -119,8 +119,7 @@ class Connection(HttpToolsProtocol):
         self._unreported = self._body_bytes = 0
         self.headers = []  # uvicorn would add trailers to the checked headers
         self._phase = _Phase.BODY
-        if self._timer is not None:
-            self._disarm()
+        self._disarm()
         self._body_began = self.loop.time()
 
     def on_chunk_header(self) -> None:
@@ -133,8 +132,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._phase = _Phase.IDLE
-        if self._timer is not None:
-            self._disarm()
+        self._disarm()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -16,12 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
     from smolsessions.core.records import Queues, Turn
 
 M = TypeVar("M")
+MetricsText = Callable[[], Awaitable[bytes]]
+"""Function that returns metrics in the Prometheus text format."""
 
 TIMEOUT_S = 2.0  # of another process
 END = b"# EOF\n"
@@ -35,12 +38,6 @@ class ThreadCounts(Protocol):
     def busy(self) -> int: ...
     @property
     def stuck(self) -> int: ...
-
-
-class MetricsSource(Protocol):
-    async def text(self) -> bytes:
-        """Return metrics in the Prometheus text format."""
-        ...
 
 
 class Metrics:
@@ -100,8 +97,11 @@ class Metrics:
 
 
 @contextlib.asynccontextmanager
-async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MergedMetrics]:
-    """Serve the metrics of process `number` to the other processes, and yield those of all."""
+async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MetricsText]:
+    """Serve the metrics of process `number` to the other processes, and yield the function that returns those of all.
+
+    Samples are labelled with the number of their process.
+    """
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -109,37 +109,30 @@ async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) 
             await writer.drain()
         writer.close()
 
-    sockets[number].unlink(missing_ok=True)  # left by an earlier life of this process
-    async with await asyncio.start_unix_server(answer, sockets[number]):
-        yield MergedMetrics(metrics, number, sockets)
+    async def text_of(process: int) -> str | None:
+        return (await metrics.text()).decode() if process == number else await _text_from(sockets[process])
 
-
-class MergedMetrics:
-    """Samples of all processes, each labelled with the number of its process."""
-
-    def __init__(self, metrics: Metrics, number: int, sockets: Sequence[Path]) -> None:
-        self._metrics = metrics
-        self._number = number
-        self._sockets = sockets
-
-    async def text(self) -> bytes:
-        texts = await asyncio.gather(*map(self._text_of, range(len(self._sockets))))
+    async def merged() -> bytes:
+        texts = await asyncio.gather(*map(text_of, range(len(sockets))))
         # In a thread, because many processes would block the event loop.
         return await asyncio.to_thread(generate_latest, _Merged(texts))
 
-    async def _text_of(self, number: int) -> str | None:
-        """Return a process's metrics, or None if it does not answer in time."""
-        if number == self._number:
-            return (await self._metrics.text()).decode()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(self._sockets[number])
-                try:
-                    text = await reader.read()
-                    return text.decode() if text.endswith(END) else None
-                finally:
-                    writer.close()
-        return None
+    sockets[number].unlink(missing_ok=True)  # left by an earlier life of this process
+    async with await asyncio.start_unix_server(answer, sockets[number]):
+        yield merged
+
+
+async def _text_from(socket: Path) -> str | None:
+    """Return the metrics of another process, or None if it does not answer in time."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                text = await reader.read()
+                return text.decode() if text.endswith(END) else None
+            finally:
+                writer.close()
+    return None
 
 
 class _Merged(Collector):

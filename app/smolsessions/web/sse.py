@@ -111,13 +111,8 @@ class TurnStream(EventSourceResponse):
             async for logged in subscription.events(after):
                 yield PING if logged is None else self._streams.frame(turn, logged, internal=internal)
         except ServiceError as error:  # a request for the rest gets it as its answer
-            log.error(  # noqa: TRY400
-                "the events of turn %s#%d end early: %s",
-                turn.ref,
-                turn.number,
-                error,
-                extra={"action": "stream.broken"},
-            )
+            sentence = f"the events of turn {turn.ref}#{turn.number} end early: {error}"
+            log.error(sentence, extra={"action": "stream.broken"})  # noqa: TRY400
             yield BROKEN
         if subscription.stopped and not subscription.complete:
             yield self._last_frame

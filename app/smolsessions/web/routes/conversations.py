@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 from pydantic_core import to_json
 
-from smolsessions.core.json_data import merge, read_json
+from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
 from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.problems import WRITE, responses
@@ -30,8 +30,6 @@ from smolsessions.web.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smolsessions.core.conversations import Conversations
 
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
@@ -91,7 +89,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     @router.patch(AT, responses=responses(ConversationView, 404, 413, 415, 422))
     async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
         """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
-        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), patch_of(body))))
+        changes = {name: getattr(body, name) for name in body.model_fields_set}
+        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), changes)))
 
     @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
     async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
@@ -198,20 +197,6 @@ def memory_routes(conversations: Conversations) -> APIRouter:
 
 def _created(made: Conversation) -> Response:
     return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
-
-
-def patch_of(body: ConversationPatch) -> Callable[[ConversationFields], ConversationFields]:
-    """Return the function that applies a merge patch."""
-    sent = body.model_fields_set
-
-    def patched(now: ConversationFields) -> ConversationFields:
-        return ConversationFields(
-            merge(now.metadata, body.metadata) if "metadata" in sent else now.metadata,
-            body.policy if "policy" in sent else now.policy,
-            body.ttl_s if "ttl_s" in sent else now.ttl_s,
-        )
-
-    return patched
 
 
 def agent_routes(conversations: Conversations) -> APIRouter:
