@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.factories import CheckedAgent, Factory
     from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.agent_ports import Session
+    from smolsessions.core.events import ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
         AgentInfo,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         Turn,
         TurnInput,
     )
-    from smolsessions.core.replay_state import ReplayState
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smolsessions.core.events import StepEvent
+    from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
         AgentInfo,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         TurnInput,
         Usage,
     )
-    from smolsessions.core.replay_state import ReplayState
 
 
 class EventBridge(Protocol):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.events import Event, Logged
+    from smolsessions.core.events import Event, Logged, ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
         AgentName,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         TurnInput,
         Version,
     )
-    from smolsessions.core.replay_state import ReplayState
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]

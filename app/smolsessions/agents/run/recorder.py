@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from smolagents.monitoring import TokenUsage
 
     from smolsessions.core.agent_ports import EventBridge
-    from smolsessions.core.events import Event, StepEvent, Where
+    from smolsessions.core.events import Event, ReplayState, StepEvent, Where
     from smolsessions.core.records import ToolCall
-    from smolsessions.core.replay_state import ReplayState
 
 MAX_CAUGHT_STOPS = 100
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments

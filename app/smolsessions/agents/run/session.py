@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.recorder import Journal
     from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.agent_ports import EventBridge
+    from smolsessions.core.events import ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import PackedStep, RunState, Turn, TurnInput
-    from smolsessions.core.replay_state import ReplayState
 
 log = logging.getLogger(__name__)
 

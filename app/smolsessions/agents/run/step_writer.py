@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.memory_edits import EditTracker
     from smolsessions.agents.run.agent_run import AgentRun
     from smolsessions.agents.run.instrumentation import AgentNode
-    from smolsessions.core.events import StepEvent
+    from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.records import PackedStep, StepImage
-    from smolsessions.core.replay_state import ReplayState
 
 
 class StepWriter:

@@ -18,9 +18,8 @@ from smolsessions.store.turns.turn_memory import TurnMemory
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from smolsessions.core.events import Event
+    from smolsessions.core.events import Event, ReplayState
     from smolsessions.core.records import PackedStep, Turn
-    from smolsessions.core.replay_state import ReplayState
     from smolsessions.store.partition import Partition
     from smolsessions.store.turns.claim import Claim
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError
-from smolsessions.core.replay_state import ReplayState
+from smolsessions.core.events import ReplayState
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import (
     COUNT_SENTENCE,
