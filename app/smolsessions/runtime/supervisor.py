@@ -65,12 +65,6 @@ async def supervise(
         return await processes.run(ended, drain_s)
 
 
-@dataclass(frozen=True)
-class _Child:
-    process: asyncio.subprocess.Process
-    link: ChildLink
-
-
 @dataclass
 class _Processes:
     """The processes, by their numbers."""
@@ -86,7 +80,7 @@ class _Processes:
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[str]] = [loop.create_future() for _ in range(self.count)]
         self._failed: asyncio.Future[int] = loop.create_future()
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, tuple[asyncio.subprocess.Process, ChildLink]] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._has_started = self._is_up = False
 
@@ -151,24 +145,24 @@ class _Processes:
     async def _run_process(self, number: int) -> int:
         """Run one process to its end and return its exit status."""
         try:
-            child = await self._start(number)
+            process, link = await self._start(number)
         except OSError as error:
             log.error("process %d cannot be started: %s", number, error, extra={"action": "start.failed"})  # noqa: TRY400 - the system refuses, the service has no defect
             return 1
-        self._children[number] = child
-        log.info("process %d is pid %d", number, child.process.pid, extra={"action": "start"})
+        self._children[number] = process, link
+        log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
         try:
             if self.shutdown.requested.is_set():  # during the start
-                child.link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
-            text = await child.link.wait_ready()
+                link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
+            text = await link.wait_ready()
             if text is not None and not self._ready[number].done():
                 self._ready[number].set_result(text)
-            return await child.process.wait()
+            return await process.wait()
         finally:
             del self._children[number]
-            child.link.close()
+            link.close()
 
-    async def _start(self, number: int) -> _Child:
+    async def _start(self, number: int) -> tuple[asyncio.subprocess.Process, ChildLink]:
         mine, theirs = socket.socketpair()
         with theirs, ExitStack() as unless_started:
             unless_started.callback(mine.close)
@@ -184,7 +178,7 @@ class _Processes:
                 start_new_session=True,  # a terminal sends Ctrl-C to the supervisor alone, which passes it on once
             )
             unless_started.pop_all()
-        return _Child(process, ChildLink(mine))
+        return process, ChildLink(mine)
 
     async def _end(self, drain_s: float) -> None:
         """Ask all processes to end, hurry them if requested, and kill those that do not end."""
@@ -199,11 +193,11 @@ class _Processes:
             self._send_all(HURRY)
             await asyncio.wait({over}, timeout=CLOSE_S)
         hurried.cancel()
-        for number, child in self._children.items():
+        for number, (process, _) in self._children.items():
             log.error("process %d does not end; killing it", number, extra={"action": "stop.kill"})
-            child.process.kill()
+            process.kill()
         await asyncio.wait({over}, timeout=CLOSE_S)
 
     def _send_all(self, word: bytes) -> None:
-        for child in self._children.values():
-            child.link.send(word)
+        for _, link in self._children.values():
+            link.send(word)

@@ -148,15 +148,10 @@ class ForkClient:
         environment |= dict.fromkeys(_ONE_THREAD, "1")  # other threads would not survive a fork
         environment["PYTHONHASHSEED"] = "0"  # a set keeps its order when a block runs again
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        module = "smolsessions.agents.sandbox.fork_server"
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 - our own module
-                [
-                    sys.executable,
-                    "-m",
-                    "smolsessions.agents.sandbox.fork_server",
-                    str(theirs.fileno()),
-                    self._arguments,
-                ],
+                [sys.executable, "-m", module, str(theirs.fileno()), self._arguments],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -6,16 +6,17 @@ import contextlib
 import os
 import signal
 import sys
+from dataclasses import dataclass
 
 WHOLE_GROUP = 4  # a flag of pidfd_send_signal, from Linux 6.9 on
 
 
+@dataclass
 class ProcessGroup:
     """A group by its first process. A `pidfd` cannot be mistaken for a later process with the same pid."""
 
-    def __init__(self, pid: int, pidfd: int | None) -> None:
-        self.pid = pid
-        self.pidfd = pidfd
+    pid: int
+    pidfd: int | None
 
     def is_alive(self) -> bool:
         """Return whether the group has a process. Closes the descriptor of a group that has ended."""
