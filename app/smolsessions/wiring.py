@@ -133,7 +133,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
         turns = Turns(store.turns, catalog, default, metrics.turn_ended)
         conversations = Conversations(
             store.conversations,
-            store.memories,
+            store.history,
             catalog,
             default,
             on_end=metrics.turn_ended,

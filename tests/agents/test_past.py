@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from smolsessions.core.errors import TurnNotFoundError
-from smolsessions.core.records import PackedStep, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import PackedStep, Submission, Timing, Turn, TurnInput, TurnOptions
 from tests.support.stores import AGENT, DONE, Loop, claim_one, read_events, ref_of, version_of
 
 if TYPE_CHECKING:
@@ -107,9 +107,10 @@ class Machine(RuleBasedStateMachine):
         timing = Timing(time.time())
         turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(reset=reset), timing)
         is_new = life.turns == 0 and life is self.lives[0]
-        accepted, _ = await self.store.turns.submit(
+        submission = Submission(
             turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version_of, on_busy=on_busy
         )
+        accepted, _ = await self.store.turns.submit(submission)
         return accepted.number
 
     def write(self, lease: HeldLease, wanted: list[Wanted]) -> list[PackedStep]:
@@ -209,9 +210,8 @@ class Machine(RuleBasedStateMachine):
 
     async def submit_behind(self, life: Life, on_busy: OnBusy) -> int:
         turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(), Timing(time.time()))
-        accepted, _ = await self.store.turns.submit(
-            turn, TurnInput(), create=None, asked=True, version_of=version_of, on_busy=on_busy
-        )
+        submission = Submission(turn, TurnInput(), create=None, asked=True, version_of=version_of, on_busy=on_busy)
+        accepted, _ = await self.store.turns.submit(submission)
         return accepted.number
 
     @rule(number=lives_, data=st.data(), destroys=st.booleans())
@@ -219,16 +219,16 @@ class Machine(RuleBasedStateMachine):
         life = self.life(number)
         if not life.turns:
             return
-        memory = self.loop.run(self.store.memories.memory(life.ref))
+        memory = self.loop.run(self.store.history.memory(life.ref))
         places = [step.index for step in memory.steps if data.draw(st.booleans())]
         if destroys:
             gone = life.now.archived | life.rolled_back | set(places)
-            destroyed = self.loop.run(self.store.memories.destroy(life.ref, memory.version, places))
+            destroyed = self.loop.run(self.store.history.destroy(life.ref, memory.version, places))
             assert destroyed
             assert destroyed[1] == len(gone - life.destroyed)
             life.destroyed |= gone
         else:
-            assert self.loop.run(self.store.memories.archive(life.ref, memory.version, places))
+            assert self.loop.run(self.store.history.archive(life.ref, memory.version, places))
             life.now.archived |= set(places)
 
     @rule(number=lives_, data=st.data())
@@ -236,17 +236,17 @@ class Machine(RuleBasedStateMachine):
         life = self.life(number)
         if life.turns:
             turn = data.draw(st.integers(0, life.turns))
-            self.loop.run(self.store.memories.roll_back(life.ref, turn))
+            self.loop.run(self.store.history.roll_back(life.ref, turn))
             life.roll_back(turn)
             with pytest.raises(TurnNotFoundError):
-                self.loop.run(self.store.memories.roll_back(life.ref, life.turns + 1))
+                self.loop.run(self.store.history.roll_back(life.ref, life.turns + 1))
 
     @rule(number=lives_, data=st.data())
     def fork(self, number: int, data: st.DataObject) -> None:
         life = self.life(number)
         if life.turns and len(self.lives) < 5:
             turn = data.draw(st.none() | st.integers(0, life.turns))
-            made = self.loop.run(self.store.memories.fork(life.ref, turn, None))
+            made = self.loop.run(self.store.history.fork(life.ref, turn, None))
             self.lives.append(life.fork(made.ref, turn))
 
     @invariant()
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
 
     def check(self, life: Life) -> None:
         now = life.now
-        record = self.loop.run(self.store.memories.record(life.ref))
+        record = self.loop.run(self.store.history.record(life.ref))
         assert {turn.number: turn.rolled_back for turn in record.turns} == {
             number: number not in now.live for number in range(1, life.turns + 1)
         }

@@ -25,6 +25,7 @@ from smolsessions.core.records import (
     Owner,
     PackedStep,
     Ref,
+    Submission,
     Timing,
     Turn,
     TurnInput,
@@ -131,9 +132,10 @@ async def submit(
     once: IdempotentRequest | None = None,
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version_of(agent), "hello", TurnOptions(), Timing(time.time()))
-    accepted, _ = await store.turns.submit(
+    submission = Submission(
         turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, on_busy=on_busy, once=once
     )
+    accepted, _ = await store.turns.submit(submission)
     return accepted.number
 
 

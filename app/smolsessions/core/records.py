@@ -11,7 +11,7 @@ from pydantic import Field
 from smolsessions.core.frozen import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smolsessions.core.policies import Policy
 
@@ -294,6 +294,24 @@ class IdempotentRequest:
 
     key: str
     request: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Turn for the store, which sets its number and agent.
+
+    `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
+    another one is an error. `on_busy` is applied to the turns that run or wait already.
+    """
+
+    turn: Turn
+    turn_input: TurnInput
+    create: dict[str, Any] | None
+    asked: bool
+    version_of: Callable[[AgentName], AgentVersion]
+    """Returns the version of the conversation's agent."""
+    on_busy: OnBusy = "reject"
+    once: IdempotentRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

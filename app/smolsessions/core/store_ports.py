@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
         AgentName,
-        AgentVersion,
         Conversation,
         ConversationFields,
         ConversationRecord,
         IdempotentRequest,
         ImportedConversation,
         Memory,
-        OnBusy,
         Outcome,
         Owner,
         PackedStep,
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         Ref,
         StepType,
         StoredStep,
+        Submission,
         Turn,
         TurnInput,
         Version,
@@ -63,33 +62,14 @@ class LogReader(Protocol):
 class TurnStore(Protocol):
     """Turns that are submitted, read and cancelled."""
 
-    async def submit(
-        self,
-        turn: Turn,
-        turn_input: TurnInput,
-        *,
-        create: dict[str, Any] | None,
-        asked: bool,
-        version_of: Callable[[AgentName], AgentVersion],
-        on_busy: OnBusy = "reject",
-        once: IdempotentRequest | None = None,
-    ) -> tuple[Turn, bool]:
+    async def submit(self, new: Submission) -> tuple[Turn, bool]:
         """Append a turn to its conversation's queue in one atomic step. Return it with its number and agent.
 
-        If the same request (`once`) made a turn before, that turn is returned, with False. The id of a conversation
-        that it creates follows from owner and key.
+        If the same request made a turn before, that turn is returned, with False. The id of a conversation that a
+        request with a key creates follows from owner and key.
 
         Raises `ConversationNotFoundError`, `OtherAgentError`, `AgentUnavailableError`, `BusyError`,
         `TooManyTurnsError`, `OverloadedError` and the errors of `recall`. Then nothing was written.
-
-        Args:
-            turn: the turn, whose number and agent the store sets.
-            turn_input: images and arguments of the turn.
-            create: metadata of a new conversation, or None if it must exist.
-            asked: the caller named the agent, so another one is an error.
-            version_of: returns the version of the conversation's agent.
-            on_busy: applied to the turns that run or wait already.
-            once: the caller's idempotency key and request.
         """
         ...
 
@@ -202,44 +182,21 @@ class HistoryStore(Protocol):
 class Lease(Protocol):
     """Fenced right of a worker to write to one conversation while it runs one turn."""
 
-    @property
-    def turn(self) -> Turn: ...
-
-    @property
-    def turn_input(self) -> TurnInput: ...
-
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def fence(self) -> str:
-        """Token of this lease. The store refuses writes with another one."""
-        ...
-
-    @property
-    def version(self) -> bytes:
-        """Version of the conversation's steps. A warm session of this version needs no loading."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the agent that began the turn."""
-        ...
-
-    @property
-    def policy(self) -> Policy | None:
-        """The conversation's memory policy at the claim, or None for the agent's."""
-        ...
-
-    @property
-    def crashes(self) -> int:
-        """Number of attempts that ended with their process and without a new effect."""
-        ...
-
-    @property
-    def has_progressed(self) -> bool:
-        """True once this attempt has written an effect."""
-        ...
+    turn: Turn
+    turn_input: TurnInput
+    attempt: int
+    version: bytes
+    """Version of the conversation's steps. A warm session of this version needs no loading."""
+    fingerprint: str
+    """Fingerprint of the agent that began the turn."""
+    policy: Policy | None
+    """The conversation's memory policy at the claim, or None for the agent's."""
+    crashes: int
+    """Number of attempts that ended with their process and without a new effect."""
+    has_progressed: bool
+    """True once this attempt has written an effect."""
+    stop_reason: asyncio.Future[StopReason]
+    """Future of the first reason to stop the turn."""
 
     @property
     def kept_steps(self) -> int:
@@ -274,11 +231,6 @@ class Lease(Protocol):
     @property
     def is_over(self) -> bool:
         """True if nothing can be written any more: the lease is lost, or the stored data is damaged."""
-        ...
-
-    @property
-    def stop_reason(self) -> asyncio.Future[StopReason]:
-        """Future of the first reason to stop the turn."""
         ...
 
     def check_readable(self) -> None:
@@ -331,26 +283,17 @@ class Lease(Protocol):
         """
         ...
 
-    def cancel(self, why: bytes) -> None:
-        """Request a stop. `why` is the store's flag, and the strongest flag counts in `commit`."""
-        ...
 
-    def lose(self) -> None:
-        """Note that another worker holds the conversation."""
-        ...
-
-    def confirm(self, at: float) -> None:
-        """Note that the store confirmed the lease, in answer to a request sent `at` (monotonic clock)."""
-        ...
+L = TypeVar("L", bound=Lease)
 
 
-class Scheduler(Protocol):
+class Scheduler(Protocol[L]):
     """Assignment of ready conversations to workers. A lease lasts `lease_s` from its claim or renewal."""
 
     @property
     def lease_s(self) -> float: ...
 
-    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool) -> Sequence[Lease]:
+    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool) -> Sequence[L]:
         """Claim up to `most` ready conversations of these agents (with their fingerprints), oldest first.
 
         An idle worker's turns have all progressed. Only such a worker gets a turn with a crash, alone. A turn that an
@@ -367,7 +310,7 @@ class Scheduler(Protocol):
         """Wait, after `stop_claiming`, until late claims are handed back."""
         ...
 
-    async def renew(self, leases: Sequence[Lease]) -> None:
+    async def renew(self, leases: Sequence[L]) -> None:
         """Extend the leases. Expired ones become lost."""
         ...
 
@@ -375,7 +318,7 @@ class Scheduler(Protocol):
         """Make conversations with an expired lease ready again, and return their number."""
         ...
 
-    async def hand_back(self, lease: Lease) -> None:
+    async def hand_back(self, lease: L) -> None:
         """Release a lease before its turn has ended. Its conversation is ready again."""
         ...
 

@@ -18,6 +18,7 @@ from smolsessions.core.records import (
     AgentVersion,
     IdempotentRequest,
     Ref,
+    Submission,
     Timing,
     Turn,
     TurnInput,
@@ -79,15 +80,10 @@ class Turns:
         turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()), images=new.images)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
-            subscription.turn, is_new = await self.store.submit(
-                turn,
-                new.turn_input,
-                create=None if new.conversation_id else bounded(new.metadata),
-                asked=new.agent is not None,
-                version_of=self._version_of,
-                on_busy=new.on_busy,
-                once=once,
-            )
+            create = None if new.conversation_id else bounded(new.metadata)
+            asked = new.agent is not None
+            submission = Submission(turn, new.turn_input, create, asked, self._version_of, new.on_busy, once)
+            subscription.turn, is_new = await self.store.submit(submission)
         except BaseException:
             subscription.close()
             raise

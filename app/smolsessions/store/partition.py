@@ -1,32 +1,104 @@
-"""Partitions of a store, each with its scripts, sealer, log and channels."""
+"""Partitions of a store, and the conversations in them."""
 
 from __future__ import annotations
 
 import zlib
+from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from smolsessions.core.errors import SealBrokenError
+from smolsessions.core.records import Terms
+from smolsessions.store import codec
+from smolsessions.store.turns.turn_log import TurnLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from smolsessions.core.records import Ref
-    from smolsessions.store.conversation_sealer import ConversationSealer
-    from smolsessions.store.scripts.loader import Scripts
-    from smolsessions.store.turns.turn_log import TurnLog
+    from smolsessions.store.scripts.loader import Argument, Scripts
+    from smolsessions.store.seal import Sealer
+
+MOST_KNOWN_TERMS = 10_000
+COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
+"""Blobs that a fork copies as its origin sealed them."""
+OF_TURNS = frozenset({"turn", "log", "event"})
+NO_TERMS = Terms()
 
 
-@dataclass(frozen=True, eq=False)
 class Partition:
     """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
-    scripts: Scripts
-    sealer: ConversationSealer
-    log: TurnLog
-    channel: str
-    wake: str
-    log_ttl_s: int
-    id_reuse_s: int
-    lease_s: float
+    def __init__(
+        self, scripts: Scripts, sealer: Sealer, process_id: str, *, log_ttl_s: int, id_reuse_s: int, lease_s: float
+    ) -> None:
+        name = scripts.partition
+        self.scripts = scripts
+        self.sealer = sealer
+        self.channel = f"{name}:replica:{process_id}"
+        self.stop_channel = f"{name}:stop:{process_id}"
+        self.wake = f"{name}:wake"
+        self.log_ttl_s = log_ttl_s
+        self.id_reuse_s = id_reuse_s
+        self.lease_s = lease_s
+        self.log = TurnLog(self)
+        self.terms: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
+        """Terms of conversations as last read, by name, with their blobs."""
+
+    def scope(self, name: str) -> Scope:
+        return Scope(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One conversation in its partition: its scripts, and its seal, which also opens blobs of a fork's origins."""
+
+    partition: Partition
+    name: str
+
+    def call(self, script: str, *rest: Argument, **named: Argument) -> Coroutine[Any, Any, Any]:
+        """Run a script on the conversation."""
+        return self.partition.scripts.call(script, *rest, ref=self.name, **named)
+
+    def seal(self, data: bytes, *place: str | int) -> bytes:
+        return self.partition.sealer.seal(data, self.name, *place)
+
+    def terms(self, blob: bytes | None) -> Terms:
+        """Open the conversation's terms, if it has any, and remember its origins."""
+        cache = self.partition.terms
+        if not blob:
+            cache.pop(self.name, None)
+            return NO_TERMS
+        known = cache.get(self.name)
+        if known is None or known[0] != blob:
+            known = (blob, codec.decode_terms(self.partition.sealer.open(blob, self.name, "terms")))
+            cache[self.name] = known
+        cache.move_to_end(self.name)
+        if len(cache) > MOST_KNOWN_TERMS:
+            cache.popitem(last=False)
+        return known[1]
+
+    def seal_terms(self, terms: Terms) -> bytes:
+        """Seal the conversation's terms. Most have none."""
+        return self.seal(codec.encode_terms(terms), "terms") if terms != NO_TERMS else b""
+
+    def open(self, blob: bytes, *place: str | int, is_past_head: bool = False) -> bytes:
+        """Open a blob that was sealed for this place in the conversation or in one of its origins.
+
+        `is_past_head`: a head that the conversation or one of its origins had after an earlier turn.
+        """
+        sealer = self.partition.sealer
+        try:
+            return sealer.open(blob, self.name, *place)
+        except SealBrokenError:
+            known = self.partition.terms.get(self.name)
+            for origin in known[1].lineage if known and (is_past_head or place[0] in COPIED) else ():
+                if place[0] in OF_TURNS and int(place[1]) > origin.turn:
+                    break  # later than the fork
+                with suppress(SealBrokenError):
+                    return sealer.open(blob, origin.scope, *place)
+            raise
 
 
 class Partitions:
@@ -37,6 +109,10 @@ class Partitions:
 
     def of(self, ref: Ref) -> Partition:
         return self.named(str(ref))
+
+    def scope(self, ref: Ref) -> Scope:
+        name = str(ref)
+        return self.named(name).scope(name)
 
     def named(self, name: str) -> Partition:
         count = len(self._partitions)

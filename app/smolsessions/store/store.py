@@ -12,13 +12,11 @@ from smolsessions.store.connection.identity import IdentityCheck
 from smolsessions.store.connection.pipeline import Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
 from smolsessions.store.connection.startup_check import check_store
-from smolsessions.store.conversation_sealer import ConversationSealer
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
 from smolsessions.store.scripts.loader import Scripts, load_commands, script
 from smolsessions.store.turns.scheduler import Scheduler
-from smolsessions.store.turns.turn_log import TurnLog
 from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class Store:
     server: str
     turns: TurnStore
     conversations: ConversationStore
-    memories: HistoryStore
+    history: HistoryStore
     scheduler: Scheduler
     running: tuple[asyncio.Future[None], ...]
     """Tasks that end only when the store fails."""
@@ -66,31 +64,19 @@ async def open_store(
     address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
 ) -> AsyncIterator[Store]:
     """Connect, check the store, and serve until the block ends. Raises `StartError` if the store is not usable."""
-    servers = servers_at(address)
+    servers, process_id = servers_at(address), secrets.token_hex(8)
     try:
         server, identity = await check_store(
             servers, address, sealer, options.partitions, replicated=options.replicated
         )
-        process_id = secrets.token_hex(8)
         names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
         pipelines = [_pipeline(servers, name, options, on_loss) for name in names]
-        partitions = Partitions(
-            [
-                _partition(pipeline, name, sealer, process_id, options)
-                for pipeline, name in zip(pipelines, names, strict=True)
-            ]
-        )
-        scheduler = Scheduler(
-            partitions,
-            worker=process_id,
-            lease_s=options.lease_s,
-            patience_s=options.patience_s,
-            affinity_s=options.affinity_s,
-        )
+        partitions = Partitions([_partition(pipeline, sealer, process_id, options) for pipeline in pipelines])
+        times = {"lease_s": options.lease_s, "patience_s": options.patience_s, "affinity_s": options.affinity_s}
+        scheduler = Scheduler(partitions, worker=process_id, **times)
         check = IdentityCheck(pipelines[0], identity, sealer)
-        for pipeline, name, partition in zip(pipelines, names, partitions, strict=True):
-            on_gap = check.on_gap if pipeline is pipelines[0] else None
-            _listen(pipeline, partition, f"{name}:stop:{process_id}", scheduler, on_gap)
+        for pipeline, partition in zip(pipelines, partitions, strict=True):
+            _listen(pipeline, partition, scheduler, check)
         running = tuple(asyncio.create_task(pipeline.run()) for pipeline in pipelines)
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
@@ -121,31 +107,23 @@ def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[
     )
 
 
-def _partition(pipeline: Pipeline, name: str, sealer: Sealer, process_id: str, options: Options) -> Partition:
-    scripts, seals, channel = Scripts(pipeline, name), ConversationSealer(sealer), f"{name}:replica:{process_id}"
-    ttls = (options.log_ttl_s, options.id_reuse_s)
-    return Partition(scripts, seals, TurnLog(scripts, seals, channel), channel, f"{name}:wake", *ttls, options.lease_s)
+def _partition(pipeline: Pipeline, sealer: Sealer, process_id: str, options: Options) -> Partition:
+    times = {"log_ttl_s": options.log_ttl_s, "id_reuse_s": options.id_reuse_s}
+    return Partition(Scripts(pipeline), sealer, process_id, lease_s=options.lease_s, **times)
 
 
-def _listen(
-    pipeline: Pipeline,
-    partition: Partition,
-    stop_channel: str,
-    scheduler: Scheduler,
-    also_on_gap: Callable[[], None] | None,
-) -> None:
+def _listen(pipeline: Pipeline, partition: Partition, scheduler: Scheduler, check: IdentityCheck) -> None:
     """Register the handlers of a partition's channels. After a gap all readers read again."""
 
     def on_gap() -> None:
         partition.log.on_gap()
         scheduler.look(partition)
-        if also_on_gap:
-            also_on_gap()
+        check.on_gap(pipeline)
 
     handlers = {
         partition.wake: lambda _, owner: scheduler.nudge(partition, owner.decode(errors="replace")),
         partition.channel: partition.log.hear,
-        stop_channel: scheduler.hear_stop,
+        partition.stop_channel: scheduler.hear_stop,
     }
     pipeline.listen(handlers, on_gap)
 

@@ -7,7 +7,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from smolsessions.core.events import TurnStarted
@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Any],
         agents: AgentCatalog,
         sessions: SessionPool,
         threads: Threads,

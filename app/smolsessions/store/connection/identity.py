@@ -85,8 +85,8 @@ class IdentityCheck:
         self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with a `StartError` if the store was replaced. Otherwise it stays pending."""
 
-    def on_gap(self) -> None:
-        if self._task is None or self._task.done():
+    def on_gap(self, pipeline: Pipeline) -> None:
+        if pipeline is self._pipeline and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._check())
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Pipeline:
         `replicated`: replies and messages wait until a replica has the writes before them.
         """
         self._servers = servers
-        self._partition = partition
+        self.partition = partition
         self._on_reconnect = tuple(on_reconnect)
         self._on_loss = on_loss
         self._ack = ReplicaAck(partition) if replicated else None
@@ -115,7 +115,7 @@ class Pipeline:
                     self._log_lost(error)
                 except Exception:
                     log.exception(
-                        "partition %s: its connection met a defect", self._partition, extra={"action": "store.lost"}
+                        "partition %s: its connection met a defect", self.partition, extra={"action": "store.lost"}
                     )
                 self._on_loss()
                 self._fail(StoreUnavailableError())
@@ -151,7 +151,7 @@ class Pipeline:
                 await connection.disconnect(nowait=True)
 
     async def _open(self, opened: list[AbstractConnection]) -> AbstractConnection:
-        client = await self._servers.client(self._partition)
+        client = await self._servers.client(self.partition)
         connection: AbstractConnection = client.connection_pool.make_connection()
         opened.append(connection)
         await connection.connect()
@@ -264,13 +264,13 @@ class Pipeline:
         if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
             self._logged_at = now
             self._logged.add(why)
-            log.warning("partition %s is away: %s", self._partition, why, extra={"action": "store.lost"})
+            log.warning("partition %s is away: %s", self.partition, why, extra={"action": "store.lost"})
 
     def _log_back(self, ack: Reply) -> None:
         if self._logged_at and not ack.exception():
             self._logged_at = 0.0
             self._logged.clear()
-            log.info("partition %s is back", self._partition, extra={"action": "store.back"})
+            log.info("partition %s is back", self.partition, extra={"action": "store.back"})
 
 
 def _address(connection: AbstractConnection) -> tuple[object, object]:

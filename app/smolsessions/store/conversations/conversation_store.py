@@ -23,15 +23,15 @@ from smolsessions.core.errors import (
 from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.records import AgentName, Conversation, Failure, Outcome, Page, Terms
 from smolsessions.store import codec
-from smolsessions.store.conversation_sealer import NO_TERMS
-from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head
+from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head, open_step
+from smolsessions.store.partition import NO_TERMS
+from smolsessions.store.scripts.loader import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smolsessions.core.records import ConversationFields, Head, Owner, Ref, StepType, StoredStep, Turn
-    from smolsessions.store.partition import Partition, Partitions
-    from smolsessions.store.scripts.loader import Argument
+    from smolsessions.store.partition import Partition, Partitions, Scope
     from smolsessions.store.turns.turn_store import TurnStore
 
 log = logging.getLogger(__name__)
@@ -51,16 +51,9 @@ class ConversationStore:
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
-        partition, terms = self._partitions.of(ref), Terms(draft.policy)
-        state, *rest = await partition.scripts.call(
-            "create",
-            owner=ref.owner,
-            ref=str(ref),
-            agent=agent,
-            record=self._record(ref, agent, draft.metadata, terms),
-            terms=sealed_terms(partition, str(ref), terms),
-            ttl=ttl_us(draft.ttl_s),
-        )
+        scope = self._partitions.scope(ref)
+        fields = sealed_fields(scope, agent, draft.metadata, Terms(draft.policy))
+        state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
         return self.of_row(*rest[0])
@@ -96,45 +89,35 @@ class ConversationStore:
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Read, change and write, until no other writer interferes. In this process one call runs at a time."""
-        lock = self._patching.setdefault(ref, asyncio.Lock())
-        async with lock:
-            return await self._patch(ref, change)
-
-    async def _patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
-        partition = self._partitions.of(ref)
-        for _ in range(MOST_TRIES):
-            row = await self._row(ref)
-            conversation = self.of_row(*row)
-            draft = change(conversation)
-            terms = replace(partition.sealer.terms(str(ref), row[1][7]), policy=draft.policy)
-            state, *rest = await partition.scripts.call(
-                "patch",
-                ref=str(ref),
-                read=row[1][1],
-                written=self._record(ref, conversation.agent, draft.metadata, terms),
-                read_terms=row[1][7] or b"",
-                terms=sealed_terms(partition, str(ref), terms),
-                ttl=ttl_us(draft.ttl_s),
-            )
-            if state == b"ok":
-                return self.of_row(*rest[0])
+        scope = self._partitions.scope(ref)
+        async with self._patching.setdefault(ref, asyncio.Lock()):
+            for _ in range(MOST_TRIES):
+                row = await self._row(ref)
+                record, sealed = row[1][1], row[1][7]
+                conversation = self.of_row(*row)
+                draft = change(conversation)
+                terms = replace(scope.terms(sealed), policy=draft.policy)
+                fields = sealed_fields(scope, conversation.agent, draft.metadata, terms)
+                state, *rest = await scope.call(
+                    "patch", read=record, read_terms=sealed or b"", ttl=ttl_us(draft.ttl_s), **fields
+                )
+                if state == b"ok":
+                    return self.of_row(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
-        partition = self._partitions.of(ref)
+        scope = self._partitions.scope(ref)
+        partition = scope.partition
         for _ in range(MOST_TRIES):
             try:
                 ended, is_damaged = [_cancelled(turn) for turn in await self._turns.open_turns(ref)], False
             except SealBrokenError:
                 ended, is_damaged = [], True
-            given: list[Argument] = []
-            for turn in ended:
-                given += [turn.number, self._seal(codec.encode_turn(turn), ref, "turn", turn.number)]
-            state, *rest = await partition.scripts.call(
+            records = [(turn.number, scope.seal(codec.encode_turn(turn), "turn", turn.number)) for turn in ended]
+            state, *rest = await scope.call(
                 "delete",
-                *given,
+                *flattened(records),
                 owner=ref.owner,
-                ref=str(ref),
                 own_channel=partition.channel,
                 log_ttl_s=partition.log_ttl_s,
                 tombstone_s=partition.id_reuse_s,
@@ -151,27 +134,24 @@ class ConversationStore:
     async def steps(
         self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
-        partition, scan = self._partitions.of(ref), _StepScan(first, limit, kind, archived=archived)
+        scope = self._partitions.scope(ref)
+        scan = _StepScan(scope, first, limit, kind, archived=archived)
         while not scan.is_done:
-            most = max(limit - len(scan.items), SCANNED_AT_ONCE if kind or scan.place > first else 0)
-            found = await partition.scripts.call("steps", ref=str(ref), first=scan.place, last=scan.place + most)
-            if not found:
-                raise ConversationNotFoundError
-            scan.read(partition, str(ref), found, most)
+            await scan.read()
         page = Page(tuple(scan.items), str(scan.place) if scan.has_more else None)
         try:
-            return scan.agent, page, await load_images(partition, str(ref), scan.items)
+            return scan.agent, page, await load_images(scope, scan.items)
         except SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == scan.head_blob:
                 raise
         return await self.steps(ref, first, limit, kind, archived=archived)  # steps were destroyed meanwhile
 
     async def image(self, ref: Ref, name: str) -> bytes:
-        partition = self._partitions.of(ref)
-        (blob,) = await image_blobs(partition, str(ref), [name])
+        scope = self._partitions.scope(ref)
+        (blob,) = await image_blobs(scope, [name])
         if blob is None:
             raise NotFoundError
-        return await asyncio.to_thread(partition.sealer.open, blob, str(ref), "image", name)
+        return await asyncio.to_thread(scope.open, blob, "image", name)
 
     def _readable(self, row: Any) -> Conversation | None:
         """Open a row of a list. A damaged one is left out: a read of it alone raises the error."""
@@ -184,14 +164,14 @@ class ConversationStore:
         return None
 
     async def _row(self, ref: Ref) -> Any:
-        row = await self._partitions.of(ref).scripts.call("read", ref=str(ref))
+        row = await self._partitions.scope(ref).call("read")
         if not row:
             raise ConversationNotFoundError
         return row
 
     def of_row(  # noqa: PLR0917 - the order is that of the scripts' answers
         self,
-        scope: bytes,
+        name: bytes,
         fields: list[bytes],
         running: bytes,
         queued: int,
@@ -201,11 +181,11 @@ class ConversationStore:
     ) -> Conversation:
         """Open a row of a script's reply, and check its parts against each other."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
-        ref = codec.ref_of(codec.text(scope))
-        sealer = self._partitions.of(ref).sealer
-        opened = sealer.open(record or b"", str(ref), "conversation")
-        terms = sealer.terms(str(ref), sealed)
-        head = open_head(sealer, str(ref), generation, sealed_head)
+        ref = codec.ref_of(codec.text(name))
+        scope = self._partitions.scope(ref)
+        opened = scope.open(record or b"", "conversation")
+        terms = scope.terms(sealed)
+        head = open_head(scope, generation, sealed_head)
         check_count(head, stored_steps, queued)
         if (
             codec.number(turns) != stored_turns
@@ -232,79 +212,70 @@ class ConversationStore:
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
         )
 
-    def _record(self, ref: Ref, agent: AgentName, metadata: dict[str, Any], terms: Terms) -> bytes:
-        data = codec.encode_conversation(agent, metadata, has_terms=terms != NO_TERMS)
-        return self._seal(data, ref, "conversation")
-
-    def _seal(self, data: bytes, ref: Ref, *place: str | int) -> bytes:
-        return self._partitions.of(ref).sealer.seal(data, str(ref), *place)
-
 
 class _StepScan:
     """Scan for one page of steps, each checked against its place."""
 
-    def __init__(self, first: int, limit: int, kind: StepType | None, *, archived: bool) -> None:
+    def __init__(self, scope: Scope, first: int, limit: int, kind: StepType | None, *, archived: bool) -> None:
         self.items: list[StoredStep] = []
-        self.place = first
+        self.place = self._first = first
         self.agent = AgentName("")
         self.head_blob = b""
         self.has_more = True
-        self._end = first + MOST_SCANNED
+        self._scope = scope
         self._limit = limit
         self._kind = kind
         self._with_archived = archived
 
     @property
     def is_done(self) -> bool:
-        return len(self.items) == self._limit or not self.has_more or (self.place >= self._end)
+        return len(self.items) == self._limit or not self.has_more or self.place >= self._first + MOST_SCANNED
 
-    def read(self, partition: Partition, scope: str, found: list[Any], most: int) -> None:
-        """Take the wanted steps of a reply of steps.lua."""
+    async def read(self) -> None:
+        """Read some steps, and take the wanted ones."""
+        start, is_search = self.place, self._kind or self.place > self._first
+        most = max(self._limit - len(self.items), SCANNED_AT_ONCE if is_search else 0)
+        found = await self._scope.call("steps", first=start, last=start + most)
+        if not found:
+            raise ConversationNotFoundError
         unsealed, generation, self.head_blob, blobs, terms, stored, queued, record = found
-        partition.sealer.terms(scope, terms)
-        head = open_head(partition.sealer, scope, generation, self.head_blob)
+        self._scope.terms(terms)
+        head = open_head(self._scope, generation, self.head_blob)
         check_count(head, stored, queued)
-        self.agent = codec.agent_of(partition.sealer.open(record, scope, "conversation"), unsealed)
-        skipped, start = head.destroyed if self._with_archived else head.out, self.place
+        self.agent = codec.agent_of(self._scope.open(record, "conversation"), unsealed)
+        skipped = head.destroyed if self._with_archived else head.out
         for index, blob in enumerate(blobs[:most], start):
             if len(self.items) == self._limit:
                 break
             self.place = index + 1
             if skipped >> index & 1:
                 continue
-            step = _open_step(partition, scope, head, index, blob)
+            step = open_step(self._scope, head, index, blob)
             if step.type != "edit" and self._kind in {None, step.type}:
-                self.items.append(_with_unanswered(partition, scope, head, step, blobs[self.place - start :]))
+                self.items.append(self._with_unanswered(head, step, blobs[self.place - start :]))
         self.has_more = self.place < start + len(blobs)
 
-
-def _open_step(partition: Partition, scope: str, head: Head, index: int, blob: bytes) -> StoredStep:
-    opened = partition.sealer.open(blob, scope, "step", head.generation, index)
-    return codec.decode_step(opened, index, head)
-
-
-def _with_unanswered(
-    partition: Partition, scope: str, head: Head, step: StoredStep, following: list[bytes]
-) -> StoredStep:
-    """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""
-    if step.type != "task" or step.index + 1 > head.count:
-        return step
-    for index, blob in enumerate(following, step.index + 1):
-        if head.destroyed >> index & 1:
+    def _with_unanswered(self, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
+        """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""
+        if step.type != "task" or step.index + 1 > head.count:
             return step
-        after = _open_step(partition, scope, head, index, blob)
-        if after.type != "edit":
-            return replace(step, unanswered=after.turn != step.turn)
-    return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
+        for index, blob in enumerate(following, step.index + 1):
+            if head.destroyed >> index & 1:
+                return step
+            after = open_step(self._scope, head, index, blob)
+            if after.type != "edit":
+                return replace(step, unanswered=after.turn != step.turn)
+        return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
-def sealed_terms(partition: Partition, scope: str, terms: Terms) -> bytes:
-    """Seal a conversation's terms. Most have none."""
-    return partition.sealer.seal(codec.encode_terms(terms), scope, "terms") if terms != NO_TERMS else b""
+def sealed_fields(scope: Scope, agent: AgentName, metadata: dict[str, Any], terms: Terms) -> dict[str, bytes]:
+    """Seal a conversation's record and terms, as arguments of scripts."""
+    record = codec.encode_conversation(agent, metadata, has_terms=terms != NO_TERMS)
+    return {"record": scope.seal(record, "conversation"), "terms": scope.seal_terms(terms)}
 
 
 def ttl_us(ttl_s: float | None) -> int | str:
-    return "" if ttl_s is None else int(ttl_s * 1_000_000)
+    return "" if ttl_s is None else round(ttl_s * 1_000_000)
 
 
 def _cancelled(turn: Turn) -> Turn:

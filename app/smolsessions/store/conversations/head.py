@@ -1,4 +1,4 @@
-"""Head of a conversation, sealed over its steps and variables, and the images of its steps."""
+"""Head of a conversation, sealed over its steps and variables, and the data that it covers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.core.errors import DAMAGED, SealBrokenError
+from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
 from smolsessions.core.records import Head
 from smolsessions.store import codec
 from smolsessions.store.seal import tag_of
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
-    from smolsessions.store.conversation_sealer import ConversationSealer
-    from smolsessions.store.partition import Partition
-    from smolsessions.store.scripts.loader import Scripts
+    from smolsessions.store.partition import Scope
 
 HASH_BYTES = 16
+STEPS_AT_ONCE = 500
 IMAGES_AT_ONCE = 4
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
-def open_head(sealer: ConversationSealer, scope: str, generation: bytes, head: bytes) -> Head:
+def open_head(scope: Scope, generation: bytes, head: bytes | None) -> Head:
     """Open a conversation's head. Before the first commit it is empty."""
-    opened = codec.decode_head(sealer.open(head, scope, "head")) if head else Head(codec.number(generation))
+    opened = codec.decode_head(scope.open(head, "head")) if head else Head(codec.number(generation))
     if codec.number(generation) != opened.generation:
         raise SealBrokenError(DAMAGED)
     return opened
@@ -40,44 +39,71 @@ def check_count(head: Head, stored: int, queued: int) -> None:
         raise SealBrokenError(COUNT_SENTENCE)
 
 
-def open_chunk_list(sealer: ConversationSealer, scope: str, head: Head, sealed: bytes) -> dict[str, bytes]:
+def open_chunk_list(scope: Scope, head: Head, sealed: bytes) -> dict[str, bytes]:
     """Open the list of the variables' chunks. Raises unless the head was sealed over it."""
-    if (tag_of(sealed) if sealed else b"") != head.variables:
+    if tag_of(sealed) != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)
-    if not sealed:
-        return {}
-    return codec.decode_chunk_list(sealer.open(sealed, scope, "variables", head.generation))
+    return codec.decode_chunk_list(scope.open(sealed, "variables", head.generation)) if sealed else {}
 
 
-async def load_images(partition: Partition, scope: str, steps: Iterable[StoredStep]) -> dict[str, bytes]:
+async def load_steps(
+    scope: Scope, head: Head, first: int = 0, end: int | None = None, *, without: int | None = None
+) -> list[StoredStep]:
+    """Load steps, except those of the set `without` (None: the destroyed ones).
+
+    Raises `SealBrokenError` if a step is missing or swapped, or, in a read up to the head, cut off.
+    """
+    end, without = head.count if end is None else min(end, head.count), head.destroyed if without is None else without
+    # A read from elsewhere has no hash to begin with.
+    running = {0: b"", head.shown_from: head.shown_hash}.get(first) if end == head.count else None
+    steps: list[StoredStep] = []
+    for start in range(first, end, STEPS_AT_ONCE):
+        last = min(end, start + STEPS_AT_ONCE) - 1
+        found = await scope.call("steps", first=start, last=last)
+        if not found:
+            raise ConversationNotFoundError
+        if len(found[3]) != last + 1 - start:
+            raise SealBrokenError(COUNT_SENTENCE)
+        for index, blob in enumerate(found[3], start):
+            running = None if running is None else extend_hash(running, blob)
+            if not without >> index & 1:
+                steps.append(open_step(scope, head, index, blob))
+    if running not in {None, head.hash}:
+        raise SealBrokenError(COUNT_SENTENCE)
+    return steps
+
+
+def open_step(scope: Scope, head: Head, index: int, blob: bytes) -> StoredStep:
+    return codec.decode_step(scope.open(blob, "step", head.generation, index), index, head)
+
+
+async def load_images(scope: Scope, steps: Iterable[StoredStep]) -> dict[str, bytes]:
     """Load the attachments of these steps, a few at a time, as they may be large."""
     wanted = sorted({name for step in steps for name in step.attachments})
     opened = {}
     for start in range(0, len(wanted), IMAGES_AT_ONCE):
         names = wanted[start : start + IMAGES_AT_ONCE]
-        for name, blob in zip(names, await image_blobs(partition, scope, names), strict=True):
-            opened[name] = await asyncio.to_thread(partition.sealer.open, blob or b"", scope, "image", name)
+        for name, blob in zip(names, await image_blobs(scope, names), strict=True):
+            opened[name] = await asyncio.to_thread(scope.open, blob or b"", "image", name)
     return opened
 
 
-async def image_blobs(partition: Partition, scope: str, names: Sequence[str]) -> list[bytes | None]:
+async def image_blobs(scope: Scope, names: Sequence[str]) -> list[bytes | None]:
     """Load sealed attachments. None stands for a missing one."""
-    terms, blobs = await partition.scripts.call("images", *names, ref=scope)
-    partition.sealer.terms(scope, terms)
+    terms, blobs = await scope.call("images", *names)
+    scope.terms(terms)
     found: list[bytes | None] = blobs
     return found
 
 
-async def with_stored_images(scripts: Scripts, turn: Turn) -> Turn:
+async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
     """Return a turn without the images that the store does not hold yet, or no longer holds."""
     answer = turn.outcome.images if turn.outcome else ()
     names = list(dict.fromkeys(image.name for image in (*turn.images, *answer)))
     if not names:
         return turn
-    flags = await scripts.call("has_images", *names, ref=str(turn.ref))
+    flags = await scope.call("has_images", *names)
     stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
-    if len(stored) == len(names):
-        return turn
     turn = replace(turn, images=tuple(image for image in turn.images if image.name in stored))
     kept = tuple(image for image in answer if image.name in stored)
     return replace(turn, outcome=replace(turn.outcome, images=kept)) if turn.outcome else turn
@@ -97,8 +123,3 @@ def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[Ste
 def extend_hash(running: bytes, blob: bytes) -> bytes:
     """Return the running hash after one more sealed step."""
     return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
-
-
-def hidden_so_far(head: Head) -> Head:
-    """Return the head with all steps so far hidden from the model."""
-    return replace(head, shown_from=head.count, shown_hash=head.hash)

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from smolsessions.store.connection.commands import Command, Reply
     from smolsessions.store.connection.pipeline import Pipeline
@@ -76,9 +76,9 @@ class Script:
 class Scripts:
     """Scripts of one partition."""
 
-    def __init__(self, pipeline: Pipeline, partition: str) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._partition = partition
+        self.partition = pipeline.partition
 
     @property
     def is_up(self) -> bool:
@@ -86,7 +86,7 @@ class Scripts:
 
     def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
         """Queue a call. Calls run in the order in which they are queued."""
-        command = script(name).command(self._partition, rest, named)
+        command = script(name).command(self.partition, rest, named)
         return self._pipeline.send(*command, acknowledged=name not in _PERIODIC)
 
     async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
@@ -99,6 +99,11 @@ class Scripts:
                 if name not in _SAFE_TO_REPEAT or time.monotonic() > give_up_at:
                     raise
             await asyncio.sleep(RETRY_S)
+
+
+def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:
+    """Return pairs as arguments."""
+    return [part for pair in pairs for part in pair]
 
 
 async def reply_of(name: str, reply: Reply) -> Any:

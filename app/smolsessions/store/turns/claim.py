@@ -1,24 +1,37 @@
-"""Claim of one turn: the reply of claim.lua, verified and decoded."""
+"""Claim of one turn: the reply of claim.lua, verified and decoded, and requests to stop the turn."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
-from smolsessions.core.records import AgentName, AgentVersion, Head, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    Failure,
+    Head,
+    Outcome,
+    Timing,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE, open_chunk_list, open_head
-from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
-    from smolsessions.store.partition import Partition
+    from smolsessions.store.partition import Scope
+
+
+_REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
+_STRENGTH = ("cancelled", "interrupted", "rolled_back")
 
 
 class ClaimReply(NamedTuple):
-    """One claim, in the order of claim.lua's reply."""
+    """One claim, in the order of claim.lua's reply. `flaw` is damage that the script found: the turn fails."""
 
     scope: bytes
     turn: bytes
@@ -40,69 +53,76 @@ class ClaimReply(NamedTuple):
     flaw: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
-    """A claimed turn with the state of its conversation.
+    """A claimed turn with the state of its conversation."""
 
-    `defect` is set if that state cannot be read: the lease can only end the turn. `flaw` is damage that the script
-    found: the turn fails, and its steps are kept.
-    """
-
+    reply: ClaimReply
     turn: Turn
-    fence: str
-    turn_input: TurnInput
-    head: Head
-    version: bytes
-    chunks: dict[str, bytes]
+    turn_input: TurnInput = field(default_factory=TurnInput)
+    head: Head = field(default_factory=Head)
+    chunks: dict[str, bytes] = field(default_factory=dict)
     """Tags of the variables' chunks by name, as the head was sealed over them."""
-    policy: Policy | None
-    fingerprint: str
-    crashes: int
-    logged: int
-    others_watch: bool
-    stop_flag: bytes
-    defect: SealBrokenError | None
-    flaw: SealBrokenError | None
+    policy: Policy | None = None
+    defect: SealBrokenError | None = None
+    """Set if the state cannot be read. The lease can only end the turn."""
 
 
-def open_claim(partition: Partition, reply: ClaimReply) -> Claim:
+def open_claim(scope: Scope, reply: ClaimReply) -> Claim:
     """Decode a claim. Raises `SealBrokenError` if not even its turn can be named."""
-    scope, number = codec.text(reply.scope), codec.number(reply.turn)
-    ref, sealer = codec.ref_of(scope), partition.sealer
-    turn = Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time()))
-    turn_input, head, chunks, policy, defect = TurnInput(), Head(), dict[str, bytes](), None, None
+    number, ref = codec.number(reply.turn), codec.ref_of(scope.name)
+    claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:
-        policy = sealer.terms(scope, reply.terms).policy
-        head = open_head(sealer, scope, reply.generation, reply.head)
-        chunks = open_chunk_list(sealer, scope, head, reply.chunk_list)
-        turn = codec.decode_turn(sealer.open(reply.record, scope, "turn", number), ref, number)
-        turn_input = codec.decode_input(sealer.open(reply.input, scope, "input", number))
-        _check_claim(reply, turn, head)
+        claim.policy = scope.terms(reply.terms).policy
+        claim.head = open_head(scope, reply.generation, reply.head)
+        claim.chunks = open_chunk_list(scope, claim.head, reply.chunk_list)
+        claim.turn = codec.decode_turn(scope.open(reply.record, "turn", number), ref, number)
+        claim.turn_input = codec.decode_input(scope.open(reply.input, "input", number))
+        _check_claim(reply, claim)
     except SealBrokenError as error:
-        defect = error
+        claim.defect = error
     except (ValueError, TypeError, KeyError) as error:  # sealed with our key, but not in this release's format
-        defect = SealBrokenError(f"a stored record cannot be read ({type(error).__name__})")
-    return Claim(
-        turn=codec.started(turn, time.time() - reply.running_us / 1_000_000, reply.attempt),
-        fence=reply.fence.decode(),
-        turn_input=turn_input,
-        head=head,
-        version=tag_of(reply.head) if reply.head else b"",
-        chunks=chunks,
-        policy=policy,
-        fingerprint=reply.fingerprint.decode(errors="replace"),
-        crashes=reply.crashes,
-        logged=reply.logged,
-        others_watch=any(channel != partition.channel.encode() for channel in reply.watchers),
-        stop_flag=reply.stop_flag,
-        defect=defect,
-        flaw=SealBrokenError(DAMAGED) if reply.flaw else None,
-    )
+        claim.defect = SealBrokenError(f"a stored record cannot be read ({type(error).__name__})")
+    claim.turn = codec.started(claim.turn, time.time() - reply.running_us / 1_000_000, reply.attempt)
+    return claim
 
 
-def _check_claim(reply: ClaimReply, turn: Turn, head: Head) -> None:
-    if turn.outcome:
+def _check_claim(reply: ClaimReply, claim: Claim) -> None:
+    if claim.turn.outcome:
         raise SealBrokenError(DAMAGED)
     # Only an earlier attempt leaves steps behind the head.
-    if reply.stored_steps < head.count or (reply.attempt == 1 and reply.stored_steps > head.count):
+    count = claim.head.count
+    if reply.stored_steps < count or (reply.attempt == 1 and reply.stored_steps > count):
         raise SealBrokenError(COUNT_SENTENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Request that a turn stops, made by turn `by`, or by a caller (0)."""
+
+    reason: Literal["cancelled", "interrupted", "rolled_back"] = "cancelled"
+    by: int = 0
+
+    @classmethod
+    def from_flag(cls, flag: bytes) -> StopRequest:
+        """Parse `interrupt:N` or `rollback:N`. Everything else is a plain stop."""
+        kind, _, number = flag.partition(b":")
+        return cls(_REASONS[kind], int(number)) if kind in _REASONS and number.isdigit() else cls()
+
+    def outranks(self, other: StopRequest) -> bool:
+        """A rollback outranks an interrupt, which outranks a plain stop."""
+        return _STRENGTH.index(self.reason) > _STRENGTH.index(other.reason)
+
+    @property
+    def rollback_by(self) -> int:
+        return self.by if self.reason == "rolled_back" else 0
+
+    def apply(self, outcome: Outcome) -> Outcome:
+        """Name the stopping turn in the outcome. An interrupt keeps an outcome other than cancelled."""
+        if self.rollback_by:
+            failure = Failure("rolled_back", f"Turn {self.by} rolled this turn back; its steps are dropped.")
+            return Outcome("cancelled", tool_calls=outcome.tool_calls, usage=outcome.usage, error=failure)
+        if not self.by or outcome.status != "cancelled":
+            return outcome
+        failure = Failure("interrupted", f"Turn {self.by} interrupted this turn; its finished steps are kept.")
+        return replace(outcome, error=failure)

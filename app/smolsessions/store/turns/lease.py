@@ -1,129 +1,170 @@
-"""Lease for one conversation, held while one of its turns is played."""
+"""Lease for one conversation: the fenced writes of one turn, buffered, sent in batches, and retried until committed."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.core.events import FINAL, Logged, TurnEnded
-from smolsessions.core.records import Failure, Outcome
+from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnQueued
 from smolsessions.store import codec
+from smolsessions.store.conversations.head import COUNT_SENTENCE
+from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.seal import tag_of
-from smolsessions.store.turns.claim_writer import PATIENCE_S, RETRY_S, ClaimWriter
+from smolsessions.store.turns.claim import StopRequest
 from smolsessions.store.turns.turn_memory import TurnMemory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from smolsessions.core.events import Event, ReplayState
-    from smolsessions.core.records import PackedStep, Turn
-    from smolsessions.store.partition import Partition
+    from smolsessions.core.records import Outcome, PackedStep, Turn
+    from smolsessions.core.store_ports import StopReason
+    from smolsessions.store.connection.commands import Reply
+    from smolsessions.store.partition import Scope
+    from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.claim import Claim
 
 T = TypeVar("T")
 
-_REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
-_STRENGTH = ("cancelled", "interrupted", "rolled_back")
-CANCEL = b"1"
+log = logging.getLogger(__name__)
 
-
-class _RolledBackError(Exception):
-    """A rollback was requested after the commit was prepared."""
+RETRY_S = 0.25
+LATE_S = 0.05
+PATIENCE_S = 600.0  # limit for a store outage; the turn's own deadline is shorter while the turn runs
+HELD_SHARE = 0.8  # share of a lease's time during which it certainly holds
+MOST_PACKED_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequest:
-    """Request that a turn stops, made by turn `by`, or by a caller (0)."""
+class Write:
+    """One write. `at` is its time on the monotonic clock."""
 
-    reason: Literal["cancelled", "interrupted", "rolled_back"] = "cancelled"
-    by: int = 0
+    serial: int
+    at: float
+    arguments: list[Argument]
+    events: list[Event]
+    is_effect: bool
 
-    @classmethod
-    def from_flag(cls, flag: bytes) -> StopRequest:
-        """Parse `interrupt:N` or `rollback:N`. Everything else is a plain stop."""
-        kind, _, number = flag.partition(b":")
-        return cls(_REASONS[kind], int(number)) if kind in _REASONS and number.isdigit() else cls()
 
-    def replaces(self, other: StopRequest) -> bool:
-        """A rollback outranks an interrupt, which outranks a plain stop. The first of equals stays."""
-        return _STRENGTH.index(self.reason) > _STRENGTH.index(other.reason)
+class EventBuffer:
+    """Events of one claim, counted, and kept while they are small, so that the commit can pack the log.
 
-    @property
-    def rollback_by(self) -> int:
-        return self.by if self.reason == "rolled_back" else 0
+    `stored` is the length of the log once all emitted events are written. `last_seq` counts held events, too.
+    """
 
-    def apply(self, outcome: Outcome) -> Outcome:
-        """Name the stopping turn in the outcome. An interrupt keeps an outcome other than cancelled."""
-        if not self.by:
-            return outcome
-        if self.reason == "rolled_back":
-            failure = Failure("rolled_back", f"Turn {self.by} rolled this turn back; its steps are dropped.")
-            return Outcome("cancelled", tool_calls=outcome.tool_calls, usage=outcome.usage, error=failure)
-        if outcome.status != "cancelled":
-            return outcome
-        failure = Failure("interrupted", f"Turn {self.by} interrupted this turn; its finished steps are kept.")
-        return replace(outcome, error=failure)
+    def __init__(self, logged: int) -> None:
+        """`logged` is the length of the log at the claim. A log that an earlier attempt began is not packed."""
+        self.stored = self.last_seq = logged
+        self._is_small = logged == 1
+        self._events: list[tuple[str, bytes]] = [(TurnQueued.type, codec.encode_event(TurnQueued()))]
+        self._bytes = 0
+
+    def add(self, event: Event) -> bytes:
+        """Count an event that is written, and return it encoded. None follows a held one."""
+        data = codec.encode_event(event)
+        self.stored += 1
+        self._is_small &= self._bytes + len(data) <= MOST_PACKED_BYTES
+        self._keep(event.type, data)
+        return data
+
+    def hold(self, events: Iterable[Event]) -> bool:
+        """Keep events for the packed log alone. Returns False if they must be written one by one."""
+        encoded = [(event.type, codec.encode_event(event)) for event in events]
+        if not self._is_small or self._bytes + sum(len(data) for _, data in encoded) > MOST_PACKED_BYTES:
+            return False
+        for name, data in encoded:
+            self._keep(name, data)
+        return True
+
+    def packed(self) -> bytes:
+        """Return the log as one record, or nothing if it is large or was begun by an earlier attempt."""
+        return codec.pack_events(self._events) if self._is_small else b""
+
+    def _keep(self, name: str, data: bytes) -> None:
+        self.last_seq += 1
+        self._bytes += len(data)
+        if self._is_small:
+            self._events.append((name, data))
+        else:
+            self._events.clear()
 
 
 class HeldLease:
-    """Fenced right of this worker to write one turn: emit, then commit."""
+    """Fenced right of this worker to write one turn: emit, then commit.
 
-    def __init__(self, partition: Partition, claim: Claim) -> None:
+    Writes are numbered from 1 on. After a lost connection all unanswered ones are sent again, and the store ignores
+    those that it has.
+    """
+
+    def __init__(self, scope: Scope, claim: Claim) -> None:
+        reply, self._loop = claim.reply, asyncio.get_running_loop()
         self.turn = claim.turn
-        self.scope = str(claim.turn.ref)
-        self.fence = claim.fence
+        self.attempt = reply.attempt
+        self.fence = reply.fence.decode()
         self.turn_input = claim.turn_input
-        self.version = claim.version
-        self.crashes = claim.crashes
-        self.fingerprint = claim.fingerprint
+        self.version = tag_of(reply.head)
+        self.crashes = reply.crashes
+        self.fingerprint = reply.fingerprint.decode(errors="replace")
         self.policy = claim.policy
-        self._claim = claim
-        self._partition = partition
-        self._memory = TurnMemory(partition, claim.turn, claim.head, claim.chunks)
-        self._writer = ClaimWriter(partition, claim)
+        self.stop_reason: asyncio.Future[StopReason] = self._loop.create_future()
+        self.has_progressed = self.lost = False
+        self.scope = scope
+        self._partition = scope.partition
+        self._memory = TurnMemory(scope, claim)
+        self._log = EventBuffer(reply.logged)
+        self._last_seen = reply.logged
+        self._defect = claim.defect
+        self._has_flaw = bool(reply.flaw)
         self._was_over = claim.turn.outcome is not None  # a damaged queue named the turn again
+        self._others_watch = any(channel != self._partition.channel.encode() for channel in reply.watchers)
         self._stop_request = StopRequest()
-        self.stop_reason = self._writer.stop_reason
-        self.confirm = self._writer.confirm
-        self.lose = self._writer.lose
-        self.when_written = self._writer.when_written
-        if claim.stop_flag:
-            self.cancel(claim.stop_flag)
-
-    @property
-    def attempt(self) -> int:
-        return self.turn.attempts
+        self._target: dict[str, Argument] = {
+            "ref": scope.name,
+            "turn": self.turn.number,
+            "fence": self.fence,
+            "generation": claim.head.generation,
+            "own_channel": self._partition.channel,
+        }
+        self._made = self._unsent = 0
+        self._writes: deque[Write] = deque()
+        self._callbacks: deque[tuple[int, Callable[[], object]]] = deque()
+        self._is_delay_logged = False
+        self._held_until = 0.0
+        if reply.stop_flag:
+            self.cancel(reply.stop_flag)
 
     @property
     def watched(self) -> bool:
-        return self._claim.others_watch or self._partition.log.is_watched(self.turn.ref)
-
-    @property
-    def has_progressed(self) -> bool:
-        return self._writer.has_progressed
+        return self._others_watch or self._partition.log.is_watched(self.turn.ref)
 
     @property
     def backlog(self) -> int:
-        return len(self._writer)
+        return len(self._writes)
 
     @property
     def is_late(self) -> bool:
-        return not self._writer.is_sure or self._writer.is_late
+        if not self.is_sure:
+            return True
+        try:
+            return time.monotonic() - self._writes[0].at > LATE_S
+        except IndexError:
+            return False
 
     @property
     def is_sure(self) -> bool:
-        return self._writer.is_sure
+        return time.monotonic() <= self._held_until
 
     @property
     def is_over(self) -> bool:
-        return self._writer.is_over
-
-    @property
-    def lost(self) -> bool:
-        return self._writer.lost
+        return self.lost or self._defect is not None
 
     @property
     def kept_steps(self) -> int:
@@ -133,20 +174,25 @@ class HeldLease:
     def lacks_task(self) -> bool:
         return self._memory.lacks_task
 
-    def cancel(self, why: bytes = CANCEL) -> None:
+    def confirm(self, at: float) -> None:
+        """Note that a request sent `at` (monotonic clock) found the lease held."""
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._partition.lease_s)
+
+    def cancel(self, flag: bytes = b"1") -> None:
         """Ask the turn to stop."""
-        request = StopRequest.from_flag(why)
-        if request.replaces(self._stop_request):
+        request = StopRequest.from_flag(flag)
+        if request.outranks(self._stop_request):
             self._stop_request = request
-        self._writer.stop(request.reason)
+        self._stop(request.reason)
+
+    def lose(self) -> None:
+        """Stop writing: another worker holds the lease."""
+        self.lost = True
+        self._discard("lost")
 
     def check_readable(self) -> None:
-        if error := self._writer.defect or self._claim.flaw:
+        if error := self._defect or (SealBrokenError(DAMAGED) if self._has_flaw else None):
             raise error
-
-    async def flush(self) -> None:
-        await self._writer.written()
-        self.check_readable()
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         return await self._retry(self._memory.steps)
@@ -155,98 +201,113 @@ class HeldLease:
         return await self._retry(self._memory.variables)
 
     async def load_replay_state(self) -> ReplayState:
-        return await self._retry(lambda: self._memory.replay_state(self.fence))
+        return await self._retry(partial(self._memory.replay_state, self.fence))
 
     def buffer_events(self, events: Iterable[Event]) -> bool:
-        return self._writer.defect is None and self._writer.log.hold(events)
+        return self._defect is None and self._log.hold(events)
 
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
     ) -> None:
+        """Queue one write. All writes of one round of the event loop are sent together."""
         if self.is_over:
             return
-        effect = self._seal(result, "effect", self.turn.number, key) if result else b""
-        self._writer.put(key, effect, self._memory.seal_step(step) if step else ["", "", 0, 0], list(events))
+        number, seal, events = self.turn.number, self.scope.seal, list(events)
+        arguments: list[Argument] = [key, seal(result, "effect", number, key) if result else b""]
+        arguments.append(self._log.stored if events else "")
+        arguments += self._memory.seal_step(step) if step else ["", "", 0, 0]
+        arguments.append(len(events))
+        for event in events:
+            arguments += [event.type, seal(self._log.add(event), "event", number, event.type)]
+        self._made += 1
+        self._writes.append(Write(self._made, time.monotonic(), arguments, events, bool(result)))
+        self._unsent += 1
+        if self._unsent == 1:
+            self._loop.call_soon(self._send)
+
+    def when_written(self, call: Callable[[], object]) -> None:
+        if self._writes:
+            self._callbacks.append((self._made, call))
+        else:
+            call()
+
+    async def flush(self) -> None:
+        done = asyncio.Event()
+        self.when_written(done.set)
+        try:
+            await asyncio.wait_for(done.wait(), PATIENCE_S)
+        except TimeoutError:
+            raise StoreUnavailableError from None
+        if self.lost:
+            raise LeaseLostError
+        self.check_readable()
 
     async def commit(self, outcome: Outcome) -> Turn:
-        """Commit the turn, applying any pending stop request."""
-        try:
-            return await self._commit_as(outcome, self._stop_request)
-        except _RolledBackError:
-            return await self._commit_as(outcome, self._stop_request)
+        """Commit the turn, applying any pending stop request. A rollback may be requested meanwhile."""
+        while True:
+            by = self._stop_request.rollback_by
+            turn = self.turn if self._was_over else self._ended(outcome)
+            sealed = self._sealed(turn, by=by)
+            try:
+                state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
+            except SealBrokenError:
+                self._defect = self._defect or SealBrokenError(DAMAGED)  # lets the next commit end the turn
+                raise
+            if state == b"rollback":
+                self.cancel(b"rollback:" + rest[0])
+                continue
+            self.version = tag_of(sealed["head"]) or self.version
+            if state == b"ok":
+                self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
+            return turn
 
-    async def _commit_as(self, outcome: Outcome, stop: StopRequest) -> Turn:
-        writer, by = self._writer, stop.rollback_by
-        turn = self.turn if self._was_over else self._ended(outcome, stop)
-        # Sealed once: a retry must commit the same version as the first request, whose reply may be lost.
-        record = self._seal(codec.encode_turn(turn), "turn", turn.number)
-        chunk_list, head = (b"", b"") if by or writer.defect else self._memory.seal_head()
-        packed = b"" if writer.defect else writer.log.packed()
-        if packed:
-            packed = self._seal(packed, "log", turn.number)
-        try:
-            await self._retry(lambda: self._commit(turn, record, chunk_list, head, packed, by=by))
-        except SealBrokenError:
-            writer.defect = writer.defect or SealBrokenError(DAMAGED)  # lets the next commit end the turn
-            raise
-        return turn
-
-    def _ended(self, outcome: Outcome, stop: StopRequest) -> Turn:
-        writer = self._writer
+    def _ended(self, outcome: Outcome) -> Turn:
+        stop = self._stop_request
         return replace(
             self.turn,
             timing=replace(self.turn.timing, finished_at=time.time()),
-            outcome=outcome if writer.defect else stop.apply(outcome),
-            last_seq=(writer.last_seen if writer.defect else writer.log.last_seq) + 1,
+            outcome=outcome if self._defect else stop.apply(outcome),
+            last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=() if stop.rollback_by or self.lacks_task else self.turn.images,
         )
 
-    async def _commit(
-        self, turn: Turn, record: bytes, chunk_list: bytes, head: bytes, packed: bytes, *, by: int
-    ) -> None:
+    def _sealed(self, turn: Turn, *, by: int) -> dict[str, bytes]:
+        """Seal once: a retry must commit the same version as the first request, whose reply may be lost."""
+        record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
+        chunk_list, head = (b"", b"") if by or self._defect else self._memory.seal_head()
+        packed = b"" if self._defect else self._log.packed()
+        if packed:
+            packed = self.scope.seal(packed, "log", turn.number)
+        return {"record": record, "variables": chunk_list, "head": head, "packed": packed}
+
+    async def _commit(self, turn: Turn, sealed: dict[str, bytes], *, by: int) -> list[Any]:
         assert turn.outcome
-        writer, is_broken = self._writer, self._writer.defect is not None
-        writer.send()
-        kept = self._memory.count_before if by else self._memory.count
-        state, *rest = await self._partition.scripts.call(
+        self._send()
+        is_broken = self._defect is not None
+        reply: list[Any] = await self._partition.scripts.call(
             "commit",
-            ref=self.scope,
-            turn=turn.number,
-            fence=self.fence,
-            generation=self._memory.generation,
-            count="" if is_broken else kept,
-            head=head,
-            variables=chunk_list,
-            record=record,
+            **self._target,
+            **sealed,
+            count="" if is_broken else self._memory.count_before if by else self._memory.count,
             event="" if self._was_over else FINAL[turn.outcome.status],
-            packed=packed,
-            logged="" if is_broken else writer.log.stored,
+            logged="" if is_broken else self._log.stored,
             last_seq=turn.last_seq or 0,
-            written=0 if is_broken else writer.made,
+            written=0 if is_broken else self._made,
             rollback=by or "",
-            own_channel=self._partition.channel,
             wake=self._partition.wake,
             log_ttl_s=self._partition.log_ttl_s,
         )
-        self._check_committed(state, rest)
-        self.version = tag_of(head) if head else self.version
-        if state == b"ok":
-            self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
-
-    def _check_committed(self, state: bytes, rest: list[bytes]) -> None:
-        """Raise the error of a refused commit."""
-        if state in {b"behind", b"gap"} and len(self._writer):  # the store refused the writes before it
+        state = reply[0]
+        if state in {b"behind", b"gap"} and self._writes:  # the store refused the writes before it
             raise StoreUnavailableError
         if state == b"behind":  # the store lost acknowledged writes: another claim replays from its state
-            self._writer.lose()
+            self.lose()
         if state in {b"lost", b"behind"} or (state == b"gap" and self.lost):
             raise LeaseLostError
-        if state == b"rollback":
-            self.cancel(b"rollback:" + rest[0])
-            raise _RolledBackError
         if state == b"gap":
-            self._writer.mark_broken()
+            self._mark_broken()
             self.check_readable()
+        return reply
 
     async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Repeat an operation until the store answers, for at most `PATIENCE_S`: an outage is no fault of a turn."""
@@ -257,8 +318,77 @@ class HeldLease:
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
                     raise
-            self._writer.resend_all()
+            self._unsent = len(self._writes)
             await asyncio.sleep(RETRY_S)
 
-    def _seal(self, data: bytes, *place: str | int) -> bytes:
-        return self._partition.sealer.seal(data, self.scope, *place)
+    def _send(self) -> None:
+        """Send all unsent writes."""
+        if not self._unsent:
+            return
+        batch = list(self._writes)[-self._unsent :]
+        self._unsent = 0
+        sent_at, lease_us = time.monotonic(), int(self._partition.lease_s * 1_000_000)
+        arguments = [argument for write in batch for argument in write.arguments]
+        reply = self._partition.scripts.send(
+            "emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target
+        )
+        reply.add_done_callback(lambda reply: self._on_reply(reply, batch, sent_at))
+
+    def _on_reply(self, reply: Reply, batch: list[Write], sent_at: float) -> None:
+        error = reply.exception()
+        if isinstance(error, ResponseError):
+            error = as_service_error("emit", error)
+        if isinstance(error, SealBrokenError):
+            self._mark_broken()
+            return
+        state, *rest = (b"failed",) if error else reply.result()
+        is_oldest = bool(self._writes) and self._writes[0].serial == batch[0].serial
+        if state == b"lost" or (state == b"behind" and is_oldest):
+            self.lose()  # behind: the store lost acknowledged writes, so another claim replays from its state
+        elif state == b"gap":
+            self._mark_broken()
+        elif state != b"ok":
+            self._retry_later(error or state)
+        else:
+            self._on_written(batch, rest[0], sent_at)
+
+    def _retry_later(self, why: Any) -> None:
+        if not self._is_delay_logged:  # once for each outage
+            log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", why)
+        self._is_delay_logged = True
+        self._unsent = len(self._writes)
+        self._loop.call_later(RETRY_S, self._send)  # always: no other call may be scheduled
+
+    def _on_written(self, batch: list[Write], seqs: list[int], sent_at: float) -> None:
+        """Deliver new events to the readers of this process. The number of a repeated event is 0."""
+        while self._writes and self._writes[0].serial <= batch[-1].serial:
+            self._writes.popleft()
+        self._unsent = min(self._unsent, len(self._writes))
+        self._is_delay_logged = False
+        self.confirm(sent_at)
+        self.has_progressed |= any(write.is_effect for write in batch)
+        for seq, event in zip(seqs, (event for write in batch for event in write.events), strict=True):
+            if seq:
+                self._last_seen = seq
+                self._partition.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
+        self._run_callbacks()
+
+    def _mark_broken(self) -> None:
+        """Stop writing: the store holds less than was written."""
+        self._defect = SealBrokenError(COUNT_SENTENCE)
+        self._discard("broken")
+
+    def _stop(self, reason: StopReason) -> None:
+        if not self.stop_reason.done():
+            self.stop_reason.set_result(reason)
+
+    def _discard(self, reason: StopReason) -> None:
+        self._stop(reason)
+        self._writes.clear()
+        self._unsent = 0
+        self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        first = self._writes[0].serial if self._writes else self._made + 1
+        while self._callbacks and self._callbacks[0][0] < first:
+            self._callbacks.popleft()[1]()

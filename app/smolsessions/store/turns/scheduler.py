@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import MAX_CRASHES, Queue, Queues
+from smolsessions.store import codec
 from smolsessions.store.scripts.loader import reply_of
 from smolsessions.store.turns.claim import ClaimReply, open_claim
 from smolsessions.store.turns.lease import HeldLease
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from smolsessions.core.records import AgentName
-    from smolsessions.core.store_ports import Lease
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
@@ -51,7 +51,8 @@ class Scheduler:
         self._partitions = partitions
         self._worker = worker
         self._has_work = asyncio.Event()
-        self._waiting = False
+        self.waiting = False
+        """True if this process's worker is idle: a nudge wakes it, and no other worker is needed."""
         self._order = PartitionOrder(partitions)
         self._late: dict[Partition, Reply] = {}
         self._pause_s = math.inf  # until a postponed partition can be asked again
@@ -63,13 +64,9 @@ class Scheduler:
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._early_stops: dict[tuple[str, int], bytes] = {}  # stop requests that came before their claim's reply
         self.lease_s = lease_s
+        self._lease_us = int(lease_s * 1_000_000)
         self._patience_s = patience_s
         self._affinity_s = affinity_s
-
-    @property
-    def waiting(self) -> bool:
-        """True if this process's worker is idle: a nudge wakes it, and no other worker is needed."""
-        return self._waiting
 
     def nudge(self, partition: Partition | None = None, owner: str = "") -> None:
         """Wake the worker: a conversation of `owner` is ready in this partition, or any may be ready."""
@@ -85,7 +82,7 @@ class Scheduler:
         self._has_work.set()
 
     async def wait_for_work(self, timeout_s: float) -> None:
-        self._waiting = not self._has_work.is_set()
+        self.waiting = not self._has_work.is_set()
         try:
             async with asyncio.timeout(min(timeout_s, self._pause_s)):
                 await self._has_work.wait()
@@ -93,7 +90,7 @@ class Scheduler:
             if self._pause_s >= timeout_s:
                 self._order.all_due()
         finally:
-            self._waiting = False
+            self.waiting = False
         self._pause_s = math.inf
         self._has_work.clear()
 
@@ -164,15 +161,16 @@ class Scheduler:
         self.nudge(partition)
 
     def _opened(self, partition: Partition, fields: Sequence[Any], at: float) -> HeldLease | None:
+        reply = ClaimReply(*fields)
         try:
-            claim = open_claim(partition, ClaimReply(*fields))
+            scope = partition.scope(codec.text(reply.scope))
+            lease = HeldLease(scope, open_claim(scope, reply))
         except SealBrokenError:
             _log_removed(fields[:1])
             self._start_release(_release(partition, *fields[:3], is_damaged=True))
             return None
-        lease = HeldLease(partition, claim)
         lease.confirm(at)
-        name = (lease.scope, lease.turn.number)
+        name = (scope.name, lease.turn.number)
         self._held[name] = lease
         if name in self._early_stops:
             lease.cancel(self._early_stops[name])
@@ -208,16 +206,16 @@ class Scheduler:
         elif len(self._early_stops) < MOST_EARLY_STOPS:
             self._early_stops[name] = flag
 
-    async def renew(self, leases: Sequence[Lease]) -> None:
-        by_partition: defaultdict[Partition, list[Lease]] = defaultdict(list)
+    async def renew(self, leases: Sequence[HeldLease]) -> None:
+        by_partition: defaultdict[Partition, list[HeldLease]] = defaultdict(list)
         for lease in leases:
-            by_partition[self._partitions.of(lease.turn.ref)].append(lease)
+            by_partition[lease.scope.partition].append(lease)
         await self._in_each("renew", by_partition, lambda partition: self._renew_in(partition, by_partition[partition]))
 
-    async def _renew_in(self, partition: Partition, leases: Sequence[Lease]) -> int:
+    async def _renew_in(self, partition: Partition, leases: Sequence[HeldLease]) -> int:
         held: list[Argument] = []
         for lease in leases:
-            held += [str(lease.turn.ref), lease.fence, lease.turn.number]
+            held += [lease.scope.name, lease.fence, lease.turn.number]
         at = time.monotonic()
         lost, stopped = await partition.scripts.call("renew", *held, lease_us=self._lease_us)
         for lease in leases:
@@ -243,9 +241,8 @@ class Scheduler:
         _log_removed(removed)
         return len(ready)
 
-    async def hand_back(self, lease: Lease) -> None:
-        turn = lease.turn
-        await _release(self._partitions.of(turn.ref), str(turn.ref), turn.number, lease.fence)
+    async def hand_back(self, lease: HeldLease) -> None:
+        await _release(lease.scope.partition, lease.scope.name, lease.turn.number, lease.fence)
 
     async def queues(self, agents: Iterable[AgentName]) -> Queues:
         """Return the queues of all partitions. Those without an answer are counted as silent."""
@@ -281,10 +278,6 @@ class Scheduler:
         error = None if task.cancelled() else task.exception()
         if error and not isinstance(error, StoreUnavailableError):  # after an outage the next round succeeds
             log.error("a %s of leases met a defect", name[0], exc_info=error, extra={"action": "lease.defect"})
-
-    @property
-    def _lease_us(self) -> int:
-        return int(self.lease_s * 1_000_000)
 
 
 async def _release(

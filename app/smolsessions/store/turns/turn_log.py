@@ -16,9 +16,9 @@ from smolsessions.store.conversations.head import with_stored_images
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from smolsessions.core.events import Event
     from smolsessions.core.records import Ref, Turn
-    from smolsessions.store.conversation_sealer import ConversationSealer
-    from smolsessions.store.scripts.loader import Scripts
+    from smolsessions.store.partition import Partition
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,10 @@ _FINAL_NAMES = frozenset(FINAL.values())
 
 
 class TurnLog:
-    """Delivers new events of turns to the readers of this process."""
+    """Delivers new events of one partition's turns to the readers of this process."""
 
-    def __init__(self, scripts: Scripts, sealer: ConversationSealer, channel: str) -> None:
-        self._scripts = scripts
-        self._sealer = sealer
-        self._channel = channel
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self._readers: defaultdict[Ref, set[LogReader]] = defaultdict(set)
 
     @contextmanager
@@ -64,17 +62,13 @@ class TurnLog:
         for reader in self._readers.get(ref, ()):
             reader.push(turn, logged)
 
-    def _on_message(self, payload: bytes) -> None:
-        name, turn, seq, event, blob = payload.split(b"\n", 4)
-        ref = codec.ref_of(name.decode())
-        if ref in self._readers:
-            number = int(turn)
-            self.deliver(ref, number, self.decode(ref, number, int(seq), event.decode(), blob))
-
     def hear(self, _channel: bytes, payload: bytes) -> None:
         """Deliver an event of another process. One that cannot be decoded makes all readers read the log."""
         try:
-            self._on_message(payload)
+            name, turn, seq, event, blob = payload.split(b"\n", 4)
+            ref = codec.ref_of(name.decode())
+            if ref in self._readers:
+                self.deliver(ref, int(turn), Logged(int(seq), self.open_event(ref, int(turn), event.decode(), blob)))
         except (ServiceError, ValueError, TypeError):
             log.warning("a message of the store cannot be read", exc_info=True, extra={"action": "message.unreadable"})
             self.on_gap()
@@ -85,66 +79,62 @@ class TurnLog:
             for reader in readers:
                 reader.look()
 
-    def decode(self, ref: Ref, turn: int, seq: int, name: str, blob: bytes) -> Logged:
-        """Open an event. The blob of a final event is the turn's record."""
-        scope = str(ref)
-        if name in _FINAL_NAMES:
-            return Logged(seq, TurnEnded(self._ended(ref, turn, blob)))
-        return Logged(seq, codec.decode_event(name, self._sealer.open(blob, scope, "event", turn, name)))
+    def open_event(self, ref: Ref, turn: int, name: str, blob: bytes) -> Event:
+        """Open an event. The blob of a final event is the turn's record. Raises `ValueError` for an unknown one."""
+        scope = self._partition.scope(str(ref))
+        if name not in _FINAL_NAMES:
+            return codec.decode_event(name, scope.open(blob, "event", turn, name))
+        result = codec.decode_turn(scope.open(blob, "turn", turn), ref, turn)
+        if not result.outcome:
+            raise SealBrokenError(DAMAGED)
+        return TurnEnded(result)
 
     async def read(self, ref: Ref, turn: int, after: int) -> list[Logged]:
         """Read at most `MOST_READ` events after a cursor, and subscribe to later ones.
 
         A turn that is over always yields its final event, even if the log has expired or the cursor is behind it.
         """
-        state, *rest = await self._scripts.call(
-            "read_log", ref=str(ref), turn=turn, after=after, most=MOST_READ, own_channel=self._channel
+        scope = self._partition.scope(str(ref))
+        state, *rest = await scope.call(
+            "read_log", turn=turn, after=after, most=MOST_READ, own_channel=self._partition.channel
         )
         if state == b"unknown":
             raise TurnNotFoundError
         record, entries, terms, length = rest
-        self._sealer.terms(str(ref), terms)  # a fork needs its origins to open its first turns
+        scope.terms(terms)  # a fork needs its origins to open its first turns
         if state == b"packed":
-            found = self._unpacked(ref, turn, record, entries[0], after)
-            return await self._with_stored_images(found)
-        final = self._final(ref, turn, record, after + 1) if state == b"over" else None
-        if final and length and length < final.seq:
-            raise SealBrokenError(CUT_SENTENCE)
-        opened = [self._opened(ref, turn, seq, entry, record) for seq, entry in enumerate(entries, after + 1)]
-        if any(logged and isinstance(logged.event, TurnEnded) and logged.seq != length for logged in opened):
-            raise SealBrokenError(CUT_SENTENCE)
-        found = [final] if final and not entries else [logged for logged in opened if logged]
-        return await self._with_stored_images(found)
-
-    async def _with_stored_images(self, found: list[Logged]) -> list[Logged]:
-        if found and isinstance(final := found[-1].event, TurnEnded):
-            found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(self._scripts, final.result)))
+            events = codec.unpack_events(scope.open(entries[0], "log", turn))
+            found = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]
+            found.append(self._final(ref, turn, record, len(events) + 1))
+        else:
+            final = self._final(ref, turn, record, after + 1) if state == b"over" else None
+            found = self._opened(ref, turn, after, entries, record)
+            is_misplaced = any(isinstance(logged.event, TurnEnded) and logged.seq != length for logged in found)
+            if is_misplaced or (final and 0 < length < final.seq):
+                raise SealBrokenError(CUT_SENTENCE)
+            found = [final] if final and not entries else found
+        if found and isinstance(ended := found[-1].event, TurnEnded):
+            found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(scope, ended.result)))
         return found
 
-    def _unpacked(self, ref: Ref, turn: int, record: bytes, packed: bytes, after: int) -> list[Logged]:
-        events = codec.unpack_events(self._sealer.open(packed, str(ref), "log", turn))
-        past = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]
-        return [*past, self._final(ref, turn, record, len(events) + 1)]
-
     def _final(self, ref: Ref, turn: int, record: bytes, seq: int) -> Logged:
-        result = self._ended(ref, turn, record)
-        return Logged(result.last_seq or seq, TurnEnded(result))
+        event = self.open_event(ref, turn, FINAL["finished"], record)
+        assert isinstance(event, TurnEnded)
+        return Logged(event.result.last_seq or seq, event)
 
-    def _ended(self, ref: Ref, turn: int, record: bytes) -> Turn:
-        result = codec.decode_turn(self._sealer.open(record, str(ref), "turn", turn), ref, turn)
-        if not result.outcome:
-            raise SealBrokenError(DAMAGED)
-        return result
-
-    def _opened(self, ref: Ref, turn: int, seq: int, entry: bytes, record: bytes) -> Logged | None:
-        """Open an entry. Returns None for an event of a newer release."""
-        name, _, blob = entry.partition(b"\n")
-        kind = codec.text(name)
-        try:
-            return self.decode(ref, turn, seq, kind, record if kind in _FINAL_NAMES else blob)
-        except ValueError:
-            log.warning("an event %s cannot be read", name, extra={"action": "event.unreadable"})
-            return None
+    def _opened(self, ref: Ref, turn: int, after: int, entries: list[bytes], record: bytes) -> list[Logged]:
+        """Open entries, without events of a newer release."""
+        found = []
+        for seq, entry in enumerate(entries, after + 1):
+            name, _, blob = entry.partition(b"\n")
+            kind = codec.text(name)
+            try:
+                event = self.open_event(ref, turn, kind, record if kind in _FINAL_NAMES else blob)
+            except ValueError:
+                log.warning("an event %s cannot be read", name, extra={"action": "event.unreadable"})
+            else:
+                found.append(Logged(seq, event))
+        return found
 
 
 class LogReader:

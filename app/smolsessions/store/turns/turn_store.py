@@ -28,16 +28,15 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.records import AgentName, Outcome, Page
+from smolsessions.core.records import AgentName, Outcome, Page, Ref
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import AgentVersion, IdempotentRequest, OnBusy, Owner, Ref, Terms, Turn, TurnInput
-    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.core.records import IdempotentRequest, Owner, Submission, Terms, Turn
+    from smolsessions.store.partition import Partition, Partitions, Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.scheduler import Scheduler
     from smolsessions.store.turns.turn_log import LogReader
@@ -59,11 +58,12 @@ class IdempotencyKeys:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def name(self, owner: Owner, once: IdempotentRequest) -> str:
-        return self._digest("key", owner, once.key).hex()
-
-    def digest(self, owner: Owner, once: IdempotentRequest) -> str:
-        return self._digest("request", owner, once.key, once.request).hex()
+    def names(self, owner: Owner, once: IdempotentRequest | None) -> dict[str, str]:
+        """Return the arguments of the scripts that know a key and its request."""
+        if once is None:
+            return {"idem": "", "digest": ""}
+        idem, digest = self._digest("key", owner, once.key), self._digest("request", owner, once.key, once.request)
+        return {"idem": idem.hex(), "digest": digest.hex()}
 
     def conversation_id(self, owner: Owner, once: IdempotentRequest, nth: int) -> str:
         """Return the id of the nth conversation that begins with this key: derived at first, random in the end."""
@@ -90,62 +90,31 @@ class TurnStore:
         self._partitions = partitions
         self._scheduler = scheduler
         self._keys = keys
-        self._max_waiting = max_waiting
-        self._max_queued = max_queued
+        self._limits = {"most_waiting": max_waiting, "most_queued": -(-max_queued // len(partitions))}
         self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
-    async def submit(
-        self,
-        turn: Turn,
-        turn_input: TurnInput,
-        *,
-        create: dict[str, Any] | None,
-        asked: bool,
-        version_of: Callable[[AgentName], AgentVersion],
-        on_busy: OnBusy = "reject",
-        once: IdempotentRequest | None = None,
-    ) -> tuple[Turn, bool]:
-        submission = _Submission(turn_input, create, asked, version_of, on_busy, once)
-        if once is None:
-            return await self._submit_next(turn, submission)
-        accepted = await (
-            self._submit_next(turn, submission) if create is None else self._begin(turn, submission, once)
-        )
-        await self._note(accepted[0].ref, once)
+    async def submit(self, new: Submission) -> tuple[Turn, bool]:
+        if new.once is None:
+            return await self._submit_next(new)
+        accepted = await (self._submit_next(new) if new.create is None else self._begin(new, new.once))
+        home = self._home(new.turn.ref.owner, new.once)
+        if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
+            with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
+                await home.scripts.call("record_key", **self._keys.names(new.turn.ref.owner, new.once))
         return accepted
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
-        state, *rest = await self._home(owner, once).scripts.call(
-            "find_key", idem=self._keys.name(owner, once), digest=self._keys.digest(owner, once)
-        )
+        state, *rest = await self._home(owner, once).scripts.call("find_key", **self._keys.names(owner, once))
         if state == b"attached":
             return await self._attached(owner, *rest)
         if state != b"new":
             raise _refusal(state, rest)
         return None
 
-    async def _begin(self, turn: Turn, submission: _Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
-        """Submit the first turn of a new conversation, under the first free id of its key."""
-        for nth in range(MOST_OF_A_KEY):
-            ref = replace(turn.ref, id=self._keys.conversation_id(turn.ref.owner, once, nth))
-            with suppress(ConversationExistsError):
-                return await self._submit_next(replace(turn, ref=ref), submission)
-        raise ConversationExistsError
-
     def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
         """Return the partition that knows a key, whichever conversation it was sent for."""
-        return self._partitions.named(self._keys.name(owner, once))
-
-    async def _note(self, ref: Ref, once: IdempotentRequest) -> None:
-        """Record a key whose turn lies in another partition, so that another request with it is refused."""
-        home = self._home(ref.owner, once)
-        if home is self._partitions.of(ref):
-            return
-        with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
-            await home.scripts.call(
-                "record_key", idem=self._keys.name(ref.owner, once), digest=self._keys.digest(ref.owner, once)
-            )
+        return self._partitions.named(self._keys.names(owner, once)["idem"])
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
@@ -161,13 +130,12 @@ class TurnStore:
             outcome=Outcome("cancelled"),
             last_seq=LAST_SEQ_QUEUED,
         )
-        partition = self._partitions.of(ref)
-        record = partition.sealer.seal(codec.encode_turn(ended), str(ref), "turn", number)
-        state, *rest = await partition.scripts.call(
+        scope = self._partitions.scope(ref)
+        partition = scope.partition
+        state, *rest = await scope.call(
             "cancel",
-            ref=str(ref),
             turn=number,
-            record=record,
+            record=scope.seal(codec.encode_turn(ended), "turn", number),
             own_channel=partition.channel,
             log_ttl_s=partition.log_ttl_s,
         )
@@ -178,12 +146,11 @@ class TurnStore:
 
     async def open_turns(self, ref: Ref) -> list[Turn]:
         """Read the running and waiting turns, in order."""
-        _, found = await self._read(ref, 1, 1)
-        if not found.open:
+        _, known = await self._read(ref, 1, 1)
+        if not (numbers := sorted(known.open)):
             return []
-        numbers = sorted(found.open)
-        records, found = await self._read(ref, numbers[0], numbers[-1])
-        return [self._opened(ref, n, record, found) for n, record in enumerate(records, numbers[0]) if n in numbers]
+        records, known = await self._read(ref, numbers[0], numbers[-1])
+        return [self._opened(ref, n, record, known) for n, record in enumerate(records, numbers[0]) if n in numbers]
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         page = await self.turns(ref, number, 1)
@@ -194,21 +161,20 @@ class TurnStore:
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
         records, known = await self._read(ref, first, first + limit)
         opened = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
-        items = [await with_stored_images(self._partitions.of(ref).scripts, turn) for turn in opened]
+        items = [await with_stored_images(self._partitions.scope(ref), turn) for turn in opened]
         return Page(tuple(items), str(first + limit) if len(records) > limit else None)
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _OpenTurns]:
-        found = await self._partitions.of(ref).scripts.call("turns", ref=str(ref), first=first, last=last)
+        scope = self._partitions.scope(ref)
+        found = await scope.call("turns", first=first, last=last)
         if not found:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found
-        terms = self._partitions.of(ref).sealer.terms(str(ref), sealed)
         known = {codec.number(number): (at, attempts) for number, at, attempts in still_open}
-        return records, _OpenTurns(known, terms, last_turn, agent)
+        return records, _OpenTurns(known, scope.terms(sealed), last_turn, agent)
 
     def _opened(self, ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
-        sealer = self._partitions.of(ref).sealer
-        turn = codec.decode_turn(sealer.open(record, str(ref), "turn", number), ref, number)
+        turn = codec.decode_turn(self._partitions.scope(ref).open(record, "turn", number), ref, number)
         if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
             raise SealBrokenError(DAMAGED)
         at, attempts = known.open.get(number, (b"", b""))
@@ -216,44 +182,54 @@ class TurnStore:
             turn = replace(turn, rolled_back=True)
         return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
-    async def _submit_next(self, turn: Turn, submission: _Submission) -> tuple[Turn, bool]:
+    async def _begin(self, new: Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
+        """Submit the first turn of a new conversation, under the first free id of its key."""
+        owner = new.turn.ref.owner
+        for nth in range(MOST_OF_A_KEY):
+            ref = Ref(owner, self._keys.conversation_id(owner, once, nth))
+            with suppress(ConversationExistsError):
+                return await self._submit_next(replace(new, turn=replace(new.turn, ref=ref)))
+        raise ConversationExistsError
+
+    async def _submit_next(self, new: Submission) -> tuple[Turn, bool]:
         """Seal the turn for the expected next number, and retry if another turn has taken it.
 
         Retries of this process run one at a time, so that they do not collide again.
         """
-        lock = self._locks.get(turn.ref)
-        if lock is None or not lock.locked():
-            first = (1, turn.agent.name) if submission.create is not None else await self._expected(turn, submission)
-            if accepted := await self._submit_as(turn, submission, *first):
-                return accepted
-        async with self._locks.setdefault(turn.ref, asyncio.Lock()):
+        if new.create is not None:
+            self._remember(new.turn.ref, 1, new.turn.agent.name)
+        if accepted := await self._submit_once(new):
+            return accepted
+        async with self._locks.setdefault(new.turn.ref, asyncio.Lock()):
             give_up_at = time.monotonic() + NUMBER_PATIENCE_S
             while time.monotonic() < give_up_at:
-                if accepted := await self._submit_as(turn, submission, *await self._expected(turn, submission)):
+                if accepted := await self._submit_once(new):
                     return accepted
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    async def _submit_as(
-        self, turn: Turn, submission: _Submission, number: int, agent: AgentName
-    ) -> tuple[Turn, bool] | None:
-        """Submit as turn `number`. Returns None if another turn has it, and notes the next."""
-        if submission.asked and agent != turn.agent.name:
+    async def _submit_once(self, new: Submission) -> tuple[Turn, bool] | None:
+        """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
+        ref, wanted = new.turn.ref, new.turn.agent.name
+        number, agent = self._next.get(ref, (0, wanted))
+        if not number or (new.asked and agent != wanted):
+            number, agent = await self._peek(ref)
+        if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = replace(turn, number=number, agent=submission.version_of(agent))
-        state, *rest = await self._send(turn, submission)
+        turn = replace(new.turn, number=number, agent=new.version_of(agent))
+        state, *rest = await self._send(turn, new)
         if state == b"ok":
-            self._remember(turn.ref, number + 1, agent)
-            partition = self._partitions.of(turn.ref)
-            partition.log.deliver(turn.ref, number, Logged(rest[0], TurnQueued()))
-            self._scheduler.nudge(partition, turn.ref.owner)
+            self._remember(ref, number + 1, agent)
+            partition = self._partitions.of(ref)
+            partition.log.deliver(ref, number, Logged(rest[0], TurnQueued()))
+            self._scheduler.nudge(partition, ref.owner)
             return turn, True
         if state == b"attached":
-            return await self._attached(turn.ref.owner, *rest), False
+            return await self._attached(ref.owner, *rest), False
         if state != b"moved":
             raise _refusal(state, rest)
-        self._next.pop(turn.ref, None)
+        self._next.pop(ref, None)
         if rest[0] == agent.encode():
-            self._remember(turn.ref, rest[1], agent)
+            self._remember(ref, rest[1], agent)
         return None
 
     async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
@@ -262,27 +238,22 @@ class TurnStore:
             raise SealBrokenError
         return await self.turn(ref, codec.number(number))
 
-    async def _expected(self, turn: Turn, submission: _Submission) -> tuple[int, AgentName]:
-        known = self._next.get(turn.ref)
-        if known and not (submission.asked and known[1] != turn.agent.name):
-            return known
-        return await self._peek(turn.ref)
-
     async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        found = await self._partitions.of(ref).scripts.call("next_turn", ref=str(ref))
+        scope = self._partitions.scope(ref)
+        found = await scope.call("next_turn")
         if not found:
             raise ConversationNotFoundError
         agent, turns, record = found
-        opened = self._partitions.of(ref).sealer.open(record or b"", str(ref), "conversation")
-        return turns + 1, codec.agent_of(opened, agent)
+        return turns + 1, codec.agent_of(scope.open(record or b"", "conversation"), agent)
 
-    async def _send(self, turn: Turn, submission: _Submission) -> Any:
+    async def _send(self, turn: Turn, new: Submission) -> Any:
         """Run submit.lua, and retry for a moment: the same sealed record makes no second turn."""
-        arguments = await self._sealed(turn, submission)
+        scope = self._partitions.scope(turn.ref)
+        arguments = await self._sealed(scope, turn, new)
         give_up_at, is_retry = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:
             try:
-                reply = await self._partitions.of(turn.ref).scripts.call("submit", **arguments)
+                reply = await scope.call("submit", **arguments)
                 break
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
@@ -293,30 +264,24 @@ class TurnStore:
             return [b"ok", 1]  # the first reply was lost, and the turn has progressed since
         return reply
 
-    async def _sealed(self, turn: Turn, submission: _Submission) -> dict[str, Argument]:
-        partition = self._partitions.of(turn.ref)
-        owner, scope, seal = turn.ref.owner, str(turn.ref), partition.sealer.seal
-        conversation, once = b"", submission.once
-        if submission.create is not None:
-            conversation = seal(codec.encode_conversation(turn.agent.name, submission.create), scope, "conversation")
-        data = codec.encode_input(submission.turn_input)
-        seal_input = partial(seal, data, scope, "input", turn.number)
+    async def _sealed(self, scope: Scope, turn: Turn, new: Submission) -> dict[str, Argument]:
+        conversation, data = b"", codec.encode_input(new.turn_input)
+        if new.create is not None:
+            conversation = scope.seal(codec.encode_conversation(turn.agent.name, new.create), "conversation")
+        seal_input = partial(scope.seal, data, "input", turn.number)
         return {
-            "owner": owner,
-            "ref": scope,
+            "owner": turn.ref.owner,
             "agent": turn.agent.name,
             "conversation": conversation,
             "turn": turn.number,
-            "record": seal(codec.encode_turn(turn), scope, "turn", turn.number),
+            "record": scope.seal(codec.encode_turn(turn), "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
-            "event": seal(codec.encode_event(TurnQueued()), scope, "event", turn.number, TurnQueued.type),
-            "own_channel": partition.channel,
-            "wake": "" if self._scheduler.waiting else partition.wake,
-            "on_busy": submission.on_busy,
-            "most_waiting": self._max_waiting,
-            "most_queued": -(-self._max_queued // len(self._partitions)),
-            "idem": self._keys.name(owner, once) if once else "",
-            "digest": self._keys.digest(owner, once) if once else "",
+            "event": scope.seal(codec.encode_event(TurnQueued()), "event", turn.number, TurnQueued.type),
+            "own_channel": scope.partition.channel,
+            "wake": "" if self._scheduler.waiting else scope.partition.wake,
+            "on_busy": new.on_busy,
+            **self._limits,
+            **self._keys.names(turn.ref.owner, new.once),
         }
 
     async def _is_stored(self, turn: Turn) -> bool:
@@ -343,18 +308,6 @@ class _OpenTurns:
     terms: Terms
     last: int
     agent: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Submission:
-    """Everything about a submission except its number."""
-
-    turn_input: TurnInput
-    create: dict[str, Any] | None
-    asked: bool
-    version_of: Callable[[AgentName], AgentVersion]
-    on_busy: OnBusy
-    once: IdempotentRequest | None
 
 
 def _refusal(state: bytes, rest: list[bytes]) -> Exception:
