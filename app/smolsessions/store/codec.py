@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
-from smolsessions.core.events import (
-    MessageDelta,
-    MessageRestarted,
-    StepFinished,
-    StepStarted,
-    ToolCalled,
-    ToolReturned,
-    TurnEnded,
-    TurnQueued,
-    TurnStarted,
-)
-from smolsessions.core.policies import policy_data, policy_of
+from smolsessions.core.events import StepEvent, TurnEnded, TurnQueued, TurnStarted
+from smolsessions.core.policies import policy_of
 from smolsessions.core.records import AgentName, Head, Origin, Owner, Ref, Rollback, StoredStep, Terms, Turn, TurnInput
 
 if TYPE_CHECKING:
@@ -33,31 +23,15 @@ if TYPE_CHECKING:
 
 _TURN = TypeAdapter(Turn)
 _EVENTS: dict[str, TypeAdapter[Any]] = {
-    kind.type: TypeAdapter(kind)
-    for kind in (
-        TurnQueued,
-        TurnStarted,
-        StepStarted,
-        MessageDelta,
-        MessageRestarted,
-        ToolCalled,
-        ToolReturned,
-        StepFinished,
-    )
+    kind.type: TypeAdapter(kind) for kind in (TurnQueued, TurnStarted, *get_args(StepEvent))
 }
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
 NAME_BYTES = 16
 MOST_DIGITS = 16
 HEAD_MEMBERS = frozenset({7, 10})  # the last three, sets of removed steps, are left out if all are empty
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
-_TYPES: tuple[EntryType, ...] = (
-    "task",
-    "planning",
-    "action",
-    "note",
-    "summary",
-    "edit",
-)  # stored by number: append only
+# Stored by number: append only.
+_TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
 
 
 def number(data: bytes | None, most: int = 2**53) -> int:
@@ -85,11 +59,8 @@ def encode_turn(turn: Turn) -> bytes:
 
 
 def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
-    fields = from_json(data)
-    fields["ref"] = ref
-    fields["number"] = number
     try:
-        turn: Turn = _TURN.validator.validate_python(fields)
+        turn: Turn = _TURN.validator.validate_python(from_json(data) | {"ref": ref, "number": number})
     except ValidationError as error:
         raise SealBrokenError(f"a turn's record {NEWER}") from error
     return turn
@@ -115,14 +86,13 @@ def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
 def unpack_events(data: bytes) -> list[Event | None]:
     """Return a log's events. None stands for an event of a newer release."""
     lines = data.split(b"\n")
-    return [_known_event(name.decode(), line) for name, line in zip(lines[::2], lines[1::2], strict=True)]
-
-
-def _known_event(name: str, data: bytes) -> Event | None:
-    try:
-        return decode_event(name, data)
-    except ValueError:
-        return None
+    events: list[Event | None] = []
+    for name, line in zip(lines[::2], lines[1::2], strict=True):
+        try:
+            events.append(decode_event(name.decode(), line))
+        except ValueError:
+            events.append(None)
+    return events
 
 
 def encode_chunk_list(chunks: dict[str, bytes]) -> bytes:
@@ -207,19 +177,20 @@ def encode_conversation(agent: str, metadata: dict[str, Any], *, has_terms: bool
     return to_json({"agent": agent, "metadata": metadata} | ({"terms": True} if has_terms else {}))
 
 
-def has_terms(data: bytes) -> bool:
-    """Return True if a conversation had terms when its record was sealed. A rollback may have added some since."""
-    return "terms" in from_json(data)
+def decode_conversation(data: bytes, agent: bytes | None) -> tuple[AgentName, dict[str, Any], bool]:
+    """Return agent, metadata, and whether the conversation had terms when its record was sealed.
+
+    A rollback may have added some since. `agent` is the unsealed copy that the scripts use, which must be equal.
+    """
+    fields = from_json(data)
+    if fields["agent"].encode() != agent:
+        raise SealBrokenError
+    return AgentName(fields["agent"]), fields["metadata"], "terms" in fields
 
 
 def encode_terms(terms: Terms) -> bytes:
-    return to_json(
-        {
-            "policy": None if terms.policy is None else policy_data(terms.policy),
-            "lineage": [[origin.scope, origin.turn] for origin in terms.lineage],
-            "jumps": [[jump.after, jump.to] for jump in terms.jumps],
-        }
-    )
+    pairs = {"lineage": list(map(astuple, terms.lineage)), "jumps": list(map(astuple, terms.jumps))}
+    return to_json({"policy": terms.policy} | pairs)
 
 
 def decode_terms(data: bytes) -> Terms:
@@ -230,16 +201,3 @@ def decode_terms(data: bytes) -> Terms:
         return Terms(policy, lineage, tuple(Rollback(*jump) for jump in fields["jumps"]))
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error
-
-
-def agent_of(data: bytes, unsealed: bytes) -> AgentName:
-    """Return the sealed name of a conversation's agent. The scripts use an unsealed copy, which must be equal."""
-    sealed = str(from_json(data)["agent"])
-    if sealed.encode() != unsealed:
-        raise SealBrokenError
-    return AgentName(sealed)
-
-
-def decode_metadata(data: bytes) -> dict[str, Any]:
-    metadata: dict[str, Any] = from_json(data)["metadata"]
-    return metadata

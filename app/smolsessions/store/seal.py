@@ -36,7 +36,6 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
 _KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
-_local = threading.local()
 
 
 class Sealer:
@@ -52,7 +51,7 @@ class Sealer:
     def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
         """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both."""
         nonce = os.urandom(NONCE_BYTES)
-        packed = _compressor().compress(plaintext)
+        packed = _zstd().compressor.compress(plaintext)
         return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, _bind(place))
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
@@ -72,7 +71,7 @@ class Sealer:
             raise SealBrokenError from None
         if zstandard.frame_content_size(packed) > MAX_PLAINTEXT_BYTES:
             raise SealBrokenError("a stored record is larger than this release reads")
-        return _decompressor().decompress(packed)
+        return _zstd().decompressor.decompress(packed)
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
@@ -139,24 +138,15 @@ def _bound(part: str | int) -> bytes:
     return struct.pack(">I", len(encoded)) + encoded
 
 
-@cache
-def _dictionary() -> zstandard.ZstdCompressionDict:
-    # Part of format 1. A small record compresses well only against similar ones.
-    data = importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
-    return zstandard.ZstdCompressionDict(data)
+class _Zstd(threading.local):
+    """A compressor and a decompressor for each thread."""
+
+    def __init__(self) -> None:
+        # Part of format 1. A small record compresses well only against similar ones.
+        data = importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
+        shared = zstandard.ZstdCompressionDict(data)
+        self.compressor = zstandard.ZstdCompressor(level=3, dict_data=shared, write_checksum=False, write_dict_id=False)
+        self.decompressor = zstandard.ZstdDecompressor(dict_data=shared)
 
 
-def _compressor() -> zstandard.ZstdCompressor:
-    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
-    if compressor is None:
-        compressor = _local.compressor = zstandard.ZstdCompressor(
-            level=3, dict_data=_dictionary(), write_checksum=False, write_dict_id=False
-        )
-    return compressor
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary())
-    decompressor: zstandard.ZstdDecompressor = _local.decompressor
-    return decompressor
+_zstd = cache(_Zstd)

@@ -31,67 +31,39 @@ _MORE_RIGHTS = (
     "for a database other than 0 +select"
 )
 _URL, _PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
-_SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (  # class, words of its message, sentence
-    (
-        ssl.SSLCertVerificationError,
-        "",
-        (
-            "the store's certificate is not trusted ({error}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
-            "signed it, and use a host name that it was made for"
-        ),
+_SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words of the message
+    (ssl.SSLCertVerificationError, ""): (
+        "the store's certificate is not trusted ({error}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
+        "signed it, and use a host name that it was made for"
     ),
-    (
-        ResponseError,
-        "unknown command 'SENTINEL'",
-        (
-            f"the server at {_URL} is no sentinel ({{error}}): name the sentinels' own ports, mostly 26379, or write "
-            "the address of a server without them as redis://host:port"
-        ),
+    (ResponseError, "unknown command 'SENTINEL'"): (
+        f"the server at {_URL} is no sentinel ({{error}}): name the sentinels' own ports, mostly 26379, or write "
+        "the address of a server without them as redis://host:port"
     ),
-    (
-        MasterNotFoundError,
-        "",
-        (
-            f"no sentinel in {_URL} names a primary ({{error}}): check that they answer at these addresses, that "
-            "/service/ is the name that they know it by, and, if they need a password of their own, append "
-            "?sentinel_username=…&sentinel_password=…"
-        ),
+    (MasterNotFoundError, ""): (
+        f"no sentinel in {_URL} names a primary ({{error}}): check that they answer at these addresses, that "
+        "/service/ is the name that they know it by, and, if they need a password of their own, append "
+        "?sentinel_username=…&sentinel_password=…"
     ),
-    (
-        NoPermissionError,
-        "",
-        f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {{rights}}",
+    (NoPermissionError, ""): (
+        f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {{rights}}"
     ),
-    (
-        RedisError,
-        "without any password configured",
-        (
-            f"the store has no password, and one is set: take it out of {_URL} (and unset {_PASSWORD_FILE}), or set "
-            "one in the store"
-        ),
+    (RedisError, "without any password configured"): (
+        f"the store has no password, and one is set: take it out of {_URL} (and unset {_PASSWORD_FILE}), or set "
+        "one in the store"
     ),
-)
-_LATER_SENTENCES: tuple[tuple[type[BaseException], str, str], ...] = (
-    (MovedError, "", NODE_SENTENCE),
-    (
-        ResponseError,
-        "cluster support disabled",
-        "the store is no cluster ({error}); write its address as redis://host:port, or rediss:// with TLS",
+    (MovedError, ""): NODE_SENTENCE,
+    (ResponseError, "cluster support disabled"): (
+        "the store is no cluster ({error}); write its address as redis://host:port, or rediss:// with TLS"
     ),
-    (
-        ReadOnlyError,
-        "",
-        (
-            f"the store at {_URL} is a replica, which takes no writes; write the address of its primary, or "
-            "redis+sentinel:// or redis+cluster:// with servers that know the primary"
-        ),
+    (ReadOnlyError, ""): (
+        f"the store at {_URL} is a replica, which takes no writes; write the address of its primary, or "
+        "redis+sentinel:// or redis+cluster:// with servers that know the primary"
     ),
-    (
-        ResponseError,
-        "DB index is out of range",
-        f"the store has no such database ({{error}}); end {_URL} with another number, or none",
+    (ResponseError, "DB index is out of range"): (
+        f"the store has no such database ({{error}}); end {_URL} with another number, or none"
     ),
-)
+}
 
 
 @contextmanager
@@ -110,20 +82,15 @@ def error_text(error: BaseException) -> str:
 
 def _sentence(error: BaseException, address: Address) -> str:
     causes = list(_chain(error))
-    found = _of_table(causes, _SENTENCES) or _of_password(causes, address) or _of_table(causes, _LATER_SENTENCES)
-    hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
-    return found or (
-        f"the store at {_URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
-        "variable to use the embedded store of `serve`"
-    )
-
-
-def _of_table(causes: list[BaseException], table: tuple[tuple[type[BaseException], str, str], ...]) -> str | None:
-    for kind, words, sentence in table:
+    for (kind, words), sentence in _SENTENCES.items():
         for cause in causes:
             if isinstance(cause, kind) and words in str(cause):
                 return sentence.format(error=error_text(cause), rights=f"{RIGHTS}, {_MORE_RIGHTS}")
-    return None
+    hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
+    return _of_password(causes, address) or (
+        f"the store at {_URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
+        "variable to use the embedded store of `serve`"
+    )
 
 
 def _of_password(causes: list[BaseException], address: Address) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import ssl
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,8 +69,8 @@ def servers_at(address: Address) -> Servers:
     _check_files(address)
     try:
         if match is None:
-            return _SingleServer(address)
-        return (_Cluster if match[2] == "cluster" else _SentinelServers)(address, match[1])
+            return _single_server(address)
+        return (_Cluster if match[2] == "cluster" else _behind_sentinels)(address, match[1])
     except TypeError as error:  # it names the option without its value
         raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
     except (ValueError, RedisClusterException):
@@ -101,47 +103,44 @@ def _check_files(address: Address) -> None:
         )
 
 
-class _SingleServer:
+class _OneServer:
+    """A single server, or the primary that sentinels name, asked at every connect."""
+
     is_cluster = False
 
-    def __init__(self, address: Address) -> None:
-        options, secure = _options(address, dict(parse_url(address.url)))
-        pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
-        pool.make_connection()  # raises for an unknown option
-        self._client = Redis.from_pool(pool)
+    def __init__(self, client: Redis, sentinel: QuorumSentinel | None = None) -> None:
+        self._client = client
+        self._sentinel = sentinel
+        client.connection_pool.make_connection()  # raises for an unknown option
 
     async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all partitions are there
         return self._client
 
     async def aclose(self) -> None:
         await self._client.aclose()
+        if self._sentinel:
+            await self._sentinel.aclose()
 
 
-class _SentinelServers:
-    """The primary that sentinels name, asked at every connect."""
+def _single_server(address: Address) -> _OneServer:
+    options, secure = _options(address, dict(parse_url(address.url)))
+    pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
+    return _OneServer(Redis.from_pool(pool))
 
-    is_cluster = False
 
-    def __init__(self, address: Address, scheme: str) -> None:
-        seeds, parsed, path = _parse(address.url, scheme, 26379)
-        service, _, database = path.strip("/").partition("/")
-        if not service:
-            raise ValueError(path)
-        own = {name: parsed.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-        asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
-        options, secure = _options(address, parsed)
-        tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
-        kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
-        self._sentinel = QuorumSentinel(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
-        self._client: Redis = self._sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
-        self._client.connection_pool.make_connection()
-
-    async def client(self, partition: str) -> Redis:  # noqa: ARG002 - all partitions are there
-        return self._client
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
-        await self._sentinel.aclose()
+def _behind_sentinels(address: Address, scheme: str) -> _OneServer:
+    seeds, parsed, path = _parse(address.url, scheme, 26379)
+    service, _, database = path.strip("/").partition("/")
+    if not service:
+        raise ValueError(path)
+    own = {name: parsed.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    asked = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S, "retry": Retry(NoBackoff(), 0)}
+    options, secure = _options(address, parsed)
+    tls = {"ssl": secure} | {name: value for name, value in options.items() if name.startswith("ssl_")}
+    kwargs: dict[str, Any] = {"protocol": 2} | asked | own | tls
+    sentinel = QuorumSentinel(seeds, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
+    client: Redis = sentinel.master_for(service, **options, ssl=secure, db=int(database or 0))
+    return _OneServer(client, sentinel)
 
 
 class _Cluster:
@@ -160,11 +159,11 @@ class _Cluster:
         self._map = RedisCluster(startup_nodes=startup, **(self._options | asked)).nodes_manager
         self._clients: dict[str, Redis] = {}
         self._lock = asyncio.Lock()
-        self._refreshed_at = -REFRESH_S
+        self._refreshed_at = -math.inf
 
     async def client(self, partition: str) -> Redis:
         async with self._lock:
-            if self._now() - self._refreshed_at > REFRESH_S:
+            if time.monotonic() - self._refreshed_at > REFRESH_S:
                 try:
                     await self._map.initialize(additional_startup_nodes_info=self._seeds)
                 except RedisClusterException as error:
@@ -172,7 +171,7 @@ class _Cluster:
                 except IndexError as error:  # redis-py takes the first primary
                     raise ConnectionError("no server of the cluster holds any slot yet") from error
                 finally:
-                    self._refreshed_at = self._now()
+                    self._refreshed_at = time.monotonic()
                 self._clients = {name: known for name, known in self._clients.items() if name in self._map.nodes_cache}
             try:
                 node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
@@ -188,10 +187,6 @@ class _Cluster:
         for which in ("nodes_cache", "startup_nodes"):
             with suppress(RedisError, OSError):
                 await self._map.aclose(which)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 class _PasswordFile(CredentialProvider):

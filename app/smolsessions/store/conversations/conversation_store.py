@@ -171,7 +171,7 @@ class ConversationStore:
 
     def of_row(  # noqa: PLR0917 - the order is that of the scripts' answers
         self,
-        name: bytes,
+        scope_name: bytes,
         fields: list[bytes],
         running: bytes,
         queued: int,
@@ -181,24 +181,24 @@ class ConversationStore:
     ) -> Conversation:
         """Open a row of a script's reply, and check its parts against each other."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
-        ref = codec.ref_of(codec.text(name))
+        ref = codec.ref_of(codec.text(scope_name))
         scope = self._partitions.scope(ref)
-        opened = scope.open(record or b"", "conversation")
+        name, metadata, has_terms = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
         terms = scope.terms(sealed)
         head = open_head(scope, generation, sealed_head)
         check_count(head, stored_steps, queued)
         if (
             codec.number(turns) != stored_turns
             or (listed_at and float(listed_at) != codec.number(created))
-            or (terms == NO_TERMS and codec.has_terms(opened))
+            or (terms == NO_TERMS and has_terms)
             or (ttl is None) != (expires is None)
         ):
             raise SealBrokenError(DAMAGED)
         origin = terms.lineage[0] if terms.lineage else None
         return Conversation(
             ref=ref,
-            agent=codec.agent_of(opened, agent),
-            metadata=codec.decode_metadata(opened),
+            agent=name,
+            metadata=metadata,
             created_at=codec.moment(created),
             updated_at=codec.moment(updated),
             turns=stored_turns,
@@ -242,7 +242,7 @@ class _StepScan:
         self._scope.terms(terms)
         head = open_head(self._scope, generation, self.head_blob)
         check_count(head, stored, queued)
-        self.agent = codec.agent_of(self._scope.open(record, "conversation"), unsealed)
+        self.agent, _, _ = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed)
         skipped = head.destroyed if self._with_archived else head.out
         for index, blob in enumerate(blobs[:most], start):
             if len(self.items) == self._limit:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
-NAMES = (
-    "amend cancel chunks claim commit create delete emit find_key fork has_images images import list next_turn outage "
-    "patch queue read read_log record_key release renew replay_state snapshot steps submit sweep turns variables"
-).split()
+_FOLDER = importlib.resources.files("smolsessions.store.scripts")
+_PRELUDE = _FOLDER.joinpath("prelude.lua").read_text()
+NAMES = sorted({entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if ".lua" in entry.name} - {"prelude"})
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 _SAFE_TO_REPEAT = frozenset(
@@ -46,15 +45,14 @@ class Script:
     """Atomic operation on one partition: `scripts/NAME.lua`, behind `scripts/prelude.lua`."""
 
     def __init__(self, name: str) -> None:
-        folder = importlib.resources.files("smolsessions.store.scripts")
-        body = folder.joinpath(f"{name}.lua").read_text()
+        body = _FOLDER.joinpath(f"{name}.lua").read_text()
         header = _HEADER.search(body)
         assert header, f"{name}.lua has no ARGV header"
         names = header[1].split()
         self.name = name
         self.rest = names.pop()[3:] if names[-1].startswith("...") else None
         self.names = tuple(names)
-        self.source = f"{self._binding()}{folder.joinpath('prelude.lua').read_text()}\n{body}"
+        self.source = f"{self._binding()}{_PRELUDE}\n{body}"
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def _binding(self) -> str:

@@ -243,8 +243,9 @@ class TurnStore:
         found = await scope.call("next_turn")
         if not found:
             raise ConversationNotFoundError
-        agent, turns, record = found
-        return turns + 1, codec.agent_of(scope.open(record or b"", "conversation"), agent)
+        unsealed, turns, record = found
+        agent, _, _ = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
+        return turns + 1, agent
 
     async def _send(self, turn: Turn, new: Submission) -> Any:
         """Run submit.lua, and retry for a moment: the same sealed record makes no second turn."""
