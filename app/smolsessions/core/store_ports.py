@@ -44,19 +44,15 @@ class LogReader(Protocol):
 
         Yields None after about 15 s without an event.
         """
-        ...
 
     async def prepare(self, turn: int, after: int) -> None:
         """Read the log once. Raises the `SealBrokenError` that `follow` would raise in mid-stream."""
-        ...
 
     async def end_of(self, turn: int) -> Turn | None:
         """Wait for the turn's end without reading its other events. Returns None when stopped."""
-        ...
 
     def stop(self) -> None:
         """End `follow` without a final event."""
-        ...
 
 
 class TurnStore(Protocol):
@@ -71,7 +67,6 @@ class TurnStore(Protocol):
         Raises `ConversationNotFoundError`, `OtherAgentError`, `AgentUnavailableError`, `BusyError`,
         `TooManyTurnsError`, `OverloadedError` and the errors of `recall`. Then nothing was written.
         """
-        ...
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         """Return the turn that this request made before, or None.
@@ -79,7 +74,6 @@ class TurnStore(Protocol):
         Raises `IdempotencyKeyReusedError` if its key came with another request, and `ConversationNotFoundError` if
         the turn's conversation was deleted.
         """
-        ...
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         """Register a reader of this process.
@@ -87,22 +81,18 @@ class TurnStore(Protocol):
         Without `looks` it starts empty, which is enough before the turn is submitted. Without `wants_all` it only
         waits for the turn's end.
         """
-        ...
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """Stop a turn. A turn that has not begun ends at once (True). Otherwise its worker is notified.
 
         Raises the errors of `turn`.
         """
-        ...
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Raises `TurnNotFoundError` and `ConversationNotFoundError`."""
-        ...
 
     async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
         """Return turns in ascending order from number `first`."""
-        ...
 
 
 class ConversationStore(Protocol):
@@ -110,23 +100,18 @@ class ConversationStore(Protocol):
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         """Raises `ConversationExistsError`."""
-        ...
 
     async def conversation(self, ref: Ref) -> Conversation:
         """Raises `ConversationNotFoundError`."""
-        ...
 
     async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
         """Return an owner's conversations, newest first."""
-        ...
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Store the result of `change`, which is called again after a concurrent write."""
-        ...
 
     async def delete(self, ref: Ref) -> Sequence[Turn]:
         """Delete the conversation. Return its running and waiting turns, which end as cancelled."""
-        ...
 
     async def steps(
         self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
@@ -135,11 +120,9 @@ class ConversationStore(Protocol):
 
         With `kind`, a page may hold fewer steps than the limit although more follow.
         """
-        ...
 
     async def image(self, ref: Ref, name: str) -> bytes:
         """Return an attachment. Raises `NotFoundError`."""
-        ...
 
 
 class HistoryStore(Protocol):
@@ -147,36 +130,29 @@ class HistoryStore(Protocol):
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
         """Return the memory before any policy. With `may_run` also during a turn, as it was before that turn."""
-        ...
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
         """Archive steps, which stay on record. Returns None if the memory has another version by now."""
-        ...
 
     async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
         """Delete these steps and all that are archived or rolled back. Return their number, or None as `archive`."""
-        ...
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
         """Restore steps and variables as they were after a turn (0: before the first).
 
         Raises `TurnNotFoundError`, and `HistoryGoneError` if the variables of that turn are not kept any more.
         """
-        ...
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
         """Copy the conversation as it was after a turn (None: the last). Raises the errors of `roll_back`."""
-        ...
 
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""
-        ...
 
     async def adopt(
         self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
     ) -> Conversation:
         """Create a conversation from an import. Raises `ConversationExistsError`."""
-        ...
 
 
 class Lease(Protocol):
@@ -201,56 +177,45 @@ class Lease(Protocol):
     @property
     def kept_steps(self) -> int:
         """Number of this turn's stored steps, without its task."""
-        ...
 
     @property
     def lacks_task(self) -> bool:
         """True while not even the turn's task is stored."""
-        ...
 
     @property
     def watched(self) -> bool:
         """True if a reader may wait for events. A hint, for any thread."""
-        ...
 
     @property
     def backlog(self) -> int:
         """Number of writes that the store has not acknowledged."""
-        ...
 
     @property
     def is_late(self) -> bool:
         """True if writes wait for long, or the lease may have expired. For any thread."""
-        ...
 
     @property
     def is_sure(self) -> bool:
         """True if the lease cannot have expired. For any thread."""
-        ...
 
     @property
     def is_over(self) -> bool:
         """True if nothing can be written any more: the lease is lost, or the stored data is damaged."""
-        ...
 
     def check_readable(self) -> None:
         """Raise `SealBrokenError` if the claimed records cannot be read. The turn can still be committed."""
-        ...
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load and verify the steps in memory, and their attachments.
 
         A step that is not in memory is empty bytes, so that indexes stay.
         """
-        ...
 
     async def variables(self) -> dict[str, bytes]:
         """Load and verify the agent's variables."""
-        ...
 
     async def load_replay_state(self) -> ReplayState:
         """Load the journal, events and steps of earlier attempts."""
-        ...
 
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
@@ -259,19 +224,15 @@ class Lease(Protocol):
 
         The journal keeps `result` under the key until the turn is over. Without a key it keeps nothing.
         """
-        ...
 
     def buffer_events(self, events: Iterable[Event]) -> bool:
         """Keep the turn's last events for the commit. Returns False if they must be emitted."""
-        ...
 
     def when_written(self, call: Callable[[], object]) -> None:
         """Call once all writes so far are acknowledged or given up."""
-        ...
 
     async def flush(self) -> None:
         """Wait until all writes so far are acknowledged. Raises `LeaseLostError` and `SealBrokenError`."""
-        ...
 
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn: keep its steps, append the final event, release the lease. Retried until the store answers.
@@ -281,7 +242,6 @@ class Lease(Protocol):
         Raises `LeaseLostError`, and `SealBrokenError` if stored steps are missing. After the latter, a second commit
         ends the turn and leaves the steps.
         """
-        ...
 
 
 L = TypeVar("L", bound=Lease)
@@ -300,32 +260,24 @@ class Scheduler(Protocol[L]):
         agent with another fingerprint began waits a while for a worker with that agent. A store that is away or slow
         yields nothing. A later call returns its late claims.
         """
-        ...
 
     def stop_claiming(self) -> None:
         """Claim no more, and hand late claims back."""
-        ...
 
     async def all_given_back(self) -> None:
         """Wait, after `stop_claiming`, until late claims are handed back."""
-        ...
 
     async def renew(self, leases: Sequence[L]) -> None:
         """Extend the leases. Expired ones become lost."""
-        ...
 
     async def sweep(self) -> int:
         """Make conversations with an expired lease ready again, and return their number."""
-        ...
 
     async def hand_back(self, lease: L) -> None:
         """Release a lease before its turn has ended. Its conversation is ready again."""
-        ...
 
     def nudge(self) -> None:
         """Make `wait_for_work` return."""
-        ...
 
     async def wait_for_work(self, timeout_s: float) -> None:
         """Return when a conversation may be ready, or after the timeout. A hint only."""
-        ...

@@ -8,10 +8,9 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smolsessions.store.connection.identity import IdentityCheck
 from smolsessions.store.connection.pipeline import Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
-from smolsessions.store.connection.startup_check import check_store
+from smolsessions.store.connection.startup_check import IdentityCheck, check_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
