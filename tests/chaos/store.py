@@ -40,7 +40,7 @@ for _, ref in ipairs(redis.call('ZRANGE', '{P}:leases', 0, -1)) do
 end
 return astray
 """
-WORKING = ("ready", "share", "owners", "leases", "run", "journal", "queue", "fresh", "watch")
+WORKING = ("ready", "owned", "owners", "leases", "run", "journal", "queue", "pending", "watch")
 
 
 @dataclass

@@ -72,7 +72,7 @@ async def test_owners_take_turns_and_each_has_its_oldest_first(stores: tuple[Sto
     taken = [str(lease.turn.ref) for lease in await claim(one, most=5)]
     assert taken == ["many/1", "few/1", "one/1", "many/2", "many/3"]
     assert [str(lease.turn.ref) for lease in await claim(other)] == [f"many/{number}" for number in range(4, 9)]
-    assert raw.keys("*:ready:*") + raw.keys("*:share:*") + raw.keys("*:owners:*") == []
+    assert raw.keys("*:ready:*") + raw.keys("*:owned:*") + raw.keys("*:owners:*") == []
 
 
 async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another(stores: tuple[Store, Store]) -> None:
@@ -104,7 +104,7 @@ async def test_a_conversation_that_is_missing_in_the_ready_set_is_not_claimed(
         await submit(one, name)
     raw.zrem(READY, "many/1")
     assert [str(lease.turn.ref) for lease in await claim(other, most=9)] == ["many/0", "few/0", "many/2"]
-    assert raw.keys("*:ready:*") + raw.keys("*:share:*") + raw.keys("*:owners:*") == []
+    assert raw.keys("*:ready:*") + raw.keys("*:owned:*") + raw.keys("*:owners:*") == []
 
 
 async def test_an_owner_that_fills_the_queue_leaves_a_share_of_it_to_others(socket_path: Path, raw: Raw) -> None:
@@ -202,12 +202,12 @@ async def test_a_claim_that_cannot_be_opened_is_set_aside_for_good(
     await one.conversations.delete(ref_of("b"))
 
 
-@pytest.mark.parametrize("kind", ["ready", "share", "owners"])
+@pytest.mark.parametrize("kind", ["ready", "owned", "owners"])
 async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Store], raw: Raw, kind: str) -> None:
     one, _ = stores
     for name in ("a/1", "b/1", "a/2"):
         await submit(one, name)
-    name = {"ready": READY, "owners": OWNERS, "share": f"{PARTITION}:share:{AGENT}:a"}[kind]
+    name = {"ready": READY, "owners": OWNERS, "owned": f"{PARTITION}:owned:{AGENT}:a"}[kind]
     raw.delete(name)
     raw.set(name, "junk")
     found = [str(lease.turn.ref) for lease in await claim(one)]

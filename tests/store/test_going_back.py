@@ -448,10 +448,10 @@ def test_what_an_older_release_played_cannot_be_gone_back_to_and_is_not_guessed(
     for text in ("two", "three"):
         service.follow_up(turn, ECHO, {"say": text})
     for gone in (1, 2):
-        raw.hdel(f"{PARTITION}:moments:local/{name}", gone)
+        raw.hdel(f"{PARTITION}:heads:local/{name}", gone)
         for what in ("rollback", "fork"):
             problem(service.post(f"/conversations/{name}/{what}", turn=gone), 409, "history_gone")
-    raw.delete(f"{PARTITION}:moments:local/{name}")
+    raw.delete(f"{PARTITION}:heads:local/{name}")
     for what in ("rollback", "fork"):
         problem(service.post(f"/conversations/{name}/{what}", turn=3), 409, "history_gone")
     made = fork(service, name)
@@ -470,8 +470,8 @@ def test_the_head_of_another_turn_is_not_taken_for_that_of_this_one(service: Ser
     turn = service.play(ECHO, {"say": "one"})
     name = turn["conversation_id"]
     service.follow_up(turn, ECHO, {"say": "two"})
-    moments = f"{PARTITION}:moments:local/{name}"
-    raw.hset(moments, 1, raw.hget(moments, 2))
+    heads = f"{PARTITION}:heads:local/{name}"
+    raw.hset(heads, 1, raw.hget(heads, 2))
     problem(service.post(f"/conversations/{name}/rollback", turn=1), 409, "history_gone")
 
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.stores"]
 
 
-AT_REST = {*"conversation log logs longlogs turns steps images variables moments old oldest".split()}
+AT_REST = {*"conversation log logs longlogs turns steps images variables heads old oldest".split()}
 
 
 class Claim(TypedDict):
@@ -439,7 +439,7 @@ class Machine(RuleBasedStateMachine):
             self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrangebyscore(LEASES, 1, 1).zrange(LEASES, 0, -1)
         )
         asked.exists(ALONE).zrange(OWNERS, 0, -1)
-        asked.zrange(f"{PARTITION}:share:{AGENT}:local", 0, -1).zrange(f"{PARTITION}:share:{AGENT}:other", 0, -1)
+        asked.zrange(f"{PARTITION}:owned:{AGENT}:local", 0, -1).zrange(f"{PARTITION}:owned:{AGENT}:other", 0, -1)
         for name in names:
             asked.lrange(key_of("queue", name), 0, -1)
         ready, expired, leased, reserved, line, *shares_and_queues = asked.execute()
@@ -481,7 +481,7 @@ class Machine(RuleBasedStateMachine):
                     self.see_that_all_is_over(name, should)
         finally:
             left = [found for name in self.played for found in self.raw.keys(f"*{name}*")]
-            shares = self.raw.keys(f"{PARTITION}:share:*")
+            shares = self.raw.keys(f"{PARTITION}:owned:*")
             self.raw.delete(LEASES, READY, OWNERS, ALONE, *shares, *left, *self.raw.keys(f"{PARTITION}:idem:*"))
 
     def play_all(self) -> None:

@@ -680,7 +680,7 @@ def test_a_turn_that_is_over_leaves_no_working_keys(cold: Service, outside: Stor
     turn = cold.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
     turn = cold.follow_up(turn, {"raise": "model_error"})
     assert turn["status"] == "failed"
-    assert conversation_keys(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "logs:C", "moments:C"}
+    assert conversation_keys(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "logs:C", "heads:C"}
     assert raw.hkeys(f"{PARTITION}:logs:local/{turn['conversation_id']}") == [b"1", b"2"]
     running_turn = submit_turn(
         cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"], images=[png("red")]

@@ -110,7 +110,7 @@ def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: R
         "steps",
         "images",
         "variables",
-        "moments",
+        "heads",
         "old",
         "oldest",
         "expiring",

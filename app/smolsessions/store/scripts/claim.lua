@@ -38,9 +38,9 @@ end
 local function oldest_of(owner)
   local oldest, score, place
   for _, i in ipairs(places) do
-    local share, from, first, since = key('share', agents[i], owner), skipped[i .. ':' .. owner] or 0, nil, nil
+    local owned, from, first, since = key('owned', agents[i], owner), skipped[i .. ':' .. owner] or 0, nil, nil
     repeat
-      first = redis.call('ZRANGE', share, from, from)[1]
+      first = redis.call('ZRANGE', owned, from, from)[1]
       since = first and tonumber(redis.call('ZSCORE', key('ready', agents[i]), first))
       if first and not since then  -- the sets disagree
         remove_ready(agents[i], first)
@@ -184,7 +184,7 @@ local function first_candidate()
   return next_ready()
 end
 
--- Delete sets of another type, and rebuild them: `ready` holds the same conversations as the shares of all `owners`. No other
+-- Delete sets of another type, and rebuild them: `ready` holds the same conversations as the `owned` sets of all `owners`. No other
 -- key lists conversations: one that is missing in both stays unclaimed until its turns are cancelled or it is deleted.
 local function restore(agent)
   local ready, owners, since, refs = key('ready', agent), key('owners', agent), {}, {}
@@ -198,13 +198,13 @@ local function restore(agent)
     end
   end
   for _, owner in ipairs(redis.call('ZRANGE', owners, 0, 999)) do
-    delete_wrong_type('zset', key('share', agent, owner), removed)
-    add(key('share', agent, owner))
+    delete_wrong_type('zset', key('owned', agent, owner), removed)
+    add(key('owned', agent, owner))
   end
   add(ready)
   table.sort(refs, function(one, other) return tonumber(since[one]) < tonumber(since[other]) end)
   for _, ref in ipairs(refs) do
-    delete_wrong_type('zset', key('share', agent, owner_of(ref)), removed)
+    delete_wrong_type('zset', key('owned', agent, owner_of(ref)), removed)
     if not redis.call('ZSCORE', leases, ref) then add_ready(agent, ref, since[ref]) end
   end
 end

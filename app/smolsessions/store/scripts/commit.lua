@@ -32,13 +32,13 @@ if count ~= '' then
 end
 if head ~= '' then
   redis.call('HSET', conversation, 'head', head)
-  local fresh = redis.call('HGETALL', key('fresh', ref, generation))
-  for i = 1, #fresh, 2 do put_chunk(ref, generation, fresh[i], fresh[i + 1]) end
+  local pending = redis.call('HGETALL', key('pending', ref, generation))
+  for i = 1, #pending, 2 do put_chunk(ref, generation, pending[i], pending[i + 1]) end
   if variables ~= '' then put_chunk(ref, generation, '', variables) end
 end
 keep_head(ref, turn)
 refresh_ttl(ref)
-redis.call('DEL', key('fresh', ref, generation))
+redis.call('DEL', key('pending', ref, generation))
 redis.call('HSET', conversation, 'committed', token, 'updated', now())
 redis.call('HDEL', conversation, 'fence')
 if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then

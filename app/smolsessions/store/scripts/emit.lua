@@ -9,15 +9,15 @@
 if not holds_lease(ref, fence) then return {'lost'} end
 redis.call('ZADD', leases, 'XX', now() + lease_us, ref)
 local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
-local images, fresh_variables = key('images', ref), key('fresh', ref, generation)
+local images, pending = key('images', ref), key('pending', ref, generation)
 local written, number, seqs, i = parse_int(redis.call('HGET', run, 'written') or '0'), tonumber(serial), {}, 1
 if not written then damaged('run') end
 if number > written + 1 then return {'behind'} end
 local function take() i = i + 1 return entries[i - 1] end
 while i <= #entries do
   local name, result, at, index, step = take(), take(), take(), take(), take()
-  local fresh = number > written
-  if fresh then
+  local is_new = number > written
+  if is_new then
     local length = index ~= '' and redis.call('LLEN', steps)
     if (at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at)) or (length and length < tonumber(index)) then
       redis.call('HSET', run, 'written', number - 1)
@@ -30,15 +30,15 @@ while i <= #entries do
   end
   for _ = 1, tonumber(take()) do
     local hash, image = take(), take()
-    if fresh then redis.call('HSETNX', images, hash, image) end
+    if is_new then redis.call('HSETNX', images, hash, image) end
   end
   for _ = 1, tonumber(take()) do
     local piece, blob = take(), take()
-    if fresh then redis.call('HSET', fresh_variables, piece, blob) end
+    if is_new then redis.call('HSET', pending, piece, blob) end
   end
   for _ = 1, tonumber(take()) do
     local event, blob = take(), take()
-    seqs[#seqs + 1] = fresh and append(ref, turn, event, blob, blob, own_channel) or 0
+    seqs[#seqs + 1] = is_new and append(ref, turn, event, blob, blob, own_channel) or 0
   end
   number = number + 1
 end

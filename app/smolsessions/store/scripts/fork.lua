@@ -17,9 +17,9 @@ end
 local function copy(kind, part)
   redis.call('COPY', key(kind, ref, part), key(kind, to, part), 'REPLACE')
 end
-for _, kind in ipairs({'turns', 'images', 'moments', 'old', 'oldest', 'logs'}) do copy(kind) end
+for _, kind in ipairs({'turns', 'images', 'heads', 'old', 'oldest', 'logs'}) do copy(kind) end
 for number = turn + 1, last do
-  redis.call('HDEL', key('moments', to), number)
+  redis.call('HDEL', key('heads', to), number)
   redis.call('HDEL', key('logs', to), number)
 end
 for _, number in ipairs(long_logs(ref)) do
@@ -36,6 +36,6 @@ create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
   parse_int(redis.call('HGET', key('conversation', ref), 'old_bytes')) or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
-if redis.call('EXISTS', key('moments', to)) == 0 then keep_head(to, turn) end  -- the origin has none
+if redis.call('EXISTS', key('heads', to)) == 0 then keep_head(to, turn) end  -- the origin has none
 set_ttl(to, ttl)
 return {'ok', row(to)}

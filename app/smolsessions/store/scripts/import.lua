@@ -7,7 +7,7 @@ local function take() i = i + 1 return given[i - 1] end
 local turns = tonumber(take())
 for _ = 1, turns do redis.call('RPUSH', key('turns', ref), take()) end
 for _ = 1, tonumber(take()) do redis.call('RPUSH', key('steps', ref, 0), take()) end
-for _, hash in ipairs({key('images', ref), key('variables', ref, 0), key('moments', ref)}) do
+for _, hash in ipairs({key('images', ref), key('variables', ref, 0), key('heads', ref)}) do
   for _ = 1, tonumber(take()) do redis.call('HSET', hash, take(), take()) end
 end
 create(owner, ref, agent, record)

@@ -67,8 +67,8 @@ local function clear_damage(ref, turn)
   local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
   local types = {
     list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref, generation), key('log', ref, turn)},
-    hash = {key('images', ref), key('moments', ref), key('old', ref), key('variables', ref, generation),
-      key('fresh', ref, generation), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
+    hash = {key('images', ref), key('heads', ref), key('old', ref), key('variables', ref, generation),
+      key('pending', ref, generation), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
     set = {key('watch', ref, turn)},
   }
   for expected, names in pairs(types) do
@@ -125,7 +125,7 @@ local function holds_lease(ref, fence)
   return redis.call('HGET', key('conversation', ref), 'fence') == fence
 end
 
--- Ready set of an agent: `ready` holds its conversations by the start of their wait, `share` those of one owner. `owners`
+-- Ready set of an agent: `ready` holds its conversations by the start of their wait, `owned` those of one owner. `owners`
 -- holds the owners by the start of each owner's wait.
 local function owner_of(ref)
   return string.match(ref, '^(.*)/') or ''
@@ -134,15 +134,15 @@ end
 local function add_ready(agent, ref, at)
   local owner = owner_of(ref)
   redis.call('ZADD', key('ready', agent), 'NX', at, ref)
-  redis.call('ZADD', key('share', agent, owner), 'NX', at, ref)
+  redis.call('ZADD', key('owned', agent, owner), 'NX', at, ref)
   redis.call('ZADD', key('owners', agent), 'NX', at, owner)
 end
 
 local function remove_ready(agent, ref)
   local owner = owner_of(ref)
   redis.call('ZREM', key('ready', agent), ref)
-  redis.call('ZREM', key('share', agent, owner), ref)
-  if redis.call('EXISTS', key('share', agent, owner)) == 0 then redis.call('ZREM', key('owners', agent), owner) end
+  redis.call('ZREM', key('owned', agent, owner), ref)
+  if redis.call('EXISTS', key('owned', agent, owner)) == 0 then redis.call('ZREM', key('owners', agent), owner) end
 end
 
 local function make_ready(ref, wake)
@@ -213,7 +213,7 @@ end
 
 -- Keep the present head as the head after a turn. Steps are only appended, so the head identifies the steps.
 local function keep_head(ref, turn)
-  redis.call('HSET', key('moments', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
+  redis.call('HSET', key('heads', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
 end
 
 -- Write a chunk of the variables, or delete it (empty). The chunk with an empty name is the sealed list. Replaced chunks are
@@ -253,7 +253,7 @@ local function delete_conversation(ref, owner, tombstone_s)
   for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
   redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
   redis.call('DEL', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
-    key('variables', ref, generation), key('fresh', ref, generation), key('moments', ref), key('old', ref),
+    key('variables', ref, generation), key('pending', ref, generation), key('heads', ref), key('old', ref),
     key('oldest', ref))
   redis.call('HSET', conversation, 'deleted', now())
   redis.call('EXPIRE', conversation, tombstone_s)

@@ -3,9 +3,9 @@
 -- ARGV: ref turn
 if not redis.call('HGET', key('conversation', ref), 'agent') then check_not_damaged(ref) return {'unknown'} end
 local number, head = math.min(tonumber(turn), count_turns(ref)), nil
-local moments = key('moments', ref)
+local heads = key('heads', ref)
 while number > 0 do
-  head = redis.call('HGET', moments, number)
+  head = redis.call('HGET', heads, number)
   if head then break end
   number = number - 1
 end

@@ -10,7 +10,7 @@ local known = find_request(idem, digest)
 if known then return known end
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
-  return redis.call('ZCARD', key('share', agent, owner)) >= 3 * left
+  return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
 end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
 if not found[1] then

@@ -90,16 +90,16 @@ class TurnMemory:
         if state == b"lost":
             raise LeaseLostError
         journal, log, tail, effects = found
-        _, fresh = await self._load_chunks()
+        _, pending = await self._load_chunks()
         steps = []
         for index, blob in enumerate(tail, head.count):
             steps.append(open_step(self._scope, self._start, index, blob))
             head = extended(head, steps[-1].type, blob)
-        for name, blob in fresh.items():
+        for name, blob in pending.items():
             if blob:
                 self._open_chunk(name, blob)
         self._head, self._chunks, self._knows_tail = head, dict(self._chunks_before), True
-        for name, blob in fresh.items():
+        for name, blob in pending.items():
             self._set_chunk(name, blob)
         written = _by_name(journal)
         if sum(map(bool, written.values())) != codec.number(effects):
@@ -158,8 +158,8 @@ class TurnMemory:
 
     async def _load_chunks(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """Load the chunks of the turn's start, and those of earlier attempts."""
-        kept, fresh = await self._scope.call("variables", generation=self.generation)
-        return {name: blob for name, blob in _by_name(kept).items() if name}, _by_name(fresh)
+        kept, pending = await self._scope.call("variables", generation=self.generation)
+        return {name: blob for name, blob in _by_name(kept).items() if name}, _by_name(pending)
 
 
 def _by_name(pairs: Sequence[bytes]) -> dict[str, bytes]:
