@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import zlib
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.errors import SealBrokenError
+from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import Terms
 from smolsessions.store import codec
+from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, reply_of, script
 from smolsessions.store.turns.turn_log import TurnLog
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
 
     from smolsessions.core.records import Ref
-    from smolsessions.store.scripts.loader import Argument, Scripts
+    from smolsessions.store.connection.commands import Reply
+    from smolsessions.store.connection.pipeline import Pipeline
+    from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.seal import Sealer
 
+PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
 MOST_KNOWN_TERMS = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
 """Blobs that a fork copies as its origin sealed them."""
@@ -31,10 +37,10 @@ class Partition:
     """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
     def __init__(
-        self, scripts: Scripts, sealer: Sealer, process_id: str, *, log_ttl_s: int, id_reuse_s: int, lease_s: float
+        self, pipeline: Pipeline, sealer: Sealer, process_id: str, *, log_ttl_s: int, id_reuse_s: int, lease_s: float
     ) -> None:
-        name = scripts.partition
-        self.scripts = scripts
+        name = pipeline.partition
+        self._pipeline = pipeline
         self.sealer = sealer
         self.channel = f"{name}:replica:{process_id}"
         self.stop_channel = f"{name}:stop:{process_id}"
@@ -46,8 +52,28 @@ class Partition:
         self.terms: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
         """Terms of conversations as last read, by name, with their blobs."""
 
+    @property
+    def is_up(self) -> bool:
+        return self._pipeline.is_up
+
     def scope(self, name: str) -> Scope:
         return Scope(self, name)
+
+    def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
+        """Queue the call of a script. Calls run in the order in which they are queued."""
+        command = script(name).command(self._pipeline.partition, rest, named)
+        return self._pipeline.send(*command, acknowledged=name not in PERIODIC)
+
+    async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
+        """Run a script and return its reply. Idempotent scripts are retried for `PATIENCE_S`."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await reply_of(name, self.send(name, *rest, **named))
+            except StoreUnavailableError:
+                if name not in SAFE_TO_REPEAT or time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +85,7 @@ class Scope:
 
     def call(self, script: str, *rest: Argument, **named: Argument) -> Coroutine[Any, Any, Any]:
         """Run a script on the conversation."""
-        return self.partition.scripts.call(script, *rest, ref=self.name, **named)
+        return self.partition.call(script, *rest, ref=self.name, **named)
 
     def seal(self, data: bytes, *place: str | int) -> bytes:
         return self.partition.sealer.seal(data, self.name, *place)

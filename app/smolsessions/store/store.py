@@ -14,7 +14,7 @@ from smolsessions.store.connection.startup_check import IdentityCheck, check_sto
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
-from smolsessions.store.scripts.loader import Scripts, load_commands, script
+from smolsessions.store.scripts.loader import load_commands, script
 from smolsessions.store.turns.scheduler import Scheduler
 from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
 
@@ -108,7 +108,7 @@ def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[
 
 def _partition(pipeline: Pipeline, sealer: Sealer, process_id: str, options: Options) -> Partition:
     times = {"log_ttl_s": options.log_ttl_s, "id_reuse_s": options.id_reuse_s}
-    return Partition(Scripts(pipeline), sealer, process_id, lease_s=options.lease_s, **times)
+    return Partition(pipeline, sealer, process_id, lease_s=options.lease_s, **times)
 
 
 def _listen(pipeline: Pipeline, partition: Partition, scheduler: Scheduler, check: IdentityCheck) -> None:

@@ -84,7 +84,7 @@ class ConversationStore:
             before = str(age) if place > last else f"({age}"
         elif cursor:
             before = f"({cursor}"
-        rows = await partition.scripts.call("list", owner=owner, before=before, limit=most)
+        rows = await partition.call("list", owner=owner, before=before, limit=most)
         return [((-int(float(score)), place), row) for score, row in rows]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib.resources
 import logging
 import re
-import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from smolsessions.store.connection.commands import Command, Reply
-    from smolsessions.store.connection.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
 _FOLDER = importlib.resources.files("smolsessions.store.scripts")
 _PRELUDE = _FOLDER.joinpath("prelude.lua").read_text()
 NAMES = sorted({entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if ".lua" in entry.name} - {"prelude"})
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
-_SAFE_TO_REPEAT = frozenset(
+SAFE_TO_REPEAT = frozenset(
     "cancel chunks find_key has_images images list next_turn read read_log snapshot steps turns variables".split()
 )
-_PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
+PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of scripts that work on one conversation, or one owner's
 # A Lua error is not among them: it is a defect of a script.
 _DAMAGE = re.compile(
@@ -69,34 +65,6 @@ class Script:
         """Return the EVALSHA of a call. A missing or surplus argument raises."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
-
-
-class Scripts:
-    """Scripts of one partition."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.partition = pipeline.partition
-
-    @property
-    def is_up(self) -> bool:
-        return self._pipeline.is_up
-
-    def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
-        """Queue a call. Calls run in the order in which they are queued."""
-        command = script(name).command(self.partition, rest, named)
-        return self._pipeline.send(*command, acknowledged=name not in _PERIODIC)
-
-    async def call(self, name: str, *rest: Argument, **named: Argument) -> Any:
-        """Run a script and return its reply. Idempotent scripts are retried for `PATIENCE_S`."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return await reply_of(name, self.send(name, *rest, **named))
-            except StoreUnavailableError:
-                if name not in _SAFE_TO_REPEAT or time.monotonic() > give_up_at:
-                    raise
-            await asyncio.sleep(RETRY_S)
 
 
 def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:

@@ -284,7 +284,7 @@ class HeldLease:
         assert turn.outcome
         self._send()
         is_broken = self._defect is not None
-        reply: list[Any] = await self._partition.scripts.call(
+        reply: list[Any] = await self._partition.call(
             "commit",
             **self._target,
             **sealed,
@@ -329,9 +329,7 @@ class HeldLease:
         self._unsent = 0
         sent_at, lease_us = time.monotonic(), int(self._partition.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
-        reply = self._partition.scripts.send(
-            "emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target
-        )
+        reply = self._partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
         reply.add_done_callback(lambda reply: self._on_reply(reply, batch, sent_at))
 
     def _on_reply(self, reply: Reply, batch: list[Write], sent_at: float) -> None:

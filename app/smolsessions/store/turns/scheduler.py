@@ -100,7 +100,7 @@ class Scheduler:
         for partition in self._order.next():
             if self._room <= 0:
                 break
-            if partition in self._late or (len(self._partitions) > 1 and not partition.scripts.is_up):
+            if partition in self._late or (len(self._partitions) > 1 and not partition.is_up):
                 self._pause_s = min(self._pause_s, LATE_S)  # it stays due
                 continue
             self._order.asked(partition)
@@ -115,7 +115,7 @@ class Scheduler:
 
     async def _claim_in(self, partition: Partition, agents: Mapping[AgentName, str], *, idle: bool) -> None:
         at = time.monotonic()
-        reply = partition.scripts.send(
+        reply = partition.send(
             "claim",
             *(part for agent in agents.items() for part in agent),
             worker=self._worker,
@@ -181,7 +181,7 @@ class Scheduler:
             self._start_release(self.hand_back(lease))
 
     def _start_release(self, call: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(_without_outage(call))
+        task = asyncio.create_task(call)
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
@@ -217,7 +217,7 @@ class Scheduler:
         for lease in leases:
             held += [lease.scope.name, lease.fence, lease.turn.number]
         at = time.monotonic()
-        lost, stopped = await partition.scripts.call("renew", *held, lease_us=self._lease_us)
+        lost, stopped = await partition.call("renew", *held, lease_us=self._lease_us)
         for lease in leases:
             lease.confirm(at)
         for place in lost:
@@ -231,7 +231,7 @@ class Scheduler:
         return await self._in_each("sweep", self._partitions, lambda partition: self._sweep_in(partition, all_are_over))
 
     async def _sweep_in(self, partition: Partition, all_are_over: bool) -> int:
-        ready, removed = await partition.scripts.call(
+        ready, removed = await partition.call(
             "sweep",
             lease_us=self._lease_us,
             all=int(all_are_over),
@@ -283,14 +283,10 @@ class Scheduler:
 async def _release(
     partition: Partition, ref: Argument, turn: Argument, fence: Argument, *, is_damaged: bool = False
 ) -> None:
-    await partition.scripts.call(
-        "release", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_damaged=int(is_damaged)
-    )
-
-
-async def _without_outage(call: Coroutine[None, None, None]) -> None:
     with suppress(StoreUnavailableError, SealBrokenError):  # the lease expires, and the conversation is claimed again
-        await call
+        await partition.call(
+            "release", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_damaged=int(is_damaged)
+        )
 
 
 def _log_removed(names: Iterable[bytes]) -> None:
@@ -302,5 +298,5 @@ async def _queues_in(partition: Partition, agents: Sequence[AgentName]) -> Any:
     """Return length and age of each agent's queue, or None without an answer."""
     with suppress(StoreUnavailableError, TimeoutError):
         async with asyncio.timeout(QUEUES_S):
-            return await partition.scripts.call("queue", *agents)
+            return await partition.call("queue", *agents)
     return None

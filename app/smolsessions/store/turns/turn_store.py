@@ -101,11 +101,11 @@ class TurnStore:
         home = self._home(new.turn.ref.owner, new.once)
         if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
             with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
-                await home.scripts.call("record_key", **self._keys.names(new.turn.ref.owner, new.once))
+                await home.call("record_key", **self._keys.names(new.turn.ref.owner, new.once))
         return accepted
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
-        state, *rest = await self._home(owner, once).scripts.call("find_key", **self._keys.names(owner, once))
+        state, *rest = await self._home(owner, once).call("find_key", **self._keys.names(owner, once))
         if state == b"attached":
             return await self._attached(owner, *rest)
         if state != b"new":
