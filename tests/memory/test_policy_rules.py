@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import defaultdict
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,10 @@ from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.policies import RuleContext, apply_policy
+from smolsessions.agents.memory import policies
+from smolsessions.agents.memory.policies import RuleContext
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.memory.prompt_cache import RuleCache, StepTotals
-from smolsessions.agents.memory.step_cache import StepCache
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import PromptTokens, Scale, estimate_messages, set_shown_estimate
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolsessions.agents.memory.policies import PolicyFunction
+    from smolsessions.core.policies import Policy
 
 SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)
@@ -71,20 +74,37 @@ RULES = st.one_of(
 )
 
 
-def tools(memory: list[MemoryStep] | None = None) -> RuleContext:
-    agent, weights = agents.make_scripted(), StepCache()
+class Box(RuleContext):
+    """Rules' context, with the prompt's view of each step that they were given or gave back."""
+
+    @cached_property
+    def known(self) -> dict[int, PromptStep]:
+        return {}
+
+    def of(self, steps: Sequence[MemoryStep]) -> list[PromptStep]:
+        return [self.known.setdefault(id(step), PromptStep(step)) for step in steps]
+
+
+def tools(memory: list[MemoryStep] | None = None) -> Box:
+    agent = agents.make_scripted()
     agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
     agent.memory.system_prompt = SYSTEM
-    return RuleContext(weights, OWN, RuleCache(agent), PromptTokens(agent, StepTotals(agent, weights)))
+    return Box(OWN, PromptTokens(agent, PromptMemory(agent)), defaultdict(Parts))
 
 
-def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: RuleContext) -> list[int]:
+def apply_policy(steps: Sequence[MemoryStep], policy: Policy, box: Box) -> list[MemoryStep]:
+    shown = policies.apply_policy(box.of(steps), policy, box)
+    box.known.update({id(one.step): one for one in shown})
+    return [one.step for one in shown]
+
+
+def places_of(shown: Sequence[MemoryStep], memory: Sequence[MemoryStep], box: Box) -> list[int]:
     at = {id(step): place for place, step in enumerate(memory)}
-    return [at[id(box.cache.origin(step))] for step in shown]
+    return [at[id(one.origin.step)] for one in box.of(shown)]
 
 
-def tokens_of(steps: Sequence[MemoryStep], box: RuleContext) -> int:
-    return sum(estimate_messages(box.cache.messages(step)) for step in steps)
+def tokens_of(steps: Sequence[MemoryStep], box: Box) -> int:
+    return sum(estimate_messages(one.messages) for one in box.of(steps))
 
 
 @settings(max_examples=300, deadline=None)

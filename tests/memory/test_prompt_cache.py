@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +15,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepTotals
-from smolsessions.agents.memory.step_cache import StepCache
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.agents.smolagents_patches import patch_agent
@@ -22,8 +23,6 @@ from smolsessions.core.policies import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from smolagents.memory import MemoryStep
 
     from smolsessions.core.policies import Policy
 
@@ -48,9 +47,9 @@ def agent_of(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **more
     return agent
 
 
-def toolbox_of(agent: Any) -> RuleContext:
-    weights = StepCache()
-    return RuleContext(weights, {}, RuleCache(agent), PromptTokens(agent, StepTotals(agent, weights)))
+def toolbox_of(agent: Any) -> tuple[PromptMemory, RuleContext]:
+    memory = PromptMemory(agent)
+    return memory, RuleContext({}, PromptTokens(agent, memory), defaultdict(Parts))
 
 
 def some_step(number: int, chance: random.Random) -> Any:
@@ -73,8 +72,12 @@ def some_step(number: int, chance: random.Random) -> Any:
     return step
 
 
-def as_shown(steps: Sequence[MemoryStep], weights: StepCache) -> list[Any]:
-    return [(id(weights.origin(step)), [message.content for message in weights.messages(step)]) for step in steps]
+def as_shown(steps: Sequence[PromptStep]) -> list[Any]:
+    return [(id(one.origin.step), [message.content for message in one.messages]) for one in steps]
+
+
+def sizes_of(steps: Sequence[PromptStep]) -> list[tuple[int, int, bool]]:
+    return [(one.characters, one.estimate, one.is_copy) for one in steps]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -84,43 +87,39 @@ def test_a_growing_memory_yields_the_same_prompt_as_a_fresh_cache(name: str) -> 
     for _ in range(20):
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
-        kept = toolbox_of(agent)
-        weights, weighing = kept.cache, StepTotals(agent, kept.cache)
+        memory, kept = toolbox_of(agent)
+        joined = Parts()
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
-            afresh = toolbox_of(agent)
-            expected = apply_policy(steps, policy, afresh)
-            found = apply_policy(steps, policy, kept)
-            assert as_shown(found, weights) == as_shown(expected, afresh.cache)
-            weighed, anew = weighing.of(found), StepTotals(agent, afresh.cache).of(expected)
-            for sum_of in (StepTotals.characters, StepTotals.estimate):
-                for places in (None, *([place] for place in range(len(found)))):
-                    assert sum_of(weighed, places) == sum_of(anew, places)
-            assert weighed.copies == anew.copies
+            fresh_memory, afresh = toolbox_of(agent)
+            expected = apply_policy(fresh_memory.steps(), policy, afresh)
+            found = apply_policy(memory.steps(), policy, kept)
+            assert as_shown(found) == as_shown(expected)
+            assert sizes_of(found) == sizes_of(expected)
+            assert joined.of(found, attrgetter("messages")) == [m for one in expected for m in one.messages]
             assert (kept.tokens.scale(), kept.tokens.before) == (afresh.tokens.scale(), afresh.tokens.before)
-            weights.evict(steps)
 
 
 def test_a_change_of_policy_does_not_reuse_results() -> None:
     chance = random.Random(1)
     agent = agent_of()
-    agent.memory.steps = steps = [some_step(number, chance) for number in range(60)]
-    kept = toolbox_of(agent)
+    agent.memory.steps = [some_step(number, chance) for number in range(60)]
+    memory, kept = toolbox_of(agent)
     for name in [*POLICIES, *reversed(POLICIES)]:
-        policy, afresh = policy_of(POLICIES[name]), toolbox_of(agent)
-        expected = apply_policy(steps, policy, afresh)
-        assert as_shown(apply_policy(steps, policy, kept), kept.cache) == as_shown(expected, afresh.cache), name
+        policy, (fresh_memory, afresh) = policy_of(POLICIES[name]), toolbox_of(agent)
+        expected = apply_policy(fresh_memory.steps(), policy, afresh)
+        assert as_shown(apply_policy(memory.steps(), policy, kept)) == as_shown(expected), name
 
 
 def test_a_replaced_list_of_steps_is_examined_from_its_start() -> None:
     chance = random.Random(2)
     agent = agent_of()
     agent.memory.steps = [some_step(number, chance) for number in range(40)]
-    calls = CallIds(agent)
-    calls.ids()
+    memory = PromptMemory(agent)
+    memory.call_ids()
     agent.memory.steps = [some_step(number, chance) for number in range(100, 150)]
     expected = {call.id for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or ()}
-    assert set(calls.ids()) == expected
+    assert set(memory.call_ids()) == expected
     assert expected
 
 

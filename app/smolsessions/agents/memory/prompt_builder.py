@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from collections import defaultdict
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.memory.policies import RuleContext, apply_policy
-from smolsessions.agents.memory.prompt_cache import CallIds, RuleCache, StepMessages, StepTotals
-from smolsessions.agents.memory.step_cache import StepCache
-from smolsessions.agents.memory.step_types import replaced_notes, text_in
+from smolsessions.agents.memory.policies import RuleContext, Steps, apply_policy
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory
+from smolsessions.agents.memory.step_types import text_in
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
 from smolsessions.core.policies import OwnRule, Summarize
 from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
@@ -25,25 +25,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.core.policies import Policy
 
-    Steps = Sequence[MemoryStep]
     Summarizing = Callable[[Steps, int], None]
-
-
-class _Prompt(NamedTuple):
-    """Steps of a prompt, and the memory before `end` that it was made of."""
-
-    shown: Steps = ()
-    memory: Steps = ()
-    end: int = 0
-
-
-class _Omission(NamedTuple):
-    """Difference between a memory and the steps of its prompt."""
-
-    places: tuple[int, ...]
-    shortened: int
-    characters: int
-    estimate: int
 
 
 class PromptBuilder:
@@ -58,132 +40,92 @@ class PromptBuilder:
         self.summarize: Summarizing | None = None
         """Function of the steps in front of a summary and the token limit. It may append a summary to the memory."""
         self._agent = agent
-        self._cache = StepCache()
-        self._messages = StepMessages(agent, self._cache)
-        self._shown_totals = StepTotals(agent, self._cache)
-        self._memory_totals = StepTotals(agent, self._cache)
-        self._tokens = PromptTokens(agent, self._memory_totals)
-        self._context = RuleContext(self._cache, own_policies, RuleCache(agent), self._tokens)
-        self._calls = CallIds(agent)
-        self._last = _Prompt()
+        self.memory = PromptMemory(agent)
+        self._tokens = PromptTokens(agent, self.memory)
+        self._context = RuleContext(own_policies, self._tokens, defaultdict(Parts))
+        self._parts: defaultdict[str, Parts] = defaultdict(Parts)
+        self._last: tuple[Steps, Steps] = [], []
+        """Visible steps at the last prompt, and those that it showed."""
 
     def begin_turn(self, policy: Policy) -> None:
         self.policy = policy
-        self._last = _Prompt()
+        self._last = [], []
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
-        memory = self._agent.memory.steps
         if self.summarize and not summary_mode:
             for place, rule in enumerate(self.policy):
                 if isinstance(rule, Summarize):
-                    self.summarize(self._select(self.policy[: place + 1]), rule.after_tokens)
-        shown = self._select(self.policy)
-        self._last = _Prompt(shown, memory, len(memory))
-        if summary_mode:
-            built = (self._cache.messages(step, summary_mode=True) for step in shown)
-            return [*self._system(summary_mode=True), *chain.from_iterable(built)]
-        messages = [*self._system(), *self._messages.of(shown)]
-        self._cache.evict(shown, memory)
-        return messages
+                    steps = apply_policy(self.memory.visible(), self.policy[: place + 1], self._context)
+                    self.summarize(steps, rule.after_tokens)
+        name = "summary_messages" if summary_mode else "messages"
+        messages = self._parts[name].of(self._select(self.memory.visible()), attrgetter(name))
+        return [*self._system(summary_mode=summary_mode), *messages]
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
         """Return the messages in front of the next task, which counts as the current turn."""
         memory, task = self._agent.memory.steps, TaskStep("")
         memory.append(task)
         try:
-            shown = tuple(self._select(self.policy))  # a copy: the result may be the memory itself
+            shown = self._select(self.memory.visible())
         finally:
             memory.pop()
-        self._last = _Prompt(shown, (*memory, task), len(memory) + 1)
         messages = self._system(summary_mode=summary_mode)
-        for step in shown:
-            if self._cache.origin(step) is not task:
-                messages += self._cache.messages(step, summary_mode=summary_mode)
+        for one in shown:
+            if one.origin.step is not task:
+                messages += one.summary_messages if summary_mode else one.messages
         return messages
 
     @property
     def call_ids(self) -> Collection[str]:
         """Ids of all calls in the memory, empty without a policy."""
-        return self._calls.ids() if self.policy else ()
+        return self.memory.known_call_ids() if self.policy else ()
 
     def record_estimate(self, step: MemoryStep) -> None:
         """Record the size of a finished step's prompt in the step, for comparison with the model's count."""
         if self.policy:
-            shown, memory, end = self._last
-            estimated = self._shown_totals.of(shown, end if shown is memory else len(shown)).estimate()
-            set_shown_estimate(step, estimated)
+            set_shown_estimate(step, self._total(self._last[1], "estimate"))
 
     def tokens(self, steps: Steps) -> int:
-        return self._tokens.scale().tokens(sum(map(self._cache.estimate, steps)))
-
-    def step_text(self, step: MemoryStep) -> str:
-        """Return a step as the model sees it, without images."""
-        return "\n".join(map(text_in, self._cache.messages(step)))
+        return self._tokens.scale().tokens(sum(one.estimate for one in steps))
 
     def left_out(self) -> LeftOut | None:
         """Return the omissions of the last prompt, or None without a policy."""
         if not self.policy:
             return None
-        shown, memory, end = self._last
-        if shown is memory:
-            return LeftOut(0, 0, 0, 0)
-        if any(isinstance(rule, OwnRule) for rule in self.policy):
-            places, shortened, characters, estimate = self._difference(memory, end, shown)
-            return LeftOut(len(places), shortened, characters, self._tokens.scale().tokens(estimate))
-        # Each step is shown at most once, so the totals are enough. In long memories they are faster than sets.
-        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
-        replaced = _places(self._replaced(memory, end), map(id, islice(memory, end)))
-        characters = whole.characters() - whole.characters(replaced) - part.characters()
-        estimate = whole.estimate() - whole.estimate(replaced) - part.estimate()
-        left = end - len(replaced) - len(shown)
-        return LeftOut(left, part.copies, characters, self._tokens.scale().tokens(estimate))
+        visible, shown = self._last
+        count = len(visible) - len(shown)
+        if any(isinstance(rule, OwnRule) for rule in self.policy):  # it may add steps, and show one twice
+            known = set(visible)
+            shown = [one for one in shown if one.origin in known]
+            count = len(known.difference(one.origin for one in shown))
+        characters, estimate = (
+            self._total(visible, name, of="memory") - self._total(shown, name) for name in ("characters", "estimate")
+        )
+        return LeftOut(count, self._total(shown, "is_copy"), characters, self._tokens.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> PrunePreview:
         """Return the size of the prompt without a policy, and after a prune with this one."""
-        memory = self._agent.memory.steps
-        omission = self._difference(memory, len(memory), self._select(policy))
-        totals, scale = self._memory_totals.of(memory), self._tokens.scale()
-        replaced, pruned = self._replaced(memory, len(memory)), set(omission.places)
-        before = [place for place, step in enumerate(memory) if id(step) not in replaced]
+        before = self.memory.visible()
+        shown = apply_policy(before, policy, self._context)
+        missing = set(before).difference(one.origin for one in shown)
+        after = [one for one in before if one not in missing]
+        places = tuple(place for place, one in enumerate(self.memory.steps()) if one in missing)
+        return PrunePreview(self._size(before), self._size(after), places, sum(one.is_copy for one in shown))
+
+    def _size(self, steps: Steps) -> PromptSize:
         system = sum(len(text_in(message)) for message in self._system())
+        characters, scale = system + sum(one.characters for one in steps), self._tokens.scale()
+        tokens = scale.tokens(self._tokens.before + sum(one.estimate for one in steps))
+        return PromptSize(len(steps), characters, tokens, is_estimate=not scale.is_reported)
 
-        def weight(places: Sequence[int]) -> PromptSize:
-            tokens = scale.tokens(self._tokens.before + totals.estimate(places))
-            return PromptSize(
-                len(places), system + totals.characters(places), tokens, is_estimate=not scale.is_reported
-            )
+    def _total(self, steps: Steps, name: str, of: str = "prompt") -> int:
+        return sum(self._parts[f"{of} {name}"].of(steps, lambda one: (getattr(one, name),)))
 
-        after = [place for place in before if place not in pruned]
-        return PrunePreview(weight(before), weight(after), omission.places, omission.shortened)
-
-    def _difference(self, memory: Steps, end: int, shown: Steps) -> _Omission:
-        """Compare the memory before `end`, without its replaced notes, with the steps of a prompt."""
-        whole, part = self._memory_totals.of(memory, end), self._shown_totals.of(shown)
-        replaced = _places(self._replaced(memory, end), map(id, islice(memory, end)))
-        there, known = set(whole.origins), set(part.origins)
-        added = _places(known - there, part.origins)  # by the author's function
-        missing = there - known - {whole.origins[place] for place in replaced}
-        return _Omission(
-            _places(missing, whole.origins),
-            part.copies,
-            whole.characters() - whole.characters(replaced) - part.characters() + part.characters(added),
-            whole.estimate() - whole.estimate(replaced) - part.estimate() + part.estimate(added),
-        )
-
-    def _replaced(self, steps: Steps, end: int) -> set[int]:
-        return replaced_notes(self._context.results.notes("all", steps, end))
-
-    def _select(self, policy: Policy) -> Steps:
-        """Return the steps that a policy shows of the memory, without replaced notes."""
-        steps: Steps = self._agent.memory.steps
-        if replaced := self._replaced(steps, len(steps)):
-            steps = [step for step in steps if id(step) not in replaced]
-        return apply_policy(steps, policy, self._context)
+    def _select(self, visible: Steps) -> Steps:
+        shown = apply_policy(visible, self.policy, self._context)
+        self._last = visible, shown
+        return shown
 
     def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
         messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
         return messages
-
-
-def _places(wanted: Collection[int], ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(place for place, one in enumerate(ids) if one in wanted) if wanted else ()

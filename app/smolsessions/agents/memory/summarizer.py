@@ -9,15 +9,15 @@ from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.policies import turn_start
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, text_in
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from smolagents import Model, MultiStepAgent
-    from smolagents.memory import MemoryStep
 
+    from smolsessions.agents.memory.policies import Steps
     from smolsessions.agents.memory.prompt_builder import PromptBuilder
     from smolsessions.agents.run.model_proxy import ModelProxy
 
@@ -45,45 +45,42 @@ class Summarizer:
         self._model = model
         self._failed_turn = 0
 
-    def __call__(self, steps: Sequence[MemoryStep], after_tokens: int) -> None:
+    def __call__(self, steps: Steps, after_tokens: int) -> None:
         """Summarize if the steps exceed `after_tokens`. After a failure the rest of the turn shows all steps.
 
         Notes and the current turn stay. If they are nearly all of the prompt, a summary would not help.
         """
         if self._builder.tokens(steps) <= after_tokens:
             return
-        memory: Any = self._agent.memory.steps
-        turn = sum(isinstance(step, TaskStep) for step in memory)
+        memory = self._builder.memory.steps()
+        turn = sum(isinstance(one.step, TaskStep) for one in memory)
         if turn == self._failed_turn:
             return
+        task = memory[turn_start(memory)]  # stays in the prompt during its turn
         recent = memory[turn_start(memory) :]
         if self._builder.tokens(recent) > after_tokens * RECENT_SHARE:
             recent = memory[-1:]
-        kept = {id(step) for step in recent}
-        old = [step for step in steps if id(step) not in kept and not isinstance(step, NoteStep)]
-        task = memory[turn_start(memory)]  # stays in the prompt during its turn
-        fresh = [step for step in old if not isinstance(step, SummaryStep) and step is not task]
+        old = [one for one in steps if one not in recent and not isinstance(one.step, NoteStep)]
+        fresh = [one for one in old if not isinstance(one.step, SummaryStep) and one is not task]
         if self._builder.tokens(fresh) <= after_tokens * WORTH_SHARE:
             return
         try:
-            memory.append(self._summary(old, after_tokens, len(recent)))
+            summary: Any = self._summary(old, after_tokens, len(recent))
+            self._agent.memory.steps.append(summary)
         except Exception as error:  # noqa: BLE001 - any exception of a provider's library; the turn can go on
             self._failed_turn = turn
             log.warning(
                 "no summary could be made (%s); the whole is shown", type(error).__name__, extra={"action": "summary"}
             )
 
-    def _summary(self, steps: Sequence[MemoryStep], after_tokens: int, recent: int) -> SummaryStep:
+    def _summary(self, steps: Steps, after_tokens: int, recent: int) -> SummaryStep:
         model: ModelProxy = self._agent.model  # type: ignore[assignment]  # set by instrumentation
         summary, used, is_counted = "", [0, 0], True
         for part in self._parts(steps, max(MAX_CALL_SHARE * after_tokens, MIN_CALL_TOKENS)):
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
             prompt = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
             answer = model.side_call(prompt, self._model)
-            content: Any = answer.content
-            if isinstance(content, list):
-                content = "".join(str(piece.get("text", "")) for piece in content)
-            summary = utf8_text(str(content or "")).strip()
+            summary = utf8_text(text_in(answer)).strip()
             if not summary:
                 raise ValueError("the summary is empty")
             if answer.token_usage:
@@ -92,7 +89,7 @@ class Summarizer:
                 is_counted = False
         return SummaryStep(summary, recent, *(used if is_counted else (None, None)))
 
-    def _parts(self, steps: Sequence[MemoryStep], max_tokens: int) -> Iterator[str]:
+    def _parts(self, steps: Steps, max_tokens: int) -> Iterator[str]:
         """Yield the steps as texts of at most `max_tokens`, except a larger single step."""
         part: list[str] = []
         size = 0
@@ -101,7 +98,7 @@ class Summarizer:
             if part and size + tokens > max_tokens:
                 yield "\n\n".join(part)
                 part, size = [], 0
-            part.append(self._builder.step_text(step))
+            part.append(step.text)
             size += tokens
         if part:
             yield "\n\n".join(part)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-    from smolsessions.agents.memory.prompt_cache import StepTotals
+    from smolsessions.agents.memory.prompt_steps import PromptMemory
 
 MESSAGE_TOKENS = 4
 """Cost of a message beside its text: its role and separators."""
@@ -108,9 +108,9 @@ class Scale:
 class PromptTokens:
     """Tokens of an agent's prompts. They depend on its memory alone, so a replay in another process gets the same."""
 
-    def __init__(self, agent: MultiStepAgent, memory_totals: StepTotals) -> None:
+    def __init__(self, agent: MultiStepAgent, memory: PromptMemory) -> None:
         self._agent = agent
-        self._totals = memory_totals
+        self._memory = memory
         self._before: tuple[object, int] = (None, 0)
 
     @property
@@ -136,7 +136,7 @@ class PromptTokens:
                 shown = shown_estimate(steps[place])
                 most = MAX_FACTOR if shown is not None else MAX_UNRECORDED_FACTOR
                 if shown is None:
-                    shown = self._totals.of(steps).estimate(range(place))
+                    shown = sum(one.estimate for one in islice(self._memory.steps(), place))
                 factor = counted / max(1, self.before + shown)
                 return Scale(min(factor, most), is_reported=True) if factor >= MIN_FACTOR else Scale()
         return Scale()

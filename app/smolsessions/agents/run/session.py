@@ -13,7 +13,7 @@ from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 
 from smolsessions.agents.memory.memory_edits import EditTracker
-from smolsessions.agents.memory.prompt_cache import CallIds, may_change_steps
+from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
@@ -79,7 +79,7 @@ class AgentSession:
         self._prompt_builder = patch_agent(agent, own_policies or {})
         self._edits = EditTracker(overlay) if may_change_steps(agent) else None
         self._policy = policy
-        self._calls = CallIds(agent)
+        self._memory = self._prompt_builder.memory if self._prompt_builder else PromptMemory(agent)
         if isinstance(agent, CodeAgent) and (overlay.has_gaps or not self._edits):
             agent.step_callbacks.register(ActionStep, self._make_ids_unique)
         if self._prompt_builder:
@@ -186,7 +186,7 @@ class AgentSession:
 
     def _make_ids_unique(self, step: ActionStep) -> None:
         """Make the id of a code block unique: smolagents counts the steps in memory, and a prune removes some."""
-        taken = self._calls.ids()
+        taken = self._memory.call_ids()
         for call in step.tool_calls or ():
             while call.id in taken:
                 call.id += "_2"
