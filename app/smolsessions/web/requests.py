@@ -9,14 +9,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Rules
-from smolsessions.core.records import OnBusy
+from smolsessions.core.records import AgentName, OnBusy
 
 MAX_FIELDS = 50
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 # `storable` checks the names: pydantic's error about a name that holds half a character could not be encoded.
 JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
-AgentName = Annotated[str, Field(min_length=1, max_length=64)]
+Agent = Annotated[AgentName, Field(min_length=1, max_length=64)]
 Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
@@ -43,7 +43,7 @@ class TurnRequest(Body):
 
     message: str = Field(description="The user's message. White space alone is refused.")
     conversation_id: ConversationId | None = Field(None, description="Conversation to continue. Null: a new one.")
-    agent: AgentName | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
+    agent: Agent | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
     images: list[str] = Field(
         [], max_length=16, fail_fast=True, description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL."
     )
@@ -70,7 +70,7 @@ class NewConversation(Body):
     """A new, empty conversation."""
 
     id: ConversationId | None = None
-    agent: AgentName | None = None
+    agent: Agent | None = None
     metadata: JsonObject = {}
     policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)

@@ -49,7 +49,7 @@ NewId = Annotated[
     ),
 ]
 Agent = Annotated[
-    str | None,
+    AgentName | None,
     Query(min_length=1, max_length=64, description="The new conversation's agent. Without it the document's."),
 ]
 AT = "/conversations/{conversation_id}"
@@ -69,9 +69,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     )
     async def create(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
-        agent = AgentName(body.agent) if body.agent is not None else None
         fields = ConversationFields(body.metadata, body.policy, body.ttl_s)
-        made = await conversations.create(owner, body.id, agent, fields)
+        made = await conversations.create(owner, body.id, body.agent, fields)
         return _created(made)
 
     @router.get("/conversations", responses=responses(ConversationPage, 422))
@@ -142,7 +141,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
         """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
         document = await asyncio.to_thread(read_json, await request.body())
-        made = await conversations.bring_in(owner, document, new_id, AgentName(agent) if agent is not None else None)
+        made = await conversations.bring_in(owner, document, new_id, agent)
         return _created(made)
 
     @router.get(f"{AT}/messages", responses=responses(MessagesView, 404, 422))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
-from smolsessions.core.records import AgentName, Ref, TurnInput, TurnOptions
+from smolsessions.core.records import Ref, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.fast_route import FastRoute
 from smolsessions.web.images import read_images
@@ -187,7 +187,7 @@ async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limi
     return NewTurn(
         message=body.message,
         conversation_id=body.conversation_id,
-        agent=AgentName(body.agent) if body.agent is not None else None,
+        agent=body.agent,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
         turn_input=TurnInput(data, body.additional_args),
         images=images,
