@@ -21,8 +21,9 @@ from smolsessions.core.turns import Turns
 from smolsessions.settings import words_in
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
-from smolsessions.store.store import Options, open_store
+from smolsessions.store.store import open_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections

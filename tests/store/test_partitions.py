@@ -14,7 +14,8 @@ from redis import Redis
 
 from smolsessions.core.records import MAX_CRASHES, ConversationFields
 from smolsessions.store.connection.servers import Address
-from smolsessions.store.store import Options, open_store
+from smolsessions.store.partition import Options
+from smolsessions.store.store import open_store
 from tests.support.problems import problem
 from tests.support.service import Service, run
 from tests.support.store_server import StoreServer, running_store

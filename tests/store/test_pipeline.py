@@ -13,9 +13,10 @@ import pytest
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.connection.servers import Address
+from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, parse_keys
-from smolsessions.store.store import Options, open_store
+from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
 from tests.support.problems import problem
 from tests.support.service import Service

@@ -34,9 +34,10 @@ from smolsessions.core.records import (
 from smolsessions.store import codec
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, new_key, parse_keys
-from smolsessions.store.store import Options, Store, open_store
+from smolsessions.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator

@@ -33,21 +33,40 @@ OF_TURNS = frozenset({"turn", "log", "event"})
 NO_TERMS = Terms()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a store.
+
+    `max_waiting` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that wait
+    for a thread. `partitions` is the number that the store must have, if any. `replicated`: no write is acknowledged
+    before a replica has it. `patience_s` reserves a begun turn for workers with its agent's fingerprint, `affinity_s` a
+    conversation for its last worker. `ours_alone`: no other process uses the store, so all leases of an earlier process
+    end at once.
+    """
+
+    lease_s: float
+    log_ttl_s: int
+    max_waiting: int
+    max_queued: int
+    id_reuse_s: int = 3600
+    partitions: int | None = None
+    replicated: bool = False
+    patience_s: float = 0.0
+    affinity_s: float = 0.0
+    ours_alone: bool = False
+
+
 class Partition:
     """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
-    def __init__(
-        self, pipeline: Pipeline, sealer: Sealer, process_id: str, *, log_ttl_s: int, id_reuse_s: int, lease_s: float
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, sealer: Sealer, process_id: str, options: Options) -> None:
         name = pipeline.partition
         self._pipeline = pipeline
         self.sealer = sealer
         self.channel = f"{name}:replica:{process_id}"
         self.stop_channel = f"{name}:stop:{process_id}"
         self.wake = f"{name}:wake"
-        self.log_ttl_s = log_ttl_s
-        self.id_reuse_s = id_reuse_s
-        self.lease_s = lease_s
+        self.options = options
         self.log = TurnLog(self)
         self.terms: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
         """Terms of conversations as last read, by name, with their blobs."""

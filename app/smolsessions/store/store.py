@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from smolsessions.store.connection.servers import Servers
+    from smolsessions.store.partition import Options
     from smolsessions.store.seal import Sealer
 
 
@@ -38,26 +39,6 @@ class Store:
     """Tasks that end only when the store fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of a store. `partitions` is the number that the store must have, if any.
-
-    `replicated`: no write is acknowledged before a replica has it. `ours_alone`: no other process uses the store, so
-    all leases of an earlier process end at once.
-    """
-
-    lease_s: float
-    log_ttl_s: int
-    max_waiting: int
-    max_queued: int
-    id_reuse_s: int = 3600
-    partitions: int | None = None
-    replicated: bool = False
-    patience_s: float = 0.0
-    affinity_s: float = 0.0
-    ours_alone: bool = False
-
-
 @contextlib.asynccontextmanager
 async def open_store(
     address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
@@ -70,9 +51,8 @@ async def open_store(
         )
         names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
         pipelines = [_pipeline(servers, name, options, on_loss) for name in names]
-        partitions = Partitions([_partition(pipeline, sealer, process_id, options) for pipeline in pipelines])
-        times = {"lease_s": options.lease_s, "patience_s": options.patience_s, "affinity_s": options.affinity_s}
-        scheduler = Scheduler(partitions, worker=process_id, **times)
+        partitions = Partitions([Partition(pipeline, sealer, process_id, options) for pipeline in pipelines])
+        scheduler = Scheduler(partitions, process_id, options)
         check = IdentityCheck(pipelines[0], identity, sealer)
         for pipeline, partition in zip(pipelines, partitions, strict=True):
             _listen(pipeline, partition, scheduler, check)
@@ -80,10 +60,7 @@ async def open_store(
         try:
             while options.ours_alone and await scheduler.sweep(all_are_over=True):
                 pass
-            keys = IdempotencyKeys(identity.pepper)
-            turns = TurnStore(
-                partitions, scheduler, keys, max_waiting=options.max_waiting, max_queued=options.max_queued
-            )
+            turns = TurnStore(partitions, scheduler, IdempotencyKeys(identity.pepper), options)
             conversations = ConversationStore(partitions, turns)
             history = HistoryStore(partitions, conversations, turns)
             yield Store(server, turns, conversations, history, scheduler, (*running, check.changed))
@@ -104,11 +81,6 @@ def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[
         on_loss=on_loss,
         replicated=options.replicated,
     )
-
-
-def _partition(pipeline: Pipeline, sealer: Sealer, process_id: str, options: Options) -> Partition:
-    times = {"log_ttl_s": options.log_ttl_s, "id_reuse_s": options.id_reuse_s}
-    return Partition(pipeline, sealer, process_id, lease_s=options.lease_s, **times)
 
 
 def _listen(pipeline: Pipeline, partition: Partition, scheduler: Scheduler, check: IdentityCheck) -> None:

@@ -119,8 +119,8 @@ class ConversationStore:
                 *flattened(records),
                 owner=ref.owner,
                 own_channel=partition.channel,
-                log_ttl_s=partition.log_ttl_s,
-                tombstone_s=partition.id_reuse_s,
+                log_ttl_s=partition.options.log_ttl_s,
+                tombstone_s=partition.options.id_reuse_s,
                 is_damaged=int(is_damaged),
             )
             if state == b"unknown":

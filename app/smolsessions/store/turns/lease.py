@@ -176,7 +176,7 @@ class HeldLease:
 
     def confirm(self, at: float) -> None:
         """Note that a request sent `at` (monotonic clock) found the lease held."""
-        self._held_until = max(self._held_until, at + HELD_SHARE * self._partition.lease_s)
+        self._held_until = max(self._held_until, at + HELD_SHARE * self._partition.options.lease_s)
 
     def cancel(self, flag: bytes = b"1") -> None:
         """Ask the turn to stop."""
@@ -295,7 +295,7 @@ class HeldLease:
             written=0 if is_broken else self._made,
             rollback=by or "",
             wake=self._partition.wake,
-            log_ttl_s=self._partition.log_ttl_s,
+            log_ttl_s=self._partition.options.log_ttl_s,
         )
         state = reply[0]
         if state in {b"behind", b"gap"} and self._writes:  # the store refused the writes before it
@@ -327,7 +327,7 @@ class HeldLease:
             return
         batch = list(self._writes)[-self._unsent :]
         self._unsent = 0
-        sent_at, lease_us = time.monotonic(), int(self._partition.lease_s * 1_000_000)
+        sent_at, lease_us = time.monotonic(), int(self._partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
         reply = self._partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
         reply.add_done_callback(lambda reply: self._on_reply(reply, batch, sent_at))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.records import AgentName
     from smolsessions.store.connection.commands import Reply
-    from smolsessions.store.partition import Partition, Partitions
+    from smolsessions.store.partition import Options, Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,7 @@ QUEUES_S = 1.0
 class Scheduler:
     """Claims conversations and keeps their leases."""
 
-    def __init__(
-        self, partitions: Partitions, *, worker: str, lease_s: float, patience_s: float = 0.0, affinity_s: float = 0.0
-    ) -> None:
-        """`patience_s` reserves a begun turn for workers with its agent's fingerprint.
-
-        `affinity_s` reserves a conversation for its last worker.
-        """
+    def __init__(self, partitions: Partitions, worker: str, options: Options) -> None:
         self._partitions = partitions
         self._worker = worker
         self._has_work = asyncio.Event()
@@ -63,10 +57,9 @@ class Scheduler:
         self._running: dict[tuple[str, Partition], asyncio.Task[int]] = {}
         self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
         self._early_stops: dict[tuple[str, int], bytes] = {}  # stop requests that came before their claim's reply
-        self.lease_s = lease_s
-        self._lease_us = int(lease_s * 1_000_000)
-        self._patience_s = patience_s
-        self._affinity_s = affinity_s
+        self._options = options
+        self.lease_s = options.lease_s
+        self._lease_us = int(options.lease_s * 1_000_000)
 
     def nudge(self, partition: Partition | None = None, owner: str = "") -> None:
         """Wake the worker: a conversation of `owner` is ready in this partition, or any may be ready."""
@@ -122,10 +115,10 @@ class Scheduler:
             lease_us=self._lease_us,
             most=self._room,
             idle=int(idle),
-            patience_us=int(self._patience_s * 1_000_000),
+            patience_us=int(self._options.patience_s * 1_000_000),
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
             most_counted=MAX_CRASHES,
-            affinity_us=int(self._affinity_s * 1_000_000),
+            affinity_us=int(self._options.affinity_s * 1_000_000),
         )
         if len(self._partitions) > 1:  # do not delay the other partitions
             await asyncio.wait((reply,), timeout=LATE_S)
@@ -140,7 +133,7 @@ class Scheduler:
         _log_removed(removed)
         if is_soon:
             self._order.due(partition)
-            self._pause_s = self._affinity_s
+            self._pause_s = self._options.affinity_s
         if left_since:
             self._order.due(partition, int(left_since) / 1_000_000, left_owner.decode(errors="replace"))
         leases = [lease for fields in claims if (lease := self._opened(partition, fields, at))]
@@ -236,7 +229,7 @@ class Scheduler:
             lease_us=self._lease_us,
             all=int(all_are_over),
             wake=partition.wake,
-            tombstone_s=partition.id_reuse_s,
+            tombstone_s=partition.options.id_reuse_s,
         )
         _log_removed(removed)
         return len(ready)

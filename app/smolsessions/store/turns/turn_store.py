@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.records import IdempotentRequest, Owner, Submission, Terms, Turn
-    from smolsessions.store.partition import Partition, Partitions, Scope
+    from smolsessions.store.partition import Options, Partition, Partitions, Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.scheduler import Scheduler
     from smolsessions.store.turns.turn_log import LogReader
@@ -79,18 +79,15 @@ class IdempotencyKeys:
 class TurnStore:
     """Turns in the store."""
 
-    def __init__(
-        self, partitions: Partitions, scheduler: Scheduler, keys: IdempotencyKeys, *, max_waiting: int, max_queued: int
-    ) -> None:
-        """`scheduler` wakes this process's own worker.
-
-        `max_waiting` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that
-        wait for a thread. Each partition has its share of the latter.
-        """
+    def __init__(self, partitions: Partitions, scheduler: Scheduler, keys: IdempotencyKeys, options: Options) -> None:
+        """`scheduler` wakes this process's own worker. Each partition has its share of `max_queued`."""
         self._partitions = partitions
         self._scheduler = scheduler
         self._keys = keys
-        self._limits = {"most_waiting": max_waiting, "most_queued": -(-max_queued // len(partitions))}
+        self._limits = {
+            "most_waiting": options.max_waiting,
+            "most_queued": -(-options.max_queued // len(partitions)),
+        }
         self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
@@ -137,7 +134,7 @@ class TurnStore:
             turn=number,
             record=scope.seal(codec.encode_turn(ended), "turn", number),
             own_channel=partition.channel,
-            log_ttl_s=partition.log_ttl_s,
+            log_ttl_s=partition.options.log_ttl_s,
         )
         if state == b"ended":
             partition.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
