@@ -52,10 +52,9 @@ class Threads:
             value, failure = None, None
             try:
                 value = job()
-            except Exception as error:  # noqa: BLE001 - the caller handles it
-                failure = error
-            except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop
-                failure = RuntimeError(f"a job left with {type(error).__name__}")
+            except BaseException as error:  # noqa: BLE001 - the caller handles it, and a SystemExit would end the loop
+                is_plain = isinstance(error, Exception)
+                failure = error if is_plain else RuntimeError(f"a job left with {type(error).__name__}")
             with self._lock:
                 was_given_up = result in self._given_up
                 self._ended.add(result)

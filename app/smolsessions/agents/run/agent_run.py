@@ -234,6 +234,8 @@ class ToolCallInProgress:
         self._recorder.note_call(call)
         if isinstance(error, TurnStopped) and self._recorder.bridge.hands_over:
             return
+        words = f"{type(error).__name__}: {error_text(error)}" if error else None
+        words = "stopped" if isinstance(error, TurnStopped) else words
         event = ToolReturned(
             self._where,
             call.call_id,
@@ -241,16 +243,12 @@ class ToolCallInProgress:
             call.internal,
             ok=call.ok,
             result=None if error else truncated(as_text(self.result)),
-            error=truncated(_words(error)) if error else None,
+            error=words and truncated(words),
             duration_ms=duration_ms,
             repeated=call.repeated,
         )
         effect = replace(self.effect, duration_ms=duration_ms, repeated=call.repeated) if self.effect else None
         self._recorder.emit(event, (self._key, effect.to_bytes()) if effect else None)
-
-
-def _words(error: BaseException) -> str:
-    return "stopped" if isinstance(error, TurnStopped) else f"{type(error).__name__}: {error_text(error)}"
 
 
 def _with_outer_calls(call_id: str) -> Iterator[str]:

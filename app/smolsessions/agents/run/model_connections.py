@@ -72,14 +72,10 @@ class ModelCall:
         self._socket = connection
         try:
             self._check()
-            result = act()
-        except Exception:
-            self._check()
-            raise
+            return act()
         finally:
             self._socket = None
-        self._check()
-        return result
+            self._check()
 
     def wait(self, seconds: float) -> None:
         """Wait before a retry. Raises `TurnStopped` if the call is cut meanwhile."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import LocalPythonExecutor
-from smolagents.memory import ActionStep, FinalAnswerStep
+from smolagents.memory import FinalAnswerStep
 
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smolagents import MultiStepAgent, Tool
-    from smolagents.memory import CallbackRegistry, MemoryStep
+    from smolagents.memory import MemoryStep
 
     from smolsessions.agents.run.agent_run import ToolCallInProgress
     from smolsessions.agents.run.instrumentation import AgentNode
@@ -67,7 +67,6 @@ class ToolProxy(Proxy):
     """Proxy of a tool. Its call is an effect: a replay returns the journaled result."""
 
     __slots__ = ()
-    _real: Tool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         agent_run = self._node.agent_run
@@ -87,9 +86,10 @@ class ToolProxy(Proxy):
         return call.result
 
     def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
-        if call.record.repeated and self._is_unsafe:
+        name, unsafe = self._real.name, getattr(self._node.agent, "unsafe_to_repeat", ())
+        if call.record.repeated and (name in unsafe or getattr(self._real, "unsafe_to_repeat", False)):
             call.record = replace(call.record, repeated=False)  # an earlier attempt made this call: it is not repeated
-            act = self._refuse
+            act = functools.partial(_refuse, name)
         state = self._node.state
         before = state.snapshot_tool(self._real)
         try:
@@ -105,20 +105,11 @@ class ToolProxy(Proxy):
             return effect, again
         return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
 
-    @property
-    def _is_unsafe(self) -> bool:
-        names = getattr(self._node.agent, "unsafe_to_repeat", ())
-        return bool(getattr(self._real, "unsafe_to_repeat", False)) or self._real.name in names
-
-    def _refuse(self) -> Any:
-        raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=self._real.name))
-
 
 class AgentProxy(Proxy):
     """Proxy of a managed agent, whose own node is `inner`. It has one run at a time: two would corrupt it."""
 
     __slots__ = ("_inner",)
-    _real: MultiStepAgent
     _inner: AgentNode
 
     def __init__(self, real: MultiStepAgent, node: AgentNode, inner: AgentNode) -> None:
@@ -160,7 +151,6 @@ class InterpreterProxy(Proxy):
     """
 
     __slots__ = ()
-    _real: Any
 
     def __call__(self, code_action: str) -> Any:
         agent_run, real = self._node.agent_run, self._real
@@ -193,29 +183,23 @@ class CallbacksProxy(Proxy):
     """Proxy of an agent's callbacks. They get a step's output as the value, never as its text for the model."""
 
     __slots__ = ()
-    _real: CallbackRegistry
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
-        if isinstance(memory_step, ActionStep):
-            self._action(memory_step, **kwargs)
-        elif isinstance(memory_step, FinalAnswerStep) and type(memory_step.output) is ValueWithText:
-            self._answer(memory_step, memory_step.output, **kwargs)
-        else:
-            self._real.callback(memory_step, **kwargs)
-
-    def _action(self, step: ActionStep, **kwargs: Any) -> None:
-        output = step.action_output
-        value = step.action_output = without_text(output)
+        step: Any = memory_step
+        name = "output" if isinstance(step, FinalAnswerStep) else "action_output"
+        output = getattr(step, name, None)
+        if type(output) is not ValueWithText:
+            self._real.callback(step, **kwargs)
+            return
+        value = handle_agent_output_types(output.value) if name == "output" else output.value
+        setattr(step, name, value)
         self._real.callback(step, **kwargs)
-        is_answer = step.is_final_answer or step.error  # with an error it is an answer that a check refused
-        if type(output) is ValueWithText and step.action_output is value and not is_answer:
-            step.action_output = str(output)  # only values of answers are stored
-
-    def _answer(self, step: FinalAnswerStep, output: ValueWithText, **kwargs: Any) -> None:
-        value = step.output = handle_agent_output_types(output.value)
-        self._real.callback(step, **kwargs)
-        if step.output is value:
+        if getattr(step, name) is not value:
+            return
+        if name == "output":
             step.output = output  # a manager's model reads the text that the answer had in its process
+        elif not (step.is_final_answer or step.error):  # with an error it is an answer that a check refused
+            step.action_output = str(output)  # only values of answers are stored
 
 
 def proxy_check(check: Callable[..., Any], node: AgentNode) -> Callable[..., Any]:
@@ -243,6 +227,10 @@ def proxy_tools(node: AgentNode) -> None:
 def unproxied(thing: Any) -> Any:
     """Return the real object behind a proxy, and any other object unchanged."""
     return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
+
+
+def _refuse(name: str) -> Any:
+    raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=name))
 
 
 def _about(tool: Any) -> dict[str, Any]:
