@@ -65,10 +65,7 @@ class Threads:
         return result
 
     def give_up(self, result: asyncio.Future[T], afterwards: Callable[[T | None], object]) -> None:
-        """Count a job's thread as stuck and take on another one.
-
-        `afterwards` is called with what the job returned, if it ever ends.
-        """
+        """Replace a stuck job's thread. `afterwards` is called with the job's result, if it ever ends."""
         with self._lock:
             is_over = result in self._ended  # just now: its thread is free
             self._given_up[result] = afterwards

@@ -194,9 +194,6 @@ class Journal:
                 self._bridge.emit(None, None, (key, chosen))
             return chosen
 
-    def chosen(self, name: str) -> bytes | None:
-        return self._effects.get(f"once:{name}")
-
 
 def digest_of(name: str, arguments: Any) -> str:
     """Hash a call. The order of named arguments does not matter."""
