@@ -43,6 +43,7 @@ class LoopEventBridge:
         self._room = threading.Event()
         self._next_at = 0.0
         self.pause_requested = False
+        """Set to hand the turn to another worker after the current step."""
         self.reason: StopReason | None = None
         self.stopping: asyncio.Future[None] = self._loop.create_future()
 
@@ -93,10 +94,6 @@ class LoopEventBridge:
                     return
             if self._lease.is_sure or not self._open:  # otherwise this process stood still, and the reply is old
                 return
-
-    def request_pause(self) -> None:
-        """Hand the turn to another worker after the current step."""
-        self.pause_requested = True
 
     def request_stop(self, reason: StopReason) -> None:
         """Stop the turn. The first reason counts."""

@@ -100,7 +100,7 @@ class Worker:
         self._slot_free.set()
         self._scheduler.nudge()
         for run in self._running:
-            run.bridge.request_pause()
+            run.bridge.pause_requested = True
 
     def hurry(self) -> None:
         """Hand all running turns back in the middle of a step. Journaled effects are not repeated."""

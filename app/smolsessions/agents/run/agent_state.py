@@ -101,7 +101,11 @@ class AgentState:
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
         for node in self._nodes:
-            _drop_unkept(node)
+            if not _in_thread(node):  # a rebuilt agent would not have these values, and a warm one must be the same
+                for name in node.unkept:
+                    node.agent.state.pop(name, None)
+                _lose(node, node.unkept)
+                node.unkept = set()
         self._lost_before = self._all_lost()
         if self._has_played:
             self._found_lost = set()
@@ -212,7 +216,9 @@ class AgentState:
             if node.interpreter:
                 for name, data in node.interpreter.variables.items():
                     yield start + VARIABLE + name, data
-            if logs := _logs_of(node):
+            executor = _in_thread(node)
+            printed = utf8_text(str(executor.state.get("_print_outputs", ""))) if executor else ""
+            if logs := node.interpreter.logs if node.interpreter else printed:
                 yield start + LOGS, logs.encode()
         yield from self._tools.items()
         self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
@@ -237,16 +243,6 @@ def _state_of_agent(node: AgentNode) -> dict[str, bytes]:
             if node.made.get(name) is not value:
                 found[name] = b""
     return found
-
-
-def _drop_unkept(node: AgentNode) -> None:
-    """Remove values that a rebuilt agent would not have: a turn is the same in a warm and in a cold session."""
-    if _in_thread(node):
-        return
-    for name in node.unkept:
-        node.agent.state.pop(name, None)
-    _lose(node, node.unkept)
-    node.unkept = set()
 
 
 def _lose(node: AgentNode, names: set[str]) -> None:
@@ -274,13 +270,6 @@ def _held_of(node: AgentNode) -> set[str]:
 def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
     executor = unproxied(getattr(node.agent, "python_executor", None))
     return executor if isinstance(executor, LocalPythonExecutor) else None
-
-
-def _logs_of(node: AgentNode) -> str:
-    if node.interpreter:
-        return node.interpreter.logs
-    executor = _in_thread(node)
-    return utf8_text(str(executor.state.get("_print_outputs", ""))) if executor else ""
 
 
 def has_own_state(tool: Any) -> bool:

@@ -61,7 +61,11 @@ class Recorder:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
-        return tuple(sorted(self._calls.copy().values(), key=_order_of))
+        return tuple(
+            sorted(
+                self._calls.copy().values(), key=lambda call: [int(number) for number in _NUMBER.findall(call.call_id)]
+            )
+        )
 
     @property
     def usage(self) -> Usage:
@@ -122,10 +126,6 @@ class Recorder:
             self._used.append(usage)
 
 
-def _order_of(call: ToolCall) -> list[int]:
-    return [int(number) for number in _NUMBER.findall(call.call_id)]
-
-
 class Journal:
     """Effects by key. A key holds the place of a call, which a replay repeats, and a digest of its arguments."""
 
@@ -133,7 +133,7 @@ class Journal:
         self._bridge = bridge
         self._effects = dict(replay.effects) if replay else {}
         begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)] if replay else []
-        self._begun = {call_of(key): _place_of(key) for key in begun}
+        self._begun = {call_of(key): key.rpartition(":")[0] for key in begun}  # without the digest
         self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
         self._lock = threading.Lock()
         self.diverged = False
@@ -171,7 +171,7 @@ class Journal:
 
         Its arguments may have differed (the time, say): it may have had its effect all the same.
         """
-        return self._begun.get(call_of(key)) == _place_of(key)
+        return self._begun.get(call_of(key)) == key.rpartition(":")[0]
 
     def begin(self, key: str, *, is_harmless: bool = False) -> None:
         """Journal the start of a call. Unless it is harmless, wait until this and all earlier writes are stored."""
@@ -197,23 +197,15 @@ class Journal:
 
 def digest_of(name: str, arguments: Any) -> str:
     """Hash a call. The order of named arguments does not matter."""
+    call = [name, arguments]
     try:
-        asked = json.dumps([name, arguments], sort_keys=True).encode()
+        asked = json.dumps(call, sort_keys=True).encode()
     except (TypeError, ValueError):
-        asked = _canonical([name, arguments])
+        try:
+            asked = canonical(call, max_bytes=MAX_KEY_BYTES)
+        except CodecError:
+            asked = _ADDRESS.sub(b"", canonical(json_form(call)))
     return hashlib.sha256(asked).hexdigest()[:16]
-
-
-def _canonical(asked: Any) -> bytes:
-    try:
-        return canonical(asked, max_bytes=MAX_KEY_BYTES)
-    except CodecError:
-        return _ADDRESS.sub(b"", canonical(json_form(asked)))
-
-
-def _place_of(name: str) -> str:
-    """Return a key without its digest: place and name of the call."""
-    return name.rpartition(":")[0]
 
 
 def call_of(key: str) -> str:

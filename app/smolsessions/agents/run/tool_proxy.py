@@ -164,7 +164,7 @@ class InterpreterProxy(Proxy):
     def send_tools(self, tools: dict[str, Any]) -> None:
         """Send functions instead of tools to an interpreter of this process: tools would expose their attributes."""
         if isinstance(self._real, LocalPythonExecutor):
-            tools = {name: tool_stub(name, tool, _about(tool)) for name, tool in tools.items()}
+            tools = {name: tool_stub(name, tool, _data_of(tool)) for name, tool in tools.items()}
         self._real.send_tools(tools)
 
     def _live(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
@@ -233,7 +233,7 @@ def _refuse(name: str) -> Any:
     raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=name))
 
 
-def _about(tool: Any) -> dict[str, Any]:
+def _data_of(tool: Any) -> dict[str, Any]:
     return {name: deepcopy(getattr(tool, name)) for name in _DATA_OF_A_TOOL if hasattr(tool, name)}
 
 
