@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.debian import path_or_skip
-from tests.support.killed_turns import SETTINGS, KilledTurn, note_call
+from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
@@ -80,7 +80,7 @@ def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_pa
     """In a pid namespace if this user may make one: the kernel drops signals that its first process does not handle."""
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     it = KilledTurn(ledger, "teller", [note_call(str(ledger.path), "a"), note_call(str(ledger.path), "b"), DONE])
-    settings = SETTINGS | {"DRAIN_S": "600"}
+    settings = WITHOUT_CODE | {"DRAIN_S": "600"}
     wrapper = (*NEW_NAMESPACE, *TINI) if MAY_UNSHARE else TINI
     service = Service(tmp_path / "service", settings, wrapper=wrapper)
     with running(service):

@@ -18,7 +18,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from tests.support.killed_turns import SETTINGS, KilledTurn, check_log, note_call
+from tests.support import ledgers
+from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, check_log, note_call
 from tests.support.launch import ON_LOOPBACK
 from tests.support.ledgers import Ledger
 from tests.support.metrics import samples
@@ -52,7 +53,7 @@ def started(server: StoreServer, folder: Path, *roles: str, **settings: str) -> 
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                Service(folder / f"{number}-{role}", SETTINGS | server.settings | settings, command=(role,))
+                Service(folder / f"{number}-{role}", WITHOUT_CODE | server.settings | settings, command=(role,))
             )
             for number, role in enumerate(roles)
         ]
@@ -163,7 +164,7 @@ def test_connections_are_not_bound_by_what_a_shell_begins_with(server: StoreServ
 
 
 def test_a_web_whose_turns_nobody_plays_says_so_in_its_log(server: StoreServer, tmp_path: Path) -> None:
-    settings = SETTINGS | server.settings | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
+    settings = WITHOUT_CODE | server.settings | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
     with (
         Service(tmp_path / "web", settings, command=("web",)) as web,
         Redis(unix_socket_path=str(server.socket_path)) as raw,
@@ -206,7 +207,7 @@ def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(server: 
                 assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), path
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert "/docs" not in answer.json()["detail"]
-    sentence = sentence_of(run(tmp_path / "web", SETTINGS | server.settings | {"HOST": ON_LOOPBACK}, "web"))
+    sentence = sentence_of(run(tmp_path / "web", WITHOUT_CODE | server.settings | {"HOST": ON_LOOPBACK}, "web"))
     assert "SMOLSESSIONS_API_KEYS_FILE" in sentence
 
 
@@ -280,7 +281,7 @@ def is_stuck(service: Service) -> bool:
 @contextmanager
 def several(folder: Path, count: int = 3, **settings: str) -> Iterator[Service]:
     """Run a set of processes with one thread each, so that turns must spread. Kill the processes left at the end."""
-    options = SETTINGS | {"THREADS": "1"} | settings
+    options = WITHOUT_CODE | {"THREADS": "1"} | settings
     service = Service(folder / "set", options, command=("serve", "--processes", str(count)))
     everyone: list[psutil.Process] = []
     try:
@@ -458,7 +459,7 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> Non
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    with several(tmp_path, LEASE_S="30") as service:
+    with several(tmp_path, LEASE_S="30", AGENTS=ledgers.AGENTS) as service:
         killed_turns = standing(service, tmp_path, 3)
         everyone = family(service)
         service.kill()
@@ -472,7 +473,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
 
 @pytest.mark.parametrize("command", ["serve", "work"])
 def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, server: StoreServer, tmp_path: Path) -> None:
-    settings = SETTINGS | server.settings | {"AGENTS": "x=tests.support.agents:nothing_of_that_name"}
+    settings = WITHOUT_CODE | server.settings | {"AGENTS": "x=tests.support.agents:nothing_of_that_name"}
     ending = run(tmp_path / "x", settings, command, "--processes", "2")
     sentence = sentence_of(ending)
     assert sentence.count("nothing_of_that_name") == 1
@@ -481,12 +482,12 @@ def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, server: St
 def test_a_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    sentence = sentence_of(run(tmp_path / "x", SETTINGS, "serve", "--processes", "2", TMPDIR=str(long)))
+    sentence = sentence_of(run(tmp_path / "x", WITHOUT_CODE, "serve", "--processes", "2", TMPDIR=str(long)))
     assert "set TMPDIR to a shorter path" in sentence
 
 
 def test_works_share_a_health_port_and_one_outside_store(server: StoreServer, tmp_path: Path) -> None:
-    settings = SETTINGS | server.settings | {"THREADS": "1"}
+    settings = WITHOUT_CODE | server.settings | {"THREADS": "1"}
     with ExitStack() as stack:
         web = stack.enter_context(Service(tmp_path / "web", settings, command=("web", "--processes", "2")))
         work = stack.enter_context(Service(tmp_path / "work", settings, command=("work", "--processes", "2")))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from redis import Redis
 
-from tests.support.ledgers import AGENTS, Ledger
+from tests.support.ledgers import AGENTS, CODELESS, CODERS, Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw
 from tests.support.streaming import FINAL, Event, log_of, posting, watching
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     Script = list[Event]
 
 SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
+WITHOUT_CODE = SETTINGS | {"AGENTS": CODELESS}  # no server of processes for code, which starts slowly
+
+
+def settings_for(agent: str) -> dict[str, str]:
+    return SETTINGS if agent in CODERS else WITHOUT_CODE
 
 
 def note_call(ledger: str, *words: str) -> Event:

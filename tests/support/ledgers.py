@@ -338,5 +338,8 @@ def make_changing() -> ToolCallingAgent:
     return make_teller(instructions=os.environ.get("LEDGER_INSTRUCTIONS", "Be brief."))
 
 
-FACTORIES = "teller writer boss author planner threaded keeper caller wary judged changing".split()
-AGENTS = ",".join(f"{name}=tests.support.ledgers:make_{name}" for name in FACTORIES)
+CODERS = "writer boss author threaded".split()
+OTHERS = "teller planner keeper caller wary judged changing".split()
+AGENTS, CODELESS = (
+    ",".join(f"{name}=tests.support.ledgers:make_{name}" for name in names) for names in ([*CODERS, *OTHERS], OTHERS)
+)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import ledgers
-from tests.support.killed_turns import SETTINGS, KilledTurn, check_log, note_call
+from tests.support.killed_turns import SETTINGS, WITHOUT_CODE, KilledTurn, check_log, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import running_store
@@ -62,7 +62,7 @@ def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
     tmp_path: Path, at: int, where: str
 ) -> None:
     it = make_killed_turn(tmp_path, at)
-    service = Service(tmp_path / "service", SETTINGS | LEASE)
+    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE)
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
@@ -115,7 +115,7 @@ def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path)
 
 def test_a_plan_that_is_made_is_kept(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 1, agent="planner")
-    service = Service(tmp_path / "service", SETTINGS | LEASE)
+    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE)
     with service:
         told_to_end_amid(service, it)
     assert called(it) == ["model"]
@@ -162,7 +162,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
     ledger = Ledger.at(tmp_path / "turn.ledger", 2)
     path = str(ledger.path)
     it = KilledTurn(ledger, "teller", [{"call": [[tool, {"what": "a", "ledger": path}]]}, DONE])
-    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.3"})
+    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE | {"DRAIN_S": "0.3"})
     with service:
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("tool.call")
@@ -194,7 +194,7 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
 
 def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 2)
-    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "600"})
+    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE | {"DRAIN_S": "600"})
     with service:
         it.turn = submit_turn(service, *it.script, agent=it.agent)
         wait_until(lambda: it.ledger.stands)
@@ -215,7 +215,7 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
 
 def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 2, 3, 4, 5, 6)
-    service = Service(tmp_path / "service", SETTINGS | LEASE | {"DRAIN_S": "0.1"})
+    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE | {"DRAIN_S": "0.1"})
     for number in (2, 3, 4, 5):
         with service:
             it.turn = it.turn or submit_turn(service, *it.script, agent=it.agent)
@@ -240,7 +240,7 @@ def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path)
         it.script = [*(note_call(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]
         killed_turns.append(it)
     with running_store(tmp_path / "store") as server, ExitStack() as stack:
-        settings = SETTINGS | LEASE | server.settings
+        settings = WITHOUT_CODE | LEASE | server.settings
         services = [stack.enter_context(Service(tmp_path / name, settings)) for name in "abc"]
         for it, service in zip(killed_turns, services * 2, strict=True):
             it.turn = submit_turn(service, *it.script, agent=it.agent)

@@ -23,6 +23,7 @@ from tests.support.killed_turns import (
     named,
     note_call,
     plain,
+    settings_for,
     spoken,
 )
 from tests.support.ledgers import Ledger
@@ -169,8 +170,8 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
     tmp_path: Path, kind: str, *, watched: bool
 ) -> None:
     factory, script = KINDS[kind]
-    with Service(tmp_path / "service", SETTINGS) as service:
-        agent = AGENT_OF.get(kind, kind)
+    agent = AGENT_OF.get(kind, kind)
+    with Service(tmp_path / "service", settings_for(agent)) as service:
         spared = KilledTurn(Ledger.at(tmp_path / "0.ledger"), agent, script(str(tmp_path / "0.ledger")))
         spared.watch(service)
         spared.turn = service.get(place(spared.turn), include_internal_tools=True)
@@ -190,7 +191,7 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
 def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
     """If `apart` is 1, both kills hit the same call."""
     factory, script = KINDS[kind]
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", settings_for(kind))
     service.start()
     number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
     killed_turns = []

@@ -15,11 +15,13 @@ import pytest
 from tests.support import ledgers
 from tests.support.killed_turns import (
     SETTINGS,
+    WITHOUT_CODE,
     KilledTurn,
     check_log,
     kill_when_blocked,
     make_killed_turn,
     note_call,
+    settings_for,
     spoken,
     submit_killed_turn,
 )
@@ -53,7 +55,7 @@ def kinds_of(service: Service, turn: Event) -> list[str]:
 
 def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 3)
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(it.watch, service)
@@ -77,7 +79,7 @@ def test_a_message_that_was_cut_is_taken_back_and_told_anew(tmp_path: Path) -> N
 
 def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 4, agent="changing")
-    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
+    service = Service(tmp_path / "service", WITHOUT_CODE | {"DRAIN_S": "1"})
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
@@ -95,7 +97,7 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_
 
 def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4, agent="changing")
-    settings = SETTINGS | server.settings
+    settings = WITHOUT_CODE | server.settings
     first = Service(tmp_path / "first", settings)
     first.start()
     submit_killed_turn(first, it)
@@ -114,7 +116,7 @@ def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_p
 def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighbours_are_not(
     tmp_path: Path, server: StoreServer
 ) -> None:
-    settings = SETTINGS | server.settings
+    settings = WITHOUT_CODE | server.settings
     with ExitStack() as stack:
         onlooker = stack.enter_context(Service(tmp_path / "onlooker", ONLOOKER | server.settings))
         neighbours = []
@@ -164,7 +166,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
 def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
-        service = Service(tmp_path / "service", SETTINGS | server.settings)
+        service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
         service.start()
         submit_killed_turn(service, it)
         kill_when_blocked(service, [it])
@@ -180,7 +182,7 @@ def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_pat
 
 def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 4, deadline_s=6)
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     submit_killed_turn(service, it)
     began = time.monotonic()
@@ -229,7 +231,7 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(
     tmp_path: Path, server: StoreServer, what: str
 ) -> None:
     it = make_killed_turn(tmp_path, 4)
-    service = Service(tmp_path / "service", SETTINGS | server.settings)
+    service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
@@ -247,7 +249,7 @@ def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversa
     tmp_path: Path, server: StoreServer
 ) -> None:
     it = make_killed_turn(tmp_path, 4)
-    service = Service(tmp_path / "service", SETTINGS | server.settings)
+    service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
@@ -268,7 +270,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
     path = str(it.ledger.path)
     if agent == "writer":
         it.script = [{"code": f"L = {path!r}\nnote('a', L)"}, {"code": "note('b', L)\nnote('c', L)"}, DONE]
-    settings = SETTINGS | server.settings
+    settings = settings_for(agent) | server.settings
     with Service(tmp_path / "stalled", settings) as stalled:
         submit_killed_turn(stalled, it)
         wait_until(lambda: it.stands_in(server.client()))
@@ -300,7 +302,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
 def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4)
     with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
-        service = Service(tmp_path / "service", SETTINGS | server.settings)
+        service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
         service.start()
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
@@ -358,7 +360,7 @@ def posting_killed(service: Service, it: KilledTurn) -> Iterator[Event]:
 def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_attempts(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 4, 6)
     earlier = note_call(str(Ledger.at(tmp_path / "earlier.ledger").path), "x")
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     before = service.play(earlier, DONE, agent=it.agent)
     it.body = {"conversation_id": before["conversation_id"]}
@@ -383,7 +385,7 @@ def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_att
 
 def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 4)
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     submit_killed_turn(service, it)
     wait_until(lambda: it.stands(service))
@@ -400,7 +402,7 @@ def test_turns_that_wait_behind_one_whose_process_dies_are_played_after_it(tmp_p
 
 def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 2)
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     submit_killed_turn(service, it)
     wait_until(lambda: it.stands(service))
@@ -419,7 +421,7 @@ def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got
     for number in range(2):
         (tmp_path / str(number)).mkdir()
         killed_turns.append(make_killed_turn(tmp_path / str(number), 1, 4))
-    service = Service(tmp_path / "service", SETTINGS)
+    service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     for it in killed_turns:
         submit_killed_turn(service, it)

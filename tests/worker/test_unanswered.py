@@ -12,7 +12,7 @@ import pytest
 from smolagents.utils import AgentError
 
 from tests.support import agents
-from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, note_call, submit_killed_turn
+from tests.support.killed_turns import WITHOUT_CODE, kill_when_blocked, make_killed_turn, note_call, submit_killed_turn
 from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
 from tests.support.streaming import place, posting
@@ -192,7 +192,7 @@ def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["agent_changed", "cancelled", "finished"])
 def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Path, ending: str) -> None:
     it = make_killed_turn(tmp_path, 1, agent="changing")
-    service = Service(tmp_path / "service", SETTINGS | {"DRAIN_S": "1"})
+    service = Service(tmp_path / "service", WITHOUT_CODE | {"DRAIN_S": "1"})
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
