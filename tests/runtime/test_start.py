@@ -31,7 +31,7 @@ from smolsessions.settings import Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, sentence_of, started
-from tests.support.service import AGENTS, ROOT, Service, run, spawn, write_private
+from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
 from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_is_refused_with_the_mend(tmp_path: Path) -> None:
 
 
 def test_another_address_of_this_machine_is_served_under_its_own_name(tmp_path: Path) -> None:
-    with Service(tmp_path, {"HOST": "127.0.0.5"}) as service:
+    with Service(tmp_path, PLAIN | {"HOST": "127.0.0.5"}) as service:
         port = service.client.base_url.port
         assert service.client.base_url.host == "127.0.0.5"
         assert service.play({"say": "hello"})["reply"] == "hello"
@@ -236,7 +236,7 @@ def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
     link.symlink_to(keys)  # as Kubernetes mounts a Secret
     for file in (data / "seal.key", keys):
         file.chmod(0o440)
-    with Service(tmp_path, {"API_KEYS_FILE": str(link)}) as service:
+    with Service(tmp_path, PLAIN | {"API_KEYS_FILE": str(link)}) as service:
         assert service.client.get("/readyz").status_code == 200
 
 
@@ -337,14 +337,14 @@ def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp
 
 
 def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Path) -> None:
-    with Service(tmp_path, {"SEAL_KEYS": KEY_A}) as before:
+    with Service(tmp_path, PLAIN | {"SEAL_KEYS": KEY_A}) as before:
         old = before.play({"say": "sealed with A"})
         assert _keys_on(before, old) == {b"keyA"}
     data = str(tmp_path / "data")
     sentence = sentence_of(run(tmp_path / "without", {"SEAL_KEYS": KEY_B, "DATA_DIR": data}))
     assert "sealed with another key" in sentence
     assert "SMOLSESSIONS_SEAL_KEYS" in sentence
-    with Service(tmp_path, {"SEAL_KEYS": f"{KEY_B},{KEY_A}"}) as after:
+    with Service(tmp_path, PLAIN | {"SEAL_KEYS": f"{KEY_B},{KEY_A}"}) as after:
         assert after.get(f"/conversations/{old['conversation_id']}/turns/1")["reply"] == "sealed with A"
         assert after.follow_up(old, {"say": "both"})["turn"] == 2
         assert _keys_on(after, old) == {b"keyA", b"keyB"}
@@ -364,7 +364,7 @@ def test_a_half_made_key_that_a_power_cut_left_does_not_matter(tmp_path: Path) -
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / ".seal-x1y2z3").touch(0o600)
-    service = Service(tmp_path)
+    service = Service(tmp_path, PLAIN)
     with service:
         turn = service.play({"say": "one"})
         key = (data / "seal.key").read_text()
@@ -375,7 +375,7 @@ def test_a_half_made_key_that_a_power_cut_left_does_not_matter(tmp_path: Path) -
 
 def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_while(tmp_path: Path) -> None:
     key, aside = tmp_path / "data" / "seal.key", tmp_path / "aside"
-    service = Service(tmp_path)
+    service = Service(tmp_path, PLAIN)
     with service:
         first = service.post("/turn", message="What is 12 * 7?", agent="demo").json()
     key.rename(aside)
@@ -391,7 +391,7 @@ def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_whil
 
 def test_what_looks_like_a_setting_and_is_none_is_warned_of(tmp_path: Path) -> None:
     links = {"SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}  # made by Kubernetes, as PORT is
-    with Service(tmp_path, links | {"PROT": "8001", "ZZZ": "1"}) as service:
+    with Service(tmp_path, PLAIN | links | {"PROT": "8001", "ZZZ": "1"}) as service:
         warnings = [line for line in service.log().splitlines() if " WARNING " in line]
     assert len(warnings) == 2
     assert warnings[0].endswith("SMOLSESSIONS_PROT is no setting; did you mean SMOLSESSIONS_PORT?")
@@ -403,7 +403,7 @@ def test_new_api_key_makes_a_line_that_lets_its_owner_in_and_nobody_else(tmp_pat
     key = errors.splitlines()[-1]
     assert (status, line.split()[0], key in line) == (0, "ada@example.org", False)
     keys = write_private(tmp_path / "api-keys", line)
-    with Service(tmp_path, {"HOST": "0.0.0.0", "API_KEYS_FILE": str(keys)}) as service:
+    with Service(tmp_path, PLAIN | {"HOST": "0.0.0.0", "API_KEYS_FILE": str(keys)}) as service:
         assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, with an API key"
         answers = [_list(service, key), _list(service, key[:-1]), _list(service, None)]
     assert [(answer.status_code, answer.headers.get("www-authenticate")) for answer in answers] == [
@@ -422,7 +422,7 @@ def test_an_owner_with_a_blank_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
-    with Service(tmp_path, {"HOST": "0.0.0.0", "ALLOW_ANONYMOUS": "1"}) as service:
+    with Service(tmp_path, PLAIN | {"HOST": "0.0.0.0", "ALLOW_ANONYMOUS": "1"}) as service:
         assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, without a key"
         assert _list(service, None).status_code == 200
 
@@ -491,7 +491,7 @@ def test_a_reader_that_goes_away_is_no_defect() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: signal.Signals, tmp_path: Path) -> None:
-    service = Service(tmp_path, forked=False)
+    service = Service(tmp_path, PLAIN, forked=False)
     with service:
         waiting = _Waiting(service, tmp_path / "gate")
         store = psutil.Process(_store_of(service))
@@ -517,7 +517,7 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
 
 
 def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_path: Path) -> None:
-    service = Service(tmp_path, {"DRAIN_S": "0.3"})
+    service = Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"})
     with service:
         waiting = _Waiting(service, tmp_path / "gate", prefer="respond-async")
         turn = waiting.answer().json()
@@ -536,7 +536,7 @@ def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_pat
 
 
 def test_who_waits_for_a_stuck_turn_is_told_that_it_goes_on_before_the_process_ends(tmp_path: Path) -> None:
-    with Service(tmp_path, {"DRAIN_S": "0.3"}) as service:
+    with Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"}) as service:
         waiting = _Waiting(service, tmp_path / "gate")
         began = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
@@ -563,7 +563,7 @@ def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> N
 
 
 def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_path: Path) -> None:
-    with Service(tmp_path) as service:
+    with Service(tmp_path, PLAIN) as service:
         for _ in range(RESTARTS):
             store = _store_of(service)
             os.kill(store, signal.SIGKILL)

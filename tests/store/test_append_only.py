@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from tests.support import debian
-from tests.support.service import Service
+from tests.support.service import PLAIN, Service
 from tests.topology.node import DURABLE, HOST, START_S, Node, until
 from tools.deploy_check import make_secrets
 
@@ -84,7 +84,7 @@ def some_conversations(service: Service) -> list[Any]:
 
 def test_a_restart_of_the_store_loses_nothing(store: Store, tmp_path: Path) -> None:
     store.restart()
-    with Service(tmp_path / "service", store.settings) as service:
+    with Service(tmp_path / "service", PLAIN | store.settings) as service:
         before = some_conversations(service)
         store.restart()
         until(lambda: service.client.get("/conversations").status_code == 200, START_S, "the service is back")
@@ -98,16 +98,16 @@ def test_users_that_make_a_restart_lose_data_are_named_at_start_and_mended_bring
     mended = store.users.read_text().splitlines()[0]
     store.change_users(mended, BAD)
     store.restart()
-    with Service(tmp_path / "service", store.settings) as service:
+    with Service(tmp_path / "service", PLAIN | store.settings) as service:
         before = some_conversations(service)
         assert service.log().count(WARNING) == 1
         assert mended in service.log()
     store.restart()
-    with Service(tmp_path / "empty", store.settings) as service:
+    with Service(tmp_path / "empty", PLAIN | store.settings) as service:
         assert service.get("/conversations")["items"] == []
     store.change_users(BAD, mended)
     store.restart()
-    with Service(tmp_path / "mended", store.settings) as service:
+    with Service(tmp_path / "mended", PLAIN | store.settings) as service:
         assert all_of(service) == before
         assert WARNING not in service.log()
 
@@ -115,7 +115,7 @@ def test_users_that_make_a_restart_lose_data_are_named_at_start_and_mended_bring
 def test_a_user_that_may_not_ask_gets_the_question_instead(store: Store, tmp_path: Path) -> None:
     store.change_users(" +acl|dryrun", "")
     store.restart()
-    with Service(tmp_path / "service", store.settings) as service:
+    with Service(tmp_path / "service", PLAIN | store.settings) as service:
         assert service.log().count(UNKNOWN) == 1
         assert WARNING not in service.log()
         assert service.play({"say": "hello"})["reply"] == "hello"

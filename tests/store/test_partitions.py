@@ -17,7 +17,7 @@ from smolsessions.store.connection.servers import Address
 from smolsessions.store.partition import Options
 from smolsessions.store.store import open_store
 from tests.support.problems import problem
-from tests.support.service import Service, run
+from tests.support.service import PLAIN, Service, run
 from tests.support.store_server import StoreServer, running_store
 from tests.support.stores import AGENT, KIND, SEALER, claim, ref_of, submit
 from tests.support.stores import DONE as DONE_TURN
@@ -286,7 +286,7 @@ def pair(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("pair")
     with Redis(unix_socket_path=str(server.socket_path)) as client:
         client.flushall()
-    settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
+    settings = PLAIN | server.settings | {"PARTITIONS": str(PARTITIONS)}
     with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
         yield one, other
 
@@ -323,7 +323,7 @@ def test_the_number_of_partitions_is_the_stores(
     pair: tuple[Service, Service], server: StoreServer, tmp_path: Path
 ) -> None:
     turn = say(pair[0], "kept").json()
-    with Service(tmp_path / "unset", server.settings) as service:
+    with Service(tmp_path / "unset", PLAIN | server.settings) as service:
         assert service.get(f"/conversations/{turn['conversation_id']}")["turns"] == 1
     status, _, said = run(tmp_path / "other", server.settings | {"PARTITIONS": str(PARTITIONS + 1)}, "serve")
     assert status == 2
@@ -339,7 +339,7 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
         def refused() -> int:
             return int(raw.info("errorstats").get("errorstat_NOREPLICAS", {"count": 0})["count"])
 
-        settings = server.settings | {"PARTITIONS": partitions}
+        settings = PLAIN | server.settings | {"PARTITIONS": partitions}
         with (
             Service(tmp_path / "web", settings, command=("web",)) as web,
             Service(tmp_path / "work", settings, command=("work",)) as work,
@@ -358,12 +358,12 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
 
 def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
     with running_store(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
-        settings = server.settings | {"PARTITIONS": str(PARTITIONS)}
+        settings = PLAIN | server.settings | {"PARTITIONS": str(PARTITIONS)}
         with Service(tmp_path / "a", settings) as service:
             raw.flushall()
             raw.client_kill_filter(_type="normal", skipme=True)
             wait_until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
-            with Service(tmp_path / "b", server.settings) as other:
+            with Service(tmp_path / "b", PLAIN | server.settings) as other:
                 first, again = say(service, "k").json(), say(other, "k").json()
                 assert first["conversation_id"] == again["conversation_id"]
             raw.flushall()

@@ -21,7 +21,7 @@ from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import agents
 from tests.support.metrics import is_playing
 from tests.support.pictures import png
-from tests.support.service import Service
+from tests.support.service import PLAIN, Service
 from tests.support.store_server import (
     PARTITION,
     SEAL_KEY,
@@ -50,8 +50,8 @@ def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service
     """Yield two services on one store."""
     with ExitStack() as stack:
         yield (
-            stack.enter_context(Service(tmp_path / "a", server.settings)),
-            stack.enter_context(Service(tmp_path / "b", server.settings)),
+            stack.enter_context(Service(tmp_path / "a", PLAIN | server.settings)),
+            stack.enter_context(Service(tmp_path / "b", PLAIN | server.settings)),
         )
 
 
@@ -138,10 +138,11 @@ def test_conversations_go_on_after_kills(tmp_path: Path) -> None:
     service.stop()
 
 
-def test_two_services_play_one_conversation_as_one_agent(pair: tuple[Service, Service]) -> None:
-    for talk in talks():
-        for number in range(len(talk.turns)):
-            talk.go_on(pair[(number + 1) // 2 % 2])
+def test_two_services_play_one_conversation_as_one_agent(server: StoreServer, tmp_path: Path) -> None:
+    with Service(tmp_path / "a", server.settings) as one, Service(tmp_path / "b", server.settings) as other:
+        for talk in talks():
+            for number in range(len(talk.turns)):
+                talk.go_on((one, other)[(number + 1) // 2 % 2])
 
 
 def shown_next(service: Service, turn: dict[str, Any], *scripts: Script) -> tuple[str, str]:
@@ -155,7 +156,7 @@ def shown_next(service: Service, turn: dict[str, Any], *scripts: Script) -> tupl
 
 def test_a_turn_whose_process_dies_is_played_on_by_the_next_one(tmp_path: Path, gate: Gate) -> None:
     script: Script = [{"call": [["echo", {"text": "kept"}]]}, gate.script, {"say": "end"}]
-    service = Service(tmp_path / "service")
+    service = Service(tmp_path / "service", PLAIN)
     service.start()
     turn = submit_turn(service, *script)
     gate.reached()
@@ -178,7 +179,7 @@ def test_a_turn_whose_process_dies_is_played_on_by_the_next_one(tmp_path: Path, 
 
 def test_turns_that_outlive_the_drain_are_handed_back_before_the_process_ends(tmp_path: Path) -> None:
     gates = [Gate(tmp_path / f"gate {number}") for number in range(3)]
-    service = Service(tmp_path / "service", {"DRAIN_S": "0.5", "LEASE_S": "30"})
+    service = Service(tmp_path / "service", PLAIN | {"DRAIN_S": "0.5", "LEASE_S": "30"})
     echo = {"call": [["echo", {"text": "kept"}]]}
     with service:
         turns = [submit_turn(service, echo, gate.script, {"say": "end"}) for gate in gates]
@@ -218,7 +219,7 @@ def test_a_turn_whose_process_dies_is_played_on_by_another(
 
 
 def test_turns_that_wait_when_the_process_dies_are_played(tmp_path: Path, gate: Gate) -> None:
-    service = Service(tmp_path / "service", {"THREADS": "1"})
+    service = Service(tmp_path / "service", PLAIN | {"THREADS": "1"})
     service.start()
     running_turn = submit_turn(service, gate.script, {"say": "end"})
     gate.reached()
@@ -236,10 +237,10 @@ def test_turns_that_wait_when_the_process_dies_are_played(tmp_path: Path, gate: 
 def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
     server: StoreServer, tmp_path: Path, gate: Gate
 ) -> None:
-    with Service(tmp_path / "a", server.settings | {"THREADS": "1"}) as full:
+    with Service(tmp_path / "a", PLAIN | server.settings | {"THREADS": "1"}) as full:
         blocking = submit_turn(full, gate.script, {"say": "end"})
         gate.reached()
-        with Service(tmp_path / "b", server.settings):
+        with Service(tmp_path / "b", PLAIN | server.settings):
             delays = []
             for number in range(5):
                 start = time.monotonic()
@@ -286,8 +287,8 @@ def test_services_hear_of_each_other_again_after_the_store_was_away(
     server: StoreServer, tmp_path: Path, gate: Gate
 ) -> None:
     with (
-        Service(tmp_path / "a", server.settings | {"THREADS": "1"}) as full,
-        Service(tmp_path / "b", server.settings) as other,
+        Service(tmp_path / "a", PLAIN | server.settings | {"THREADS": "1"}) as full,
+        Service(tmp_path / "b", PLAIN | server.settings) as other,
     ):
         server.kill()
         server.start()
@@ -331,7 +332,7 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
     tmp_path: Path, server: StoreServer, gate: Gate, how: str
 ) -> None:
     script: Script = [gate.script, {"call": [["echo", {"text": "after"}]]}, {"say": "end"}]
-    with Service(tmp_path / "service", server.settings) as service, ThreadPoolExecutor() as pool:
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor() as pool:
         first = service.play({"say": "one"})
         waiting = pool.submit(service.follow_up, first, *script)
         gate.reached()
@@ -365,7 +366,7 @@ def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
 ) -> None:
     echo = {"call": [["echo", {"text": "while it took nothing"}]]}
     raw = server.client()
-    with Service(tmp_path / "service", server.settings) as service:
+    with Service(tmp_path / "service", PLAIN | server.settings) as service:
         turn = submit_turn(service, gate.script, echo, {"say": "end"})
         gate.reached()
         raw.config_resetstat()
@@ -379,14 +380,14 @@ def test_a_turn_that_ends_while_the_store_takes_nothing_is_whole_when_it_does(
         assert [step["type"] for step in service.steps(turn)] == ["task", "action", "action", "action"]
         assert service.log().count(" waits: ") == 1
         assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
-    with Service(tmp_path / "service", server.settings) as fresh:
+    with Service(tmp_path / "service", PLAIN | server.settings) as fresh:
         assert fresh.follow_up(turn, {"say": "and on"})["reply"] == "and on"
 
 
 def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
     tmp_path: Path, server: StoreServer, gate: Gate
 ) -> None:
-    with Service(tmp_path / "service", server.settings) as service, ThreadPoolExecutor() as pool:
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor() as pool:
         waiting = pool.submit(service.play, gate.script, {"say": "end"})
         gate.reached()
         (shown,) = service.get("/conversations")["items"]
@@ -597,7 +598,7 @@ def test_a_turns_record_that_was_tampered_with_is_not_shown(cold: Service, outsi
 def test_a_waiting_turn_that_was_tampered_with_ends_and_the_others_are_played(
     tmp_path: Path, server: StoreServer, gate: Gate, what: str
 ) -> None:
-    with Service(tmp_path / "service", server.settings | {"THREADS": "1", "WAIT_S": "5"}) as service:
+    with Service(tmp_path / "service", PLAIN | server.settings | {"THREADS": "1", "WAIT_S": "5"}) as service:
         first = service.play({"say": "one"})
         blocking = submit_turn(service, gate.script, {"say": "end"})
         gate.reached()

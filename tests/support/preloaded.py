@@ -123,6 +123,7 @@ def main() -> None:
     for module in MODULES:
         importlib.import_module(module)
     gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests and the services
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, fds, _, _ = socket.recv_fds(control, 1, 3)
@@ -159,6 +160,7 @@ def _serve(command: list[str], environment: dict[str, str], output: int, errors:
     os.dup2(errors, 2)
     os.close(output)
     os.close(errors)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

@@ -54,6 +54,10 @@ AGENTS = ",".join(
         "forking": "coders:make_forking",
     }.items()
 )
+PLAIN = {  # a service with these starts faster: it checks two agents, and starts no server of processes for code
+    "AGENTS": "scripted=tests.support.agents:make_scripted,demo=smolsessions.agents.demo.agents:make_demo",
+    "DEMO_AGENTS": "0",
+}
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
-from tests.support.service import Service
+from tests.support.service import PLAIN, Service
 from tests.support.store_server import running_store
 from tests.support.waiting import wait_until
 
@@ -65,13 +65,13 @@ SMUGGLING = {
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that waits a second for a request."""
-    with Service(tmp_path_factory.mktemp("quick"), {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}) as service:
+    with Service(tmp_path_factory.mktemp("quick"), PLAIN | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}) as service:
         yield service
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Service]:
-    settings = {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}", "MAX_CONNECTIONS": str(MOST)}
+    settings = PLAIN | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}", "MAX_CONNECTIONS": str(MOST)}
     with Service(tmp_path, settings) as service:
         service.client.close()  # its connection counts
         yield service
@@ -303,7 +303,7 @@ def test_the_rest_of_a_refused_body_is_read_for_a_while(quick: Service) -> None:
 
 def test_the_port_of_each_role_is_bounded(tmp_path: Path) -> None:
     with running_store(tmp_path / "store") as server:
-        settings = server.settings | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}
+        settings = PLAIN | server.settings | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}
         for role in ("web", "work"):
             with Service(tmp_path / role, settings, command=(role,)) as service:
                 with connected(service, HALF_HEAD) as connection:

@@ -18,7 +18,7 @@ from redis import Redis
 from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import Service, write_private
+from tests.support.service import PLAIN, Service, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
 from tests.support.streaming import EVENTS, Stream, log_of
 from tests.support.turns import (
@@ -333,7 +333,7 @@ def test_a_key_outlives_a_change_of_the_keys_that_seal_and_a_process(tmp_path: P
     first = None
     with running_store(tmp_path / "store") as outside:
         for number, keys in enumerate((SEAL_KEY, f"{new},{SEAL_KEY}", new)):
-            with Service(tmp_path / str(number), outside.settings | {"SEAL_KEYS": keys}) as service:
+            with Service(tmp_path / str(number), PLAIN | outside.settings | {"SEAL_KEYS": keys}) as service:
                 if first is None:
                     first = turn_of(post_with_key(service, key, DONE))
                 elif keys == new:

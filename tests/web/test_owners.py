@@ -16,7 +16,7 @@ import pytest
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.refusals import Refused, sentence_of, started
-from tests.support.service import Service, run, write_private
+from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_a_keys_file_is_refused_with_its_line_and_the_mend_for(what: str, ending
 
 def _serving(folder: Path, keys: Path, text: str) -> Service:
     write_private(keys, text)
-    return Service(folder, {"API_KEYS_FILE": str(keys)})
+    return Service(folder, PLAIN | {"API_KEYS_FILE": str(keys)})
 
 
 def _rewrite(keys: Path, text: str) -> None:
@@ -280,7 +280,7 @@ def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes
 def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path) -> None:
     keys, gate = tmp_path / "keys", tmp_path / "gate"
     write_private(keys, owner_line("ada", ADA) + owner_line("bob", BOB))
-    settings = {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
+    settings = PLAIN | {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
     with Service(tmp_path / "service", settings) as service:
         post(service, ADA, {"call": [["wait_for", {"path": str(gate)}]]}, {"say": "the first"})
         flood = [post(service, ADA, {"say": "more"}) for _ in range(1000)]
