@@ -25,7 +25,6 @@ from tests.support.ledgers import Ledger
 from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
-from tests.support.store_server import running_store
 from tests.support.streaming import FINAL, log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
 
 SOON_S = 20.0  # for a process to start or to end
 HELD = "7**10_000_000"  # holds the interpreter for seconds
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[StoreServer]:
-    with running_store(tmp_path / "store") as outside:
-        yield outside
 
 
 @contextmanager

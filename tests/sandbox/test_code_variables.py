@@ -22,7 +22,7 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.service import Service
-from tests.support.store_server import PARTITION, running_store
+from tests.support.store_server import PARTITION
 from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.streaming"]
 
 LOCK = "import threading\nlock = threading.Lock()\nlocks = 1"
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("outside")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

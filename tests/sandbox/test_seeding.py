@@ -14,7 +14,6 @@ from tests.support.code_turns import code_script, play_code, variable_chunks
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
-from tests.support.store_server import running_store
 from tests.support.turns import DONE, SHOWN
 
 if TYPE_CHECKING:
@@ -59,12 +58,6 @@ LOGGED = [
     [*BROKEN, *code_script(f"final_answer(helper({BROKEN_TASK!r}))")],
     [*code_script("def broken(:"), SHOWN],
 ]
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("outside")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.pictures import png
 from tests.support.service import Service
-from tests.support.store_server import PARTITION, running_store
+from tests.support.store_server import PARTITION
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
@@ -107,16 +107,10 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
-@pytest.fixture(scope="module")
-def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     folder = tmp_path_factory.mktemp("victim")
     gate = Gate(folder / "gate")
-    with Service(folder, server.settings | SETTINGS) as service:
+    with Service(folder, outside.settings | SETTINGS) as service:
         origin = service.play({"code": "x = [1]\nprint(x)"}, {"say": "one"}, agent=AGENT, images=[png("red")])
         fork = service.post(f"/conversations/{origin['conversation_id']}/fork", metadata={"a": 1}).json()
         change = {"ttl_s": 3600, "policy": [{"name": "keep_last_n_steps", "n": 50}]}
@@ -129,7 +123,7 @@ def victim(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         turn = submit_turn(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
         gate.reached(60)
         service.kill()
-        raw = server.client()
+        raw = outside.client()
         raw.delete(f"{PARTITION}:leases")
         left = Snapshot(raw)
         gate.open()

@@ -46,14 +46,8 @@ pytest_plugins = ["tests.support.streaming"]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
-@pytest.fixture(scope="module")
-def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), SETTINGS | store.settings) as running_service:
+def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service"), SETTINGS | outside.settings) as running_service:
         yield running_service
 
 
@@ -69,8 +63,8 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def raw(store: StoreServer) -> Iterator[Raw]:
-    with Redis(unix_socket_path=str(store.socket_path)) as client:
+def raw(outside: StoreServer) -> Iterator[Raw]:
+    with Redis(unix_socket_path=str(outside.socket_path)) as client:
         yield client
 
 
@@ -225,7 +219,7 @@ def test_many_rollbacks_in_a_row_leave_one_trace(service: Service, raw: Raw) -> 
     assert service.get(f"/conversations/{name}/turns/1")["rolled_back"] is False
 
 
-def test_a_fork_lives_on_by_itself(service: Service, store: StoreServer, tmp_path: Path, raw: Raw) -> None:
+def test_a_fork_lives_on_by_itself(service: Service, outside: StoreServer, tmp_path: Path, raw: Raw) -> None:
     kind = "code-rememberer"
     past = history_of(kind, tmp_path)
     whole = new_conversation(service, kind)
@@ -250,7 +244,7 @@ def test_a_fork_lives_on_by_itself(service: Service, store: StoreServer, tmp_pat
         step["images"][0] for step in service.get(f"/conversations/{first['id']}/steps")["items"] if step.get("images")
     ][:1]
     assert service.client.get(image["url"]).content[:4] == b"\x89PNG"
-    with Service(tmp_path / "cold", SETTINGS | store.settings) as cold:
+    with Service(tmp_path / "cold", SETTINGS | outside.settings) as cold:
         assert record_of(cold, first["id"]) == kept
         assert cold.client.get(image["url"]).status_code == 200
         assert probe(cold, first["id"], kind) == expected

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.histories import fork
 from tests.support.service import Service
-from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys, running_store
+from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import log_of
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
@@ -25,15 +25,9 @@ LAST = [{"name": "keep_last_n_steps", "n": 1}]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
-@pytest.fixture(scope="module")
-def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service with the default for logs, long messages, and ids that are soon free again."""
-    settings = store.settings | {"ID_REUSE_S": "1", "MAX_MESSAGE_CHARS": "1000000"}
+    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_MESSAGE_CHARS": "1000000"}
     with Service(tmp_path_factory.mktemp("service"), settings) as found:
         yield found
 
@@ -44,8 +38,8 @@ def gate(tmp_path: Path) -> Gate:
 
 
 @pytest.fixture
-def raw(store: StoreServer) -> Iterator[Raw]:
-    with store.client() as client:
+def raw(outside: StoreServer) -> Iterator[Raw]:
+    with outside.client() as client:
         yield client
 
 
@@ -156,8 +150,8 @@ def test_a_log_of_another_turn_or_conversation_is_broken_for_that_turn_alone(ser
     assert len(events_of(service, other)) > 1
 
 
-def test_logs_that_expire_go_alone(store: StoreServer, raw: Raw, tmp_path: Path) -> None:
-    with Service(tmp_path, store.settings | {"LOG_TTL_S": "1"}) as service:
+def test_logs_that_expire_go_alone(outside: StoreServer, raw: Raw, tmp_path: Path) -> None:
+    with Service(tmp_path, outside.settings | {"LOG_TTL_S": "1"}) as service:
         turn = service.play(ECHO, DONE)
         wait_until(lambda: len(events_of(service, turn)) == 1)
         assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204

@@ -36,25 +36,19 @@ PARTITIONS = 4
 Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
 @pytest.fixture
-def raw(server: StoreServer) -> Iterator[Raw]:
-    with Redis(unix_socket_path=str(server.socket_path), decode_responses=True) as client:
+def raw(outside: StoreServer) -> Iterator[Raw]:
+    with Redis(unix_socket_path=str(outside.socket_path), decode_responses=True) as client:
         client.flushall()
         yield client
 
 
 @asynccontextmanager
-async def opened(server: StoreServer, *, affinity_s: float = 0) -> AsyncIterator[Store]:
+async def opened(outside: StoreServer, *, affinity_s: float = 0) -> AsyncIterator[Store]:
     options = Options(
         lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
     )
-    async with open_store(Address(f"unix://{server.socket_path}"), SEALER, options, lambda: None) as store:
+    async with open_store(Address(f"unix://{outside.socket_path}"), SEALER, options, lambda: None) as store:
         yield store
 
 
@@ -64,8 +58,8 @@ def place_of(raw: Raw, conversation: str) -> str:
     return str(key.partition(":")[0])
 
 
-async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(server: StoreServer, raw: Raw) -> None:
-    async with opened(server) as store:
+async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(outside: StoreServer, raw: Raw) -> None:
+    async with opened(outside) as store:
         for number in range(40):
             await submit(store, str(number))
         places = [place_of(raw, str(number)) for number in range(40)]
@@ -76,8 +70,8 @@ async def test_conversations_are_spread_and_all_that_is_theirs_lies_with_them(se
             assert {key.partition(":")[0] for key in keys} == {place}
 
 
-async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: StoreServer, raw: Raw) -> None:
-    async with opened(server) as store:
+async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(outside: StoreServer, raw: Raw) -> None:
+    async with opened(outside) as store:
         for number in range(40):
             await submit(store, str(number))
         taken = [int((await claim(store, most=1))[0].turn.ref.id) for _ in range(20)]
@@ -88,9 +82,9 @@ async def test_who_waits_for_longest_is_taken_first_wherever_it_lies(server: Sto
         assert len(await claim(store, most=100)) == 20  # and leaves nothing behind
 
 
-async def test_owners_take_turns_wherever_their_conversations_lie(server: StoreServer, raw: Raw) -> None:
+async def test_owners_take_turns_wherever_their_conversations_lie(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
-    async with opened(server) as web, opened(server) as work:
+    async with opened(outside) as web, opened(outside) as work:
         for number in range(200):
             await submit(web, f"many/{number}")
         for _ in range(2 * PARTITIONS):
@@ -109,8 +103,8 @@ async def test_owners_take_turns_wherever_their_conversations_lie(server: StoreS
         assert sum(places) < 3 * len(places), places
 
 
-async def test_a_wake_up_names_its_partition(server: StoreServer, raw: Raw) -> None:
-    async with opened(server) as store:
+async def test_a_wake_up_names_its_partition(outside: StoreServer, raw: Raw) -> None:
+    async with opened(outside) as store:
         with raw.pubsub() as heard:
             heard.ssubscribe(*(f"{{p{place:03}}}:wake" for place in range(PARTITIONS)))
             for number in range(8):
@@ -123,9 +117,9 @@ async def test_a_wake_up_names_its_partition(server: StoreServer, raw: Raw) -> N
             assert woken == [f"{place_of(raw, str(number))}:wake" for number in range(8)]
 
 
-async def test_one_that_has_nothing_hears_of_work_at_any_partition(server: StoreServer, raw: Raw) -> None:
+async def test_one_that_has_nothing_hears_of_work_at_any_partition(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
-    async with opened(server) as web, opened(server) as work:
+    async with opened(outside) as web, opened(outside) as work:
         for number in range(8):
             taken = asyncio.create_task(claim_soon(work))
             await soon(lambda: work.scheduler.waiting)
@@ -141,18 +135,18 @@ async def claim_soon(store: Store) -> list[HeldLease]:
     return leases
 
 
-async def test_what_comes_late_is_no_more_than_there_is_room_for(server: StoreServer, raw: Raw) -> None:
+async def test_what_comes_late_is_no_more_than_there_is_room_for(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
-    async with opened(server) as store:
+    async with opened(outside) as store:
         names = {str(number) for number in range(12)}
         for name in names:
             await submit(store, name)
-        server.process.send_signal(signal.SIGSTOP)
+        outside.process.send_signal(signal.SIGSTOP)
         try:
             assert await claim(store, most=2) == []
             assert await claim(store, most=1) == []
         finally:
-            server.process.send_signal(signal.SIGCONT)
+            outside.process.send_signal(signal.SIGCONT)
         taken: list[str] = []
         async with asyncio.timeout(20):
             while set(taken) != names:
@@ -166,19 +160,19 @@ async def test_what_comes_late_is_no_more_than_there_is_room_for(server: StoreSe
 
 @pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
 async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
-    server: StoreServer, raw: Raw, *, it_came: bool
+    outside: StoreServer, raw: Raw, *, it_came: bool
 ) -> None:
     assert raw.ping()
-    async with opened(server) as ending, opened(server) as other:
+    async with opened(outside) as ending, opened(outside) as other:
         for number in range(12):
             await submit(other, str(number))
-        server.process.send_signal(signal.SIGSTOP)
+        outside.process.send_signal(signal.SIGSTOP)
         try:
             assert await claim(ending, most=2) == []
             if not it_came:
                 ending.scheduler.stop_claiming()
         finally:
-            server.process.send_signal(signal.SIGCONT)
+            outside.process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(10):
             if it_came:
                 await ending.scheduler.all_given_back()  # except those that fitted
@@ -190,8 +184,8 @@ async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
         assert taken == {str(number) for number in range(12)}
 
 
-async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server: StoreServer, raw: Raw) -> None:
-    async with opened(server) as store:
+async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(outside: StoreServer, raw: Raw) -> None:
+    async with opened(outside) as store:
         for number in range(12):
             await submit(store, str(number))
         suspect = f"{place_of(raw, '3')}:run:{ref_of('3')}:1"
@@ -204,9 +198,9 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(server:
 
 
 async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(
-    server: StoreServer, raw: Raw
+    outside: StoreServer, raw: Raw
 ) -> None:
-    async with opened(server) as store:
+    async with opened(outside) as store:
         await submit(store, "3")
         raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
         others = [str(number) for number in range(4, 40)]
@@ -222,9 +216,9 @@ async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_su
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
 
 
-async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server: StoreServer, raw: Raw) -> None:
+async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
-    async with opened(server, affinity_s=1) as one, opened(server, affinity_s=1) as other:
+    async with opened(outside, affinity_s=1) as one, opened(outside, affinity_s=1) as other:
         await submit(one, "c")
         (lease,) = await claim(one)
         await lease.commit(DONE_TURN)
@@ -240,9 +234,9 @@ async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(server:
         assert time.monotonic() - begun > 0.5
 
 
-async def test_a_list_of_conversations_is_merged_newest_first(server: StoreServer, raw: Raw) -> None:
+async def test_a_list_of_conversations_is_merged_newest_first(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
-    async with opened(server) as store:
+    async with opened(outside) as store:
         names = [str(number) for number in range(30)]
         for name in names:
             await store.conversations.create(ref_of(name), AGENT, ConversationFields({}))
@@ -258,8 +252,8 @@ async def test_a_list_of_conversations_is_merged_newest_first(server: StoreServe
             assert found == names[::-1]
 
 
-async def test_conversations_of_the_same_microsecond_are_all_listed_once(server: StoreServer, raw: Raw) -> None:
-    async with opened(server) as store:
+async def test_conversations_of_the_same_microsecond_are_all_listed_once(outside: StoreServer, raw: Raw) -> None:
+    async with opened(outside) as store:
         names = [str(number) for number in range(12)]
         for name in names:
             await store.conversations.create(ref_of(name), AGENT, ConversationFields({}))
@@ -282,11 +276,11 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(server:
 
 
 @pytest.fixture(scope="module")
-def pair(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     folder = tmp_path_factory.mktemp("pair")
-    with Redis(unix_socket_path=str(server.socket_path)) as client:
+    with Redis(unix_socket_path=str(outside.socket_path)) as client:
         client.flushall()
-    settings = PLAIN | server.settings | {"PARTITIONS": str(PARTITIONS)}
+    settings = PLAIN | outside.settings | {"PARTITIONS": str(PARTITIONS)}
     with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
         yield one, other
 
@@ -320,12 +314,12 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
 
 
 def test_the_number_of_partitions_is_the_stores(
-    pair: tuple[Service, Service], server: StoreServer, tmp_path: Path
+    pair: tuple[Service, Service], outside: StoreServer, tmp_path: Path
 ) -> None:
     turn = say(pair[0], "kept").json()
-    with Service(tmp_path / "unset", PLAIN | server.settings) as service:
+    with Service(tmp_path / "unset", PLAIN | outside.settings) as service:
         assert service.get(f"/conversations/{turn['conversation_id']}")["turns"] == 1
-    status, _, said = run(tmp_path / "other", server.settings | {"PARTITIONS": str(PARTITIONS + 1)}, "serve")
+    status, _, said = run(tmp_path / "other", outside.settings | {"PARTITIONS": str(PARTITIONS + 1)}, "serve")
     assert status == 2
     assert f"has {PARTITIONS} partitions" in said
     assert "unset it" in said
@@ -333,13 +327,13 @@ def test_the_number_of_partitions_is_the_stores(
 
 @pytest.mark.parametrize("partitions", ["1", "4"])
 def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as client:
+    with running_store(tmp_path / "store") as outside, Redis(unix_socket_path=str(outside.socket_path)) as client:
         raw: Raw = client
 
         def refused() -> int:
             return int(raw.info("errorstats").get("errorstat_NOREPLICAS", {"count": 0})["count"])
 
-        settings = PLAIN | server.settings | {"PARTITIONS": partitions}
+        settings = PLAIN | outside.settings | {"PARTITIONS": partitions}
         with (
             Service(tmp_path / "web", settings, command=("web",)) as web,
             Service(tmp_path / "work", settings, command=("work",)) as work,
@@ -357,13 +351,13 @@ def test_a_store_that_refuses_is_asked_again_with_pauses(partitions: str, tmp_pa
 
 
 def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as server, Redis(unix_socket_path=str(server.socket_path)) as raw:
-        settings = PLAIN | server.settings | {"PARTITIONS": str(PARTITIONS)}
+    with running_store(tmp_path / "store") as outside, Redis(unix_socket_path=str(outside.socket_path)) as raw:
+        settings = PLAIN | outside.settings | {"PARTITIONS": str(PARTITIONS)}
         with Service(tmp_path / "a", settings) as service:
             raw.flushall()
             raw.client_kill_filter(_type="normal", skipme=True)
             wait_until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
-            with Service(tmp_path / "b", PLAIN | server.settings) as other:
+            with Service(tmp_path / "b", PLAIN | outside.settings) as other:
                 first, again = say(service, "k").json(), say(other, "k").json()
                 assert first["conversation_id"] == again["conversation_id"]
             raw.flushall()
@@ -376,8 +370,8 @@ def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path:
 def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:
     settings = {"THREADS": "1", "MAX_QUEUED_TURNS": "2"}
     with (
-        running_store(tmp_path / "store") as server,
-        Service(tmp_path / "service", server.settings | settings) as service,
+        running_store(tmp_path / "store") as outside,
+        Service(tmp_path / "service", outside.settings | settings) as service,
     ):
         with held_turn(service, tmp_path / "gate") as first:
             waiting = [submit_turn(service, DONE), submit_turn(service, DONE)]
@@ -391,7 +385,7 @@ def test_beyond_its_bound_the_queue_takes_no_more(tmp_path: Path) -> None:
             assert 'smolsessions_queue_length{agent="demo"} 0.0' in figures
             assert 0 < float(figures.split('smolsessions_queue_oldest_seconds{agent="scripted"} ')[1].split()[0]) < 60
             behind = submit_next(service, first, DONE)  # waits for its conversation, not for a thread
-            with Redis(unix_socket_path=str(server.socket_path)) as client:
+            with Redis(unix_socket_path=str(outside.socket_path)) as client:
                 assert len(client.keys("*:conversation:*")) == 4
         for turn in (*waiting, behind):
             assert wait_for_end(service, turn)["status"] == "finished"

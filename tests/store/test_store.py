@@ -29,7 +29,6 @@ from tests.support.store_server import (
     StoreServer,
     conversation_keys,
     event_names,
-    running_store,
 )
 from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import Gate, wait_until
@@ -502,12 +501,6 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "an image of another": Tampering.image_of_another,
     "no images": lambda it: it.raw.delete(it.key("images")),
 }
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("outside")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -30,22 +30,16 @@ FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
-@pytest.fixture(scope="module")
-def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that sweeps four times a second, on four partitions."""
-    settings = FAST | store.settings | {"PARTITIONS": "4"}
+    settings = FAST | outside.settings | {"PARTITIONS": "4"}
     with Service(tmp_path_factory.mktemp("service"), settings) as running_service:
         yield running_service
 
 
 @pytest.fixture
-def raw(store: StoreServer) -> Iterator[Raw]:
-    with Redis(unix_socket_path=str(store.socket_path), decode_responses=True) as client:
+def raw(outside: StoreServer) -> Iterator[Raw]:
+    with Redis(unix_socket_path=str(outside.socket_path), decode_responses=True) as client:
         yield client
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one shared service, one image, a store server, and a gate."""
+"""Fixtures of all tests: shared services, one image, store servers, and a gate."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service that plays one turn at a time."""
+    with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """Yield the image that the Dockerfile makes, built once for all of pytest's processes."""
     if why := refusal():
@@ -36,10 +43,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         yield built
 
 
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    """Yield a store server that the tests of a module share."""
+    with running_store(tmp_path_factory.mktemp("outside")) as shared:
+        yield shared
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
-    with running_store(tmp_path / "store") as outside:
-        yield outside
+    with running_store(tmp_path / "store") as own:
+        yield own
 
 
 @pytest.fixture

@@ -48,16 +48,10 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
-
-
-@pytest.fixture(scope="module")
-def pair(server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     """Yield two services on one store."""
     folder = tmp_path_factory.mktemp("pair")
-    settings = server.settings | {"ID_REUSE_S": "1", "MAX_WAITING_TURNS": "1"}
+    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_WAITING_TURNS": "1"}
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(folder / "a", settings)),
@@ -304,11 +298,11 @@ def test_a_key_whose_conversation_was_deleted_makes_no_other_turn(pair: tuple[Se
 
 
 def test_a_key_lasts_a_day_and_then_makes_another_conversation(
-    pair: tuple[Service, Service], server: StoreServer, key: str
+    pair: tuple[Service, Service], outside: StoreServer, key: str
 ) -> None:
     seen = set()
     for _ in range(3):
-        with server.client() as store:
+        with outside.client() as store:
             before = set(store.keys("{p000}:idem:*"))
             first = turn_of(post_with_key(pair[0], key, DONE))
             (name,) = set(store.keys("{p000}:idem:*")) - before

@@ -11,19 +11,11 @@ from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 INPUT, OUTPUT = 10, 5  # tokens of each call of the scripted model
 ECHO = {"call": [["echo", {"text": "hello"}]]}
 ENDLESS = {"endless": "on and on ", "pace_s": 0.002}
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that plays one turn at a time."""
-    with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
-        yield running
 
 
 def tokens(calls: int) -> dict[str, int]:

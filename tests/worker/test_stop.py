@@ -22,7 +22,6 @@ from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, submit_tu
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.streaming import Event
@@ -46,13 +45,6 @@ SWALLOWS = {
     ),
 }
 CALL = "compute(seconds=0.002)"
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that plays one turn at a time."""
-    with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
-        yield running
 
 
 def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_path: Path) -> None:

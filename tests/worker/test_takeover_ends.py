@@ -27,7 +27,7 @@ from tests.support.killed_turns import (
 )
 from tests.support.ledgers import Ledger
 from tests.support.service import Service, spawn
-from tests.support.store_server import PARTITION, running_store
+from tests.support.store_server import PARTITION
 from tests.support.streaming import log_of, place, posting, watching
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 
 ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
 FEW_CRASHES = 8
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    with running_store(tmp_path_factory.mktemp("store")) as outside:
-        yield outside
 
 
 def kinds_of(service: Service, turn: Event) -> list[str]:
@@ -95,16 +89,20 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps(tmp_
         assert service.play(note_call(str(it.ledger.path), "other"), DONE, agent="teller")["status"] == "finished"
 
 
-def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_path: Path, server: StoreServer) -> None:
+def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(
+    tmp_path: Path, outside: StoreServer
+) -> None:
     it = make_killed_turn(tmp_path, 4, agent="changing")
-    settings = WITHOUT_CODE | server.settings
+    settings = WITHOUT_CODE | outside.settings
     first = Service(tmp_path / "first", settings)
     first.start()
     submit_killed_turn(first, it)
     kill_when_blocked(first, [it])
     newer = Service(tmp_path / "newer", settings | {"DRAIN_S": "60"}, {"LEDGER_INSTRUCTIONS": "Be long."})
     with newer:
-        wait_until(lambda: server.client().zscore(f"{PARTITION}:ready:changing", f"local/{it.turn['conversation_id']}"))
+        wait_until(
+            lambda: outside.client().zscore(f"{PARTITION}:ready:changing", f"local/{it.turn['conversation_id']}")
+        )
         own = newer.play(note_call(str(it.ledger.path), "x"), DONE, agent="changing")
         assert own["status"] == "finished"
         assert newer.get(place(it.turn))["status"] == "running"
@@ -114,11 +112,11 @@ def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(tmp_p
 
 
 def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighbours_are_not(
-    tmp_path: Path, server: StoreServer
+    tmp_path: Path, outside: StoreServer
 ) -> None:
-    settings = WITHOUT_CODE | server.settings
+    settings = WITHOUT_CODE | outside.settings
     with ExitStack() as stack:
-        onlooker = stack.enter_context(Service(tmp_path / "onlooker", ONLOOKER | server.settings))
+        onlooker = stack.enter_context(Service(tmp_path / "onlooker", ONLOOKER | outside.settings))
         neighbours = []
         for number in range(3):
             (tmp_path / f"{number}").mkdir()
@@ -163,10 +161,10 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
             assert 1 <= neighbour.ledger.calls.count("note b") <= crashes
 
 
-def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, server: StoreServer) -> None:
+def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_path: Path, outside: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4)
-    with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
-        service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
+    with Service(tmp_path / "onlooker", ONLOOKER | outside.settings) as onlooker:
+        service = Service(tmp_path / "service", WITHOUT_CODE | outside.settings)
         service.start()
         submit_killed_turn(service, it)
         kill_when_blocked(service, [it])
@@ -228,14 +226,14 @@ TAMPERINGS: dict[str, Callable[[Raw, str], None]] = {
 
 @pytest.mark.parametrize("what", TAMPERINGS)
 def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(
-    tmp_path: Path, server: StoreServer, what: str
+    tmp_path: Path, outside: StoreServer, what: str
 ) -> None:
     it = make_killed_turn(tmp_path, 4)
-    service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
+    service = Service(tmp_path / "service", WITHOUT_CODE | outside.settings)
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
-    TAMPERINGS[what](server.client(), f"{PARTITION}:journal:local/{it.turn['conversation_id']}:1")
+    TAMPERINGS[what](outside.client(), f"{PARTITION}:journal:local/{it.turn['conversation_id']}:1")
     with service:
         ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "seal_broken", 2)
@@ -246,14 +244,14 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(
 
 
 def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(
-    tmp_path: Path, server: StoreServer
+    tmp_path: Path, outside: StoreServer
 ) -> None:
     it = make_killed_turn(tmp_path, 4)
-    service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
+    service = Service(tmp_path / "service", WITHOUT_CODE | outside.settings)
     service.start()
     submit_killed_turn(service, it)
     kill_when_blocked(service, [it])
-    raw, steps = server.client(), f"{PARTITION}:steps:local/{it.turn['conversation_id']}:0"
+    raw, steps = outside.client(), f"{PARTITION}:steps:local/{it.turn['conversation_id']}:0"
     raw.lset(steps, -1, b"x" * 60)
     with service:
         ended = wait_for_end(service, it.turn)
@@ -264,16 +262,16 @@ def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversa
 
 @pytest.mark.parametrize("agent", ["teller", "writer"])
 def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
-    tmp_path: Path, server: StoreServer, agent: str
+    tmp_path: Path, outside: StoreServer, agent: str
 ) -> None:
     it = make_killed_turn(tmp_path, 4, agent=agent)
     path = str(it.ledger.path)
     if agent == "writer":
         it.script = [{"code": f"L = {path!r}\nnote('a', L)"}, {"code": "note('b', L)\nnote('c', L)"}, DONE]
-    settings = settings_for(agent) | server.settings
+    settings = settings_for(agent) | outside.settings
     with Service(tmp_path / "stalled", settings) as stalled:
         submit_killed_turn(stalled, it)
-        wait_until(lambda: it.stands_in(server.client()))
+        wait_until(lambda: it.stands_in(outside.client()))
         stalled.process.send_signal(signal.SIGSTOP)
         try:
             with Service(tmp_path / "heir", settings) as heir:
@@ -299,16 +297,16 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
             stalled.process.send_signal(signal.SIGCONT)
 
 
-def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, server: StoreServer) -> None:
+def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: Path, outside: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4)
-    with Service(tmp_path / "onlooker", ONLOOKER | server.settings) as onlooker:
-        service = Service(tmp_path / "service", WITHOUT_CODE | server.settings)
+    with Service(tmp_path / "onlooker", ONLOOKER | outside.settings) as onlooker:
+        service = Service(tmp_path / "service", WITHOUT_CODE | outside.settings)
         service.start()
         with posting(service, *it.script, agent=it.agent) as stream:
             it.turn = stream.until("turn.queued")
         with watching(onlooker, it.turn) as reader:
             reader.until("tool.call", call_id="2.1")
-            wait_until(lambda: it.stands_in(server.client()))
+            wait_until(lambda: it.stands_in(outside.client()))
             service.kill()
             it.ledger.go()
             with service:
