@@ -12,7 +12,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget
-from smolsessions.core.documents import FORMAT, VERSION
+from smolsessions.core.documents import FORMAT, VERSION, parse_document
 from smolsessions.core.json_data import read_json
 
 if TYPE_CHECKING:
@@ -66,9 +66,12 @@ def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
 
 def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
     """Import a document from the bytes of its JSON."""
-    return documents.import_document(
-        read_json(json.dumps(document, allow_nan=False).encode()), CODE if places is None else places, MAX_PIXELS
-    )
+    return read_document(read_json(json.dumps(document, allow_nan=False).encode()), places)
+
+
+def read_document(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
+    memory = parse_document(document).memory
+    return documents.import_document(memory, CODE if places is None else places, MAX_PIXELS)
 
 
 def steps_of(imported: ImportedMemory) -> list[Step]:

@@ -33,12 +33,12 @@ from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName
 from tests.support import agents
 from tests.support.documents import (
-    CODE,
     MAX_PIXELS,
     again,
     document,
     document_of,
     exported,
+    read_document,
     reader,
     steps_of,
     stored,
@@ -423,7 +423,7 @@ WRONG_STEPS: list[tuple[Any, str]] = [
 def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
     data = document([TaskStep("before")])
     data["steps"].append(step)
-    assert pointer_of(lambda: documents.import_document(data, CODE, MAX_PIXELS)) == f"/steps/1{where}"
+    assert pointer_of(lambda: read_document(data)) == f"/steps/1{where}"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
         ({"images": []}, "/images"),
         ({"variables": []}, "/variables"),
         ({"more": 1}, "/more"),
-        ({"\ud800": 1}, "/\ufffd"),
+        ({"\ud800": 1}, "/?"),
         ({"steps": [TASK | {"turn": 2}, TASK]}, "/steps/1/turn"),
         ({"images": {"name": {"type": "image/png", "data": ""}}}, "/images/name"),
         ({"images": {NAME: {"type": "image/png", "data": "?"}}}, f"/images/{NAME}"),
@@ -453,12 +453,19 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
     ],
 )
 def test_a_document_that_is_wrong_is_refused_with_the_place(change: dict[str, Any], where: str) -> None:
-    assert pointer_of(lambda: documents.import_document(document([]) | change, CODE, MAX_PIXELS)) == where
+    assert pointer_of(lambda: read_document(document([]) | change)) == where
+
+
+@pytest.mark.parametrize(
+    ("more", "where"), [({}, "/steps"), ({"steps": [], "images": {}}, "/images"), ({"steps": [], "more": 1}, "/more")]
+)
+def test_a_document_of_smolagents_has_steps_and_no_other_part(more: dict[str, Any], where: str) -> None:
+    assert pointer_of(lambda: read_document({"format": MEMORY_FORMAT} | more)) == where
 
 
 @pytest.mark.parametrize("data", [None, [], "steps", 1, nested(100_000)])
 def test_what_is_no_document_is_refused(data: Any) -> None:
-    assert pointer_of(lambda: documents.import_document(data, CODE, MAX_PIXELS)) == ""
+    assert pointer_of(lambda: read_document(data)) == "/format"
 
 
 @pytest.mark.parametrize(
@@ -573,7 +580,7 @@ def test_a_document_with_any_part_replaced_is_taken_in_or_refused(seed: int, val
     parent, name = random.Random(seed).choice(places)
     parent[name] = value
     try:
-        documents.import_document(data, CODE, MAX_PIXELS)
+        read_document(data)
     except InvalidRequestError as error:
         json.dumps([error.message, error.extensions], ensure_ascii=False).encode()
 

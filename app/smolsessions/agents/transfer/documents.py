@@ -8,23 +8,20 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smolagents.memory import TaskStep
-
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
 from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
-from smolsessions.agents.transfer.step_decoding import EditIn, made, read_step
-from smolsessions.agents.transfer.step_encoding import encode_step
+from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, EditIn, StepIn, encode_step, made_step, read_step
 from smolsessions.agents.transfer.variables import export_variables, import_variables
 from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_header, is_canonical, placeholder
 from smolsessions.agents.values.json_forms import json_pointer
-from smolsessions.core.documents import FORMAT, MEMORY_FORMAT, VERSION
+from smolsessions.core.documents import MEMORY_FORMAT
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import IMAGE_NAME_DIGITS, ExportedMemory, ImportedMemory, PackedStep, image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import PIL.Image
 
@@ -36,7 +33,6 @@ MAX_EDITED_ENTRIES = 5_000_000  # a rebuilt session walks through all entries th
 MAX_IMAGES_FACTOR = 4
 """Pixels of all images in a document, as a multiple of the limit for one step."""
 _IMAGE_NAME = re.compile("[0-9a-f]{32}")
-_IMAGES = ("task_images", "observations_images")
 _BROKEN_IMAGE = f"is no whole image of {', '.join(FORMATS)}, nor a raw one of this service"
 
 
@@ -59,73 +55,50 @@ def export(
     opened = [unpack(step, attachments, carries, image_from_bytes) if step else None for step in steps]
     documents = tuple(encode_step(step) for step in without_gaps(opened) if step is not None)
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
-    shown = {name for step in holding for member in _IMAGES for name in step.get(member) or ()}
+    shown = {name for step in holding for member in IMAGE_FIELDS for name in step.get(member) or ()}
     shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
     values, missing = export_variables(variables, read_code)
     return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in sorted(shown)}, values, missing)
 
 
-def import_document(data: Any, places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
-    """Read steps and variables of a document. Raises `InvalidRequestError` with a pointer to the first fault."""
-    if not isinstance(data, dict):
-        raise InvalidRequestError.at("", "is no object")
-    if data.get("format") == MEMORY_FORMAT:
-        return ImportedMemory(_take_in_memory(data))
-    if data.get("format") != FORMAT:
-        raise InvalidRequestError.at("/format", f"is neither {FORMAT} nor {MEMORY_FORMAT}")
-    version = data.get("version")
-    if type(version) is not int or version != VERSION:
-        raise InvalidRequestError.at("/version", f"is none that this service reads: that is {VERSION}")
-    _check_members(data, {"format", "version", "steps", "images", "variables"})
+def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
+    """Read the memory of a parsed document. Raises `InvalidRequestError` with a pointer to the first fault."""
+    for name in data.keys() & {"images", "variables"} if data["format"] == MEMORY_FORMAT else ():
+        raise InvalidRequestError.at(f"/{name}", "is no member of this format")
     images = DocumentImages(data.get("images", {}), max_pixels)
     steps: list[PackedStep] = []
     named = 0
     marks: dict[str, set[int]] = {"archived": set(), "hidden": set()}
-    for index, one in enumerate(_steps_of(data)):
-        pointer = f"/steps/{index}"
-        step = read_step(one, pointer)
-        if steps and step.turn < steps[-1].turn:
-            raise InvalidRequestError.at(f"{pointer}/turn", "is less than that of the step before it")
-        steps.append(_packed(made(step, pointer, images), step.turn, pointer))
+    for pointer, step in _read_steps(data):
+        for mark in marks:
+            marks[mark] |= {len(steps)} if getattr(step, mark) else set()
+        steps.append(_packed(made_step(step, pointer, images), step.turn, pointer))
         named += step.places if isinstance(step, EditIn) else 0
         if named > MAX_EDITED_ENTRIES:
             raise InvalidRequestError.at(
                 pointer, f"is one of edits that name more than {MAX_EDITED_ENTRIES} entries together"
             )
-        for mark in marks:
-            marks[mark] |= {index} if getattr(step, mark) else set()
     images.check_all_are_used()
     pieces = import_variables(data.get("variables", {}), places)
     return ImportedMemory(tuple(steps), frozenset(marks["archived"]), frozenset(marks["hidden"]), pieces)
 
 
-def _take_in_memory(data: dict[str, Any]) -> tuple[PackedStep, ...]:
-    _check_members(data, {"format", "steps"})
-    steps: list[PackedStep] = []
-    turn = 0
-    for index, one in enumerate(_steps_of(data)):
-        pointer = f"/steps/{index}"
-        step = read_memory_step(one, pointer)
-        if step is None:
-            continue
-        turn += isinstance(step, TaskStep) or not turn
-        steps.append(_packed(step, turn, pointer))
-    return tuple(steps)
-
-
-def _check_members(data: dict[str, Any], known: set[str]) -> None:
-    for name in data:
-        if name not in known:
-            raise InvalidRequestError.at(json_pointer("", name), "is no member of this format")
-
-
-def _steps_of(data: dict[str, Any]) -> list[Any]:
-    steps = data.get("steps")
+def _read_steps(data: dict[str, Any]) -> Iterator[tuple[str, StepIn]]:
+    """Yield the steps with their pointers."""
+    steps, turn = data.get("steps"), 0
     if not isinstance(steps, list):
         raise InvalidRequestError.at("/steps", "is no list of steps")
     if len(steps) > MAX_STEPS:
         raise InvalidRequestError.at("/steps", f"has more than {MAX_STEPS} steps")
-    return steps
+    for index, one in enumerate(steps):
+        pointer = f"/steps/{index}"
+        step = read_memory_step(one, pointer, turn) if data["format"] == MEMORY_FORMAT else read_step(one, pointer)
+        if step is None:
+            continue
+        if step.turn < turn:
+            raise InvalidRequestError.at(f"{pointer}/turn", "is less than that of the step before it")
+        turn = step.turn
+        yield pointer, step
 
 
 def _image_json(data: bytes) -> dict[str, str]:
@@ -157,8 +130,8 @@ class DocumentImages:
                 raise _image_error(name, reason)
             _check_image(name, image.data)
 
-    def of_step(self, pointer: str, names: Mapping[str, str]) -> list[PIL.Image.Image]:
-        """Return the images of the step at `pointer`. `names` are by their pointers in the step."""
+    def of_step(self, pointer: str, names: Mapping[str, str]) -> dict[str, PIL.Image.Image]:
+        """Return the images of the step at `pointer` by their names. `names` are by their pointers in the step."""
         for place, name in names.items():
             if name not in self._images:
                 raise InvalidRequestError.at(pointer + place, "names an image that is not in /images")
@@ -166,8 +139,7 @@ class DocumentImages:
         distinct = {name: self._images[name] for name in names.values()}
         if sum(image.pixels for image in distinct.values()) > self._max_pixels:
             raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
-        images = {name: placeholder(image.data, name) for name, image in distinct.items()}
-        return [images[name] for name in names.values()]
+        return {name: placeholder(image.data, name) for name, image in distinct.items()}
 
     def check_all_are_used(self) -> None:
         for name in self._unused:
