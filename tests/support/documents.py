@@ -70,7 +70,7 @@ def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> Im
 
 
 def read_document(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
-    memory = parse_document(document).memory
+    memory = parse_document(document)[1]
     return documents.import_document(memory, CODE if places is None else places, MAX_PIXELS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smolsessions.agents.values import CodecError, canonical, dumps, loads
+from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, long, many, number, pairs, parts, text
 
@@ -81,7 +81,7 @@ def test_an_array_comes_back_with_its_kind_and_shape_and_can_be_changed(array: A
     copy = loads(dumps([array]))[0]
     assert (copy.dtype, copy.shape, copy.tobytes()) == (array.dtype, array.shape, array.tobytes())
     assert copy.flags.writeable
-    assert canonical(copy) == canonical(array)
+    assert dumps(copy, in_order=True) == dumps(array, in_order=True)
 
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=repr)
@@ -154,7 +154,7 @@ def test_arrays_that_are_no_plain_data_are_refused_and_run_nothing(name: str) ->
     with pytest.raises(CodecError, match="cannot be handed over"):
         dumps(REFUSED[name])
     assert hostile.MARKS == []
-    assert "[" in str(loads(dumps([REFUSED[name]], labels=True))[0])
+    assert "[" in str(loads(dumps_lossy([REFUSED[name]])))
 
 
 def array(dtype: str, shape: bytes, data: bytes) -> bytes:

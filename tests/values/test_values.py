@@ -7,6 +7,7 @@ import datetime as dt
 import enum
 import functools
 import io
+import json
 import math
 import struct
 import subprocess
@@ -29,7 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smolagents.agent_types import AgentAudio, AgentImage, AgentText
 
-from smolsessions.agents.values import CodecError, canonical, dumps, loads
+from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
 
@@ -189,22 +190,21 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     data = dumps(value, CARRIED)
     assert same(loads(data, CARRIED), value)
     assert dumps(loads(data, CARRIED), CARRIED) == data
-    assert same(crossed({"labels": value}), loads(dumps({"labels": value}, CARRIED, labels=True), CARRIED))
 
 
 @given(st.dictionaries(HASHABLE, LEAVES, max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_the_order_of_keys_is_kept_and_makes_no_difference_to_the_canonical_bytes(value: dict[Any, Any]) -> None:
     turned = dict(reversed(value.items()))
-    assert canonical(value, CARRIED) == canonical(turned, CARRIED)
-    assert same(loads(canonical(value, CARRIED), CARRIED), value) or len(value) > 1
+    assert dumps(value, CARRIED, in_order=True) == dumps(turned, CARRIED, in_order=True)
+    assert same(loads(dumps(value, CARRIED, in_order=True), CARRIED), value) or len(value) > 1
     assert list(crossed(turned)) == list(turned)
 
 
 def test_different_values_have_different_canonical_bytes() -> None:
     values = [0, False, 0.0, -0.0, "", b"", [], (), {}, set(), frozenset(), None, "0", [[]], [0], {0}, {"a": 1, "b": 2}]
     values += [{"a": 2, "b": 1}, [1] * 9, [1.0] * 9, (1,) * 9, {1: (2, 3)}, {1: 2, 3: None}, 1 << 64, 1 << 65]
-    assert len({canonical(value) for value in values}) == len(values)
+    assert len({dumps(value, in_order=True) for value in values}) == len(values)
 
 
 def test_a_set_has_the_same_bytes_whatever_its_order() -> None:
@@ -291,12 +291,13 @@ def test_a_value_without_an_encoding_is_refused_and_runs_nothing(name: str) -> N
 
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
-def test_a_value_without_an_encoding_becomes_a_label_on_request(name: str) -> None:
-    value = [hostile.REFUSED_VALUES[name], "kept"]
-    whole = loads(dumps(value, labels=True))
-    assert whole[1] == "kept"
-    assert "[" in str(whole[0])
-    assert "test_values" not in str(whole[0])
+def test_a_value_without_an_encoding_becomes_its_json_form_or_a_label_on_request(name: str) -> None:
+    began = time.monotonic()
+    data = dumps_lossy([hostile.REFUSED_VALUES[name]])
+    (form,) = loads(data)
+    json.dumps(form)
+    assert len(data) < 20_000_000
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("name", hostile.ACCEPTED_VALUES)
@@ -305,8 +306,6 @@ def test_an_instance_of_a_subclass_is_encoded_as_its_base_and_runs_nothing(name:
     data = dumps([value])
     assert hostile.MARKS == []
     assert same(loads(data), [wanted])
-    assert dumps([value], labels=True) == data
-    assert hostile.MARKS == []
 
 
 def test_an_error_names_the_path_and_the_kind() -> None:
@@ -328,13 +327,11 @@ def test_the_size_has_a_limit() -> None:
         dumps(["x" * 600] * 2, max_bytes=1000)
     with pytest.raises(CodecError, match="1,000 bytes"):
         loads(dumps("x" * 1000), max_bytes=1000)
-    assert loads(dumps(["x" * 600] * 2, max_bytes=1000, labels=True)) == "[builtins.list] of 2"
 
 
 def test_a_label_that_fails_itself_names_the_class() -> None:
-    assert loads(dumps([hostile.REFUSED_VALUES["an instance of a lying metaclass"]], labels=True)) == [
-        "[tests.support.hostile.Odd]"
-    ]
+    label = loads(dumps_lossy(hostile.REFUSED_VALUES["an instance of a lying metaclass"]))
+    assert label == "[tests.support.hostile.Odd] without text: RuntimeError"
 
 
 def carried(kind: type, **items: bytes) -> bytes:

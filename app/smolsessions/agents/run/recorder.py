@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.model_connections import ModelCall
-from smolsessions.agents.values import CodecError, canonical
+from smolsessions.agents.values import CodecError, dumps
 from smolsessions.agents.values.json_forms import json_form, truncate_json
 from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinished, StepStarted, ToolCalled, ToolReturned
 from smolsessions.core.records import Usage
@@ -202,9 +202,9 @@ def digest_of(name: str, arguments: Any) -> str:
         asked = json.dumps(call, sort_keys=True).encode()
     except (TypeError, ValueError):
         try:
-            asked = canonical(call, max_bytes=MAX_KEY_BYTES)
+            asked = dumps(call, in_order=True, max_bytes=MAX_KEY_BYTES)
         except CodecError:
-            asked = _ADDRESS.sub(b"", canonical(json_form(call)))
+            asked = _ADDRESS.sub(b"", dumps(json_form(call), in_order=True))
     return hashlib.sha256(asked).hexdigest()[:16]
 
 

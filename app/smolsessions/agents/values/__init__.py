@@ -28,14 +28,14 @@ class CodecError(TypeError):
     """A value cannot be encoded, or data cannot be decoded. The message names the part and the reason."""
 
 
-def dumps(value: Any, carries: Collection[type] = (), *, labels: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
-    """Encode a value. With `labels`, a part without an encoding becomes its label, which calls its class."""
-    return _written(value, Writer(Carried(carries), labels=labels, in_order=False, max_bytes=max_bytes))
-
-
-def canonical(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Encode a value for hashing: as `dumps`, but independent of the order of a dict's keys."""
-    return _written(value, Writer(Carried(carries), labels=False, in_order=True, max_bytes=max_bytes))
+def dumps(value: Any, carries: Collection[type] = (), *, in_order: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
+    """Encode a value. With `in_order`, the bytes are independent of the order of a dict's keys."""
+    try:
+        return Writer(Carried(carries), in_order=in_order, max_bytes=max_bytes).whole(value)
+    except RefusalError as refusal:
+        raise CodecError(str(refusal)) from None
+    except Exception as error:
+        raise CodecError(f"it cannot be handed over; {type(error).__name__}") from error
 
 
 def loads(data: bytes, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> Any:
@@ -46,15 +46,6 @@ def loads(data: bytes, carries: Collection[type] = (), *, max_bytes: int = MAX_B
         return Reader(bytes(data), Carried(carries)).whole()
     except Exception as error:
         raise CodecError(f"what was handed over cannot be read: {error}"[:500]) from error
-
-
-def _written(value: Any, writer: Writer) -> bytes:
-    try:
-        return writer.whole(value)
-    except RefusalError as refusal:
-        raise CodecError(str(refusal)) from None
-    except Exception as error:
-        raise CodecError(f"it cannot be handed over; {type(error).__name__}") from error
 
 
 def dumps_lossy(value: Any, carries: Collection[type] = (), *, max_bytes: int = MAX_BYTES) -> bytes:

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from smolagents.agent_types import AgentImage
 
+from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def is_utf8(text: str) -> bool:
 def label_of(value: Any) -> str:
     """Return a text that names a value's class and shows its text, in place of a value without a JSON form."""
     kind = type(value)
+    name = class_name(kind)
     try:
         if issubclass(kind, PIL.Image.Image):
             image = value.to_raw() if issubclass(kind, AgentImage) else value  # smolagents' own has no size
@@ -69,7 +71,7 @@ def label_of(value: Any) -> str:
         text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
     except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
         text = f"without text: {type(error).__name__}"
-    return utf8_text(f"[{kind.__module__}.{kind.__qualname__}] {_cut(text, MAX_LABEL_CHARS)}")
+    return utf8_text(f"[{name if '.' in name else f'builtins.{name}'}] {_cut(text, MAX_LABEL_CHARS)}")
 
 
 def truncated(text: str) -> str:
@@ -177,25 +179,26 @@ class _Walk:
         self._left = MAX_CHARS
 
     def form(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        self._left -= len(value) if kind is str else _NODE_CHARS
-        if self._left < 0 or depth == 0:
-            return label_of(value)
-        if kind is str:
-            return utf8_text(value)
-        if kind in {int, bool, type(None)} or (kind is float and math.isfinite(value)):
-            return value if kind is not int or value.bit_length() <= MAX_BITS else label_of(value)
-        if kind is float:
-            return str(value)
-        try:
-            return self._collection(value, depth) if issubclass(kind, _COLLECTIONS) else self._foreign(value, depth)
-        except BaseException:  # noqa: BLE001 - see labelled
-            return label_of(value)
+        self._left -= len(value) if type(value) is str else _NODE_CHARS
+        if self._left >= 0 and depth > 0:
+            try:
+                return value if _flaw_of_scalar(value) is None else self._form(value, depth)
+            except BaseException:  # noqa: BLE001, S110 - see label_of
+                pass
+        label = label_of(value)
+        self._left -= len(label)
+        return label
 
-    def _collection(self, value: Any, depth: int) -> Any:
-        if issubclass(type(value), Mapping):
+    def _form(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in {str, float}:
+            return utf8_text(str(value))
+        if issubclass(kind, Mapping):
             return {self._key(key): self.form(item, depth - 1) for key, item in self._bounded(value.items())}
-        return [self.form(item, depth - 1) for item in self._bounded(value)]
+        if issubclass(kind, _COLLECTIONS):
+            return [self.form(item, depth - 1) for item in self._bounded(value)]
+        simpler = _simpler(value, kind)
+        return self._form(simpler, depth) if type(simpler) is dict else self.form(simpler, depth - 1)
 
     def _bounded(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
@@ -203,18 +206,17 @@ class _Walk:
                 return
             yield item
 
-    def _foreign(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
-            return self.form(value.tolist(), depth - 1)
-        if issubclass(kind, BaseModel):
-            return self._collection(dict(value), depth)
-        if dataclasses.is_dataclass(kind):
-            names = [field.name for field in dataclasses.fields(kind)]
-            return self._collection({name: getattr(value, name) for name in names}, depth)
-        if issubclass(kind, _WITH_JSON_FORM):
-            return self.form(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
-        return label_of(value)
-
     def _key(self, key: Any) -> str:
         return utf8_text(key) if type(key) is str else str(self.form(key, 1))
+
+
+def _simpler(value: Any, kind: type) -> Any:
+    if kind.__module__ == "numpy" and hasattr(kind, "tolist") and getattr(value, "size", 0) <= MAX_NODES:
+        return value.tolist()
+    if issubclass(kind, BaseModel):
+        return dict(value)
+    if dataclasses.is_dataclass(kind):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    if kind is not int and issubclass(kind, _WITH_JSON_FORM):
+        return to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings")
+    raise TypeError(kind)

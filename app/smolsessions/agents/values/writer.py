@@ -7,7 +7,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.values.classes import Carried, class_name, is_in, member_name, mro_of, state_of
-from smolsessions.agents.values.json_forms import label_of
 from smolsessions.agents.values.kinds import kind_of, parts_of
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Parts
 
@@ -36,9 +35,8 @@ class RefusalError(Exception):
 class Writer:
     """Append nodes to a buffer. Classes are looked up by identity, because their `hash()` may be hostile."""
 
-    def __init__(self, carried: Carried, *, labels: bool, in_order: bool, max_bytes: int) -> None:
+    def __init__(self, carried: Carried, *, in_order: bool, max_bytes: int) -> None:
         self._carried = carried
-        self._labels = labels
         self._in_order = in_order
         self._max_bytes = max_bytes
         self._out = bytearray()
@@ -49,35 +47,10 @@ class Writer:
     def whole(self, value: Any) -> bytes:
         self.value(value)
         if len(self._out) > self._max_bytes:
-            refusal = RefusalError(value, f"it is larger than {self._max_bytes:,} bytes")
-            if not self._labels:
-                raise refusal
-            self._out.clear()
-            self._label(value, refusal)
+            raise RefusalError(value, f"it is larger than {self._max_bytes:,} bytes")
         return bytes(self._out)
 
     def value(self, value: Any) -> None:
-        if not self._labels:
-            self._value(value)
-            return
-        kept = len(self._out), self._left, len(self._above), self._hashed
-        try:
-            self._value(value)
-        except RefusalError as refusal:
-            end, self._left, depth, self._hashed = kept
-            del self._out[end:], self._above[depth:]
-            self._label(value, refusal)
-
-    def _label(self, value: Any, refusal: RefusalError) -> None:
-        try:
-            label = label_of(value)
-        except BaseException:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
-            label = f"[{class_name(type(value))}]"
-        if len(self._out) + 4 * len(label) > self._max_bytes and self._out:
-            raise refusal  # without room for a label, the value around it becomes one
-        self.str_(label)
-
-    def _value(self, value: Any) -> None:
         kind = type(value)
         write = _WRITERS.get(id(kind))
         if write is not None:
@@ -127,7 +100,7 @@ class Writer:
         self._out += b"P%c%c" % (len(name), len(parts.parts)) + name
         hashed, self._hashed = self._hashed, False
         for part in parts.parts:
-            self._value(part)  # a label in its place would not fit
+            self.value(part)
         self._hashed = hashed
         self._above.pop()
 
