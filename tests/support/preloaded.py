@@ -72,16 +72,17 @@ class ForkedProcess:
 
 
 def fork(
-    command: tuple[str, ...], environment: Mapping[str, str], errors: TextIO, output: TextIO | None = None
+    command: tuple[str, ...], environment: Mapping[str, str], cwd: Path, errors: TextIO, output: TextIO | None = None
 ) -> ForkedProcess:
-    """Run a command of the command line in the repository. Without `output`, its output can be read from `stdout`."""
+    """Run a command of the command line. Without `output`, its output can be read from `stdout`."""
+    request = json.dumps([command, dict(environment), str(cwd)])
     with _first_use:
         parent = next(_parents())
     if output:
-        return ForkedProcess(parent.fork(command, environment, output.fileno(), errors.fileno()), None)
+        return ForkedProcess(parent.fork(request, output.fileno(), errors.fileno()), None)
     reader, writer = os.pipe()
     try:
-        status = parent.fork(command, environment, writer, errors.fileno())
+        status = parent.fork(request, writer, errors.fileno())
     finally:
         os.close(writer)
     return ForkedProcess(status, os.fdopen(reader))
@@ -105,12 +106,12 @@ class _Parent:
             )
         atexit.register(self._close)
 
-    def fork(self, command: tuple[str, ...], environment: Mapping[str, str], output: int, errors: int) -> socket.socket:
+    def fork(self, request: str, output: int, errors: int) -> socket.socket:
         """Request a process. The returned socket yields its pid, and its status once it has ended."""
         status, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"\n"], [theirs.fileno(), output, errors])
-        status.sendall(json.dumps([command, dict(environment)]).encode() + b"\n")
+        status.sendall(f"{request}\n".encode())
         return status
 
     def _close(self) -> None:
@@ -140,10 +141,11 @@ def main() -> None:
 def _keep(status_fd: int, output: int, errors: int) -> NoReturn:
     """Fork a process of the service, and report its end."""
     status = socket.socket(fileno=status_fd)
-    command, environment = json.loads(status.makefile().readline())
+    command, environment, cwd = json.loads(status.makefile().readline())
     pid = os.fork()
     if pid == 0:
         status.close()
+        os.chdir(cwd)
         _serve(command, environment, output, errors)
     os.close(output)
     os.close(errors)

@@ -150,7 +150,7 @@ class Service:
 
     def _fork(self) -> ForkedProcess:
         with _log(self.folder) as log:
-            return fork(self.command, _variables(self.folder, self.settings, self.environment), log)
+            return fork(self.command, _variables(self.folder, self.settings, self.environment), self.cwd, log)
 
     def _spawn(self) -> subprocess.Popen[str]:
         return spawn(
@@ -220,8 +220,8 @@ def run(
     command = command or ("serve",)
     with _log(folder) as log, (folder / "service.out").open("w+") as output:
         process: Process
-        if cwd == ROOT and _is_forkable(command, environment):
-            process = fork(command, _variables(folder, settings, environment), log, output)
+        if _is_forkable(command, environment):
+            process = fork(command, _variables(folder, settings, environment), cwd, log, output)
         else:
             process = spawn(folder, settings, environment, *command, cwd=cwd, output=output)
         try:
