@@ -194,6 +194,10 @@ class Journal:
                 self._bridge.emit(None, None, (key, chosen))
             return chosen
 
+    def chosen(self, name: str) -> bytes | None:
+        """Return the choice of an earlier attempt. It writes no effect: that would hide a crash from the count."""
+        return self._effects.get(f"once:{name}")
+
 
 def digest_of(name: str, arguments: Any) -> str:
     """Hash a call. The order of named arguments does not matter."""

@@ -179,7 +179,7 @@ class AgentSession:
         if not self._prompt_builder:
             return
         if replay and replay.effects:
-            policy = policy_of(from_json(journal.once(POLICY, lambda: b"[]")))
+            policy = policy_of(from_json(journal.chosen(POLICY) or b"[]"))
         elif policy:
             journal.once(POLICY, lambda: to_json(policy_data(policy)))
         self._prompt_builder.begin_turn(policy)
