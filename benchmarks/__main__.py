@@ -10,26 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.growth import MARKS, measure_growth
 from benchmarks.memory import LONG_MARKS, measure_policies
-from benchmarks.memory_report import Memories
-from benchmarks.readers import measure_readers
+from benchmarks.readers import TOPICS, measure_readers
 from benchmarks.replays import measure_replays
 from benchmarks.replicated import measure_replicated
-from benchmarks.report import Results, as_data, as_text
+from benchmarks.report import Tables, as_text, machine, rows_of, spread
 from benchmarks.startup import measure_startup
-from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, measure_streams
-from benchmarks.takeover import measure_takeovers
-from benchmarks.throughput import measure_throughput
+from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, figures_of, measure_streams
+from benchmarks.takeover import LEASE_S, measure_takeovers
+from benchmarks.throughput import TURNS, measure_throughput, medians
 from benchmarks.workers import measure_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-PARTS = ("throughput", "growth", "startup", "streams", "readers", "code", "takeover", "memory")
-SCALE_PARTS = ("workers", "replicated")
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True)
@@ -40,102 +35,131 @@ class Extent:
     seconds: float
     warmup_s: float
     conversations: int
-    naive_conversations: int
     naive_marks: tuple[int, ...]
     starts: int
     first_answers: int
     long_answers: int
     readers: tuple[int, ...]
     reading_s: float
-    code_turns: int
-    code_changes: int
     kills: int
     restarts: int
     handovers: int
     replays: int
     memories: int
     memory_marks: tuple[int, ...]
+    scale_rounds: int
+    """Of many processes on one store."""
+    scale_s: float
 
 
-@dataclass(frozen=True)
-class ScaleExtent:
-    """Amount of measurement of many processes on one store."""
-
-    rounds: int
-    seconds: float
-
-
-FULL = Extent(3, 5, 1, 20, 1, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 200, 30, 12, 5, 12, 7, 2, LONG_MARKS)
-QUICK = Extent(1, 2, 0.5, 5, 1, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 40, 8, 3, 2, 3, 2, 1, LONG_MARKS[:5])
-FULL_SCALE = ScaleExtent(2, 3)
-QUICK_SCALE = ScaleExtent(1, 2)
+FULL = Extent(3, 5, 1, 20, MARKS, 5, 100, 5, (50, 1000, 5000), 10, 12, 5, 12, 7, 2, LONG_MARKS, 2, 3)
+QUICK = Extent(1, 2, 0.5, 5, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 3, 2, 3, 2, 1, LONG_MARKS[:5], 1, 2)
 
 
 def main() -> None:
-    """Measure and print the figures. The exit status is 0 whether or not the goals are met."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="some eight minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
-    parser.add_argument(
-        "--only", choices=(*PARTS, *SCALE_PARTS), action="append", help="measure this part alone (repeatable)"
-    )
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
     options = parser.parse_args()
-    extents = (QUICK, QUICK_SCALE) if options.quick else (FULL, FULL_SCALE)
-    results = measure(*extents, options.only or (*PARTS, *SCALE_PARTS))
+    about = {**machine(), "load": f"{os.getloadavg()[0]:.2f} before the start ({os.cpu_count()} cores)"}
+    os.sched_setaffinity(0, [OTHER_CORE])  # of this process and its store
+    tables: Tables = {}
+    for part in options.only or PARTS:
+        tables |= dict(PARTS[part](QUICK if options.quick else FULL))
     sys.stderr.write("\n")
-    print(as_text(results))
+    print(as_text(about, {title: rows_of(figures) for title, figures in tables.items()}))
     if options.json:
-        options.json.write_text(json.dumps(as_data(results), indent=2) + "\n")
+        options.json.write_text(json.dumps({"machine": about, "tables": tables}, indent=2, default=vars) + "\n")
 
 
-def measure(extent: Extent, scale: ScaleExtent, parts: Collection[str]) -> Results:
-    """Measure the parts one after the other. This process and its store stay on their core."""
-    load_before = os.getloadavg()[0]
-    os.sched_setaffinity(0, [OTHER_CORE])
-    runs, marks, startup_s, first, long, crowds, replays = [], [], [], [], [], [], []
-    if "throughput" in parts:
-        runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
-    if "growth" in parts:
-        marks = measure_growth("service", extent.conversations, MARKS, _progress)
-        marks += measure_growth("naive", extent.naive_conversations, extent.naive_marks, _progress)
-    if "startup" in parts:
-        _progress(f"startup, {extent.starts} times")
-        startup_s = measure_startup(extent.starts)
-    if "streams" in parts:
-        first = measure_streams(FIRST_ORDERS, extent.rounds, extent.first_answers, _progress)
-        long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
-    if "readers" in parts:
-        crowds = measure_readers(extent.readers, extent.reading_s, _progress)
-    code = takeovers = None
-    if "code" in parts:
-        code = measure_code(extent.code_turns, extent.rounds, extent.seconds, extent.code_changes, _progress)
-    if "takeover" in parts:
-        takeovers = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
-        replays = measure_replays(extent.replays, _progress)
-    memory = _measure_memory(extent) if "memory" in parts else None
-    return Results(
-        *(runs, marks, startup_s, load_before, first, long, crowds, code, takeovers, replays),
-        **_measure_scale(scale, parts),
-        memory=memory,
+def _throughput(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
+    title = f"A. Throughput: a tool call and an answer a turn, a new conversation every {TURNS} turns; shares of a core"
+    yield title, [*medians(runs).values()]
+
+
+def _growth(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    marks = measure_growth("service", extent.conversations, MARKS, _progress)
+    marks += measure_growth("naive", 1, extent.naive_marks, _progress)
+    yield "B. One conversation: its size after a turn, and the cost of that turn (mean of the 5 up to it)", marks
+
+
+def _startup(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    _progress(f"startup, {extent.starts} times")
+    what = "serve on an empty folder to the first answered turn, embedded store, s"
+    yield "Startup", [spread(what, measure_startup(extent.starts))]
+
+
+def _streams(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    first = measure_streams(FIRST_ORDERS, extent.rounds, extent.first_answers, _progress)
+    yield "C. The beginning of a stream, from POST (bare: from run) on, 1 client", [*map(figures_of, first)]
+    long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
+    yield "D. One long answer, streamed at the model's full speed", [*map(figures_of, long)]
+
+
+def _readers(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    crowds = measure_readers(extent.readers, extent.reading_s, _progress)
+    yield f"E. Readers of {TOPICS} running turns, an event a second each; one server process", crowds
+
+
+def _takeover(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    found = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
+    replays = measure_replays(extent.replays, _progress)
+    rows = [
+        spread("s: SIGKILL, a process beside it: from the kill", [kill.waited_s for kill in found.kills]),
+        spread("s: SIGKILL, embedded store: from the kill", [kill.waited_s for kill in found.restarts]),
+        spread("s: the same, from the start of serving", [kill.after_start_s or 0 for kill in found.restarts]),
+        spread("ms: SIGTERM, a process beside it: from the call's end", [each.waited_ms for each in found.handovers]),
+        spread("ms: the rest of that call", [each.rest_ms for each in found.handovers]),
+    ]
+    for model_ms in dict.fromkeys(replay.model_ms for replay in replays):
+        same = [replay for replay in replays if replay.model_ms == model_ms]
+        what = f"ms: from an attempt's start to the last step's call, a model of {model_ms} ms"
+        rows += [spread(f"{what}: first run", [replay.first_ms for replay in same])]
+        rows += [spread(f"{what}: replay", [replay.again_ms for replay in same])]
+    yield (
+        f"G. From the end of a turn's process to `turn.started` of attempt 2 at a reader; a lease of {LEASE_S:g} s",
+        rows,
     )
 
 
-def _measure_memory(extent: Extent) -> Memories:
-    return Memories(*measure_policies(extent.memories, extent.memory_marks, _progress))
+def _memory(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    bounded, records = measure_policies(extent.memories, extent.memory_marks, _progress)
+    yield "M. A conversation under each memory policy: a turn's cost, and its prompt (tokens are estimated)", bounded
+    yield "   Steps in …/steps at the end", records
 
 
-def _measure_scale(scale: ScaleExtent, parts: Collection[str]) -> dict[str, Any]:
-    """Return the figures of many processes, by their names in the results."""
-    return {
-        "workers": measure_workers(scale.rounds, scale.seconds, _progress) if "workers" in parts else [],
-        "replicated": measure_replicated(scale.rounds, scale.seconds, _progress) if "replicated" in parts else [],
-    }
+def _workers(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    found = measure_workers(extent.scale_rounds, extent.scale_s, _progress)
+    yield "I. Many processes on one store, two model calls a turn; shares of a core", found
+
+
+def _replicated(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    found = measure_replicated(extent.scale_rounds, extent.scale_s, _progress)
+    yield (
+        "K. The store's shape: one `serve` on a core of its own, the store's servers and the client on the other",
+        found,
+    )
 
 
 def _progress(text: str) -> None:
     sys.stderr.write(f"\r\x1b[K{text}" if sys.stderr.isatty() else f"{text}\n")
     sys.stderr.flush()
 
+
+PARTS: dict[str, Callable[[Extent], Iterator[tuple[str, list[Any]]]]] = {
+    "throughput": _throughput,
+    "growth": _growth,
+    "startup": _startup,
+    "streams": _streams,
+    "readers": _readers,
+    "takeover": _takeover,
+    "memory": _memory,
+    "workers": _workers,
+    "replicated": _replicated,
+}
 
 if __name__ == "__main__":
     main()

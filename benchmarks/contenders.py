@@ -81,13 +81,6 @@ def server(
 
 
 @contextmanager
-def plain(topics: int) -> Iterator[Server]:
-    """Run the server that does nothing except stream."""
-    with running([sys.executable, "-m", "benchmarks.plain", str(topics)], [SERVER_CORE], {}) as found:
-        yield found
-
-
-@contextmanager
 def running(
     command: Sequence[str], cores: Sequence[int], settings: dict[str, str], cwd: Path = ROOT
 ) -> Iterator[Server]:

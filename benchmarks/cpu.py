@@ -52,24 +52,6 @@ class Meter:
         return {name: sum(map(cpu_ms, pids)) for name, pids in self._groups.items()}
 
 
-class Others:
-    """Use of the cores by all processes except this one and its children, since this was made."""
-
-    def __init__(self) -> None:
-        self._at = time.perf_counter()
-        self._before = self._now()
-
-    def share(self) -> float:
-        """Return their CPU time divided by elapsed time. 1 is one core."""
-        return max(0.0, (self._now() - self._before) / 1000 / (time.perf_counter() - self._at))
-
-    def _now(self) -> float:
-        ended = os.times()
-        living = (child.pid for child in psutil.Process().children(recursive=True))
-        ours = cpu_ms(os.getpid()) + (ended.children_user + ended.children_system) * 1000 + sum(map(cpu_ms, living))
-        return _busy_ms(CORES) - ours
-
-
 class ServerCore:
     """Use of the server's core by a contender and by everything else, since this was made."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders import SPEAKER, plain, server, store
+from benchmarks.contenders import SPEAKER, server, store
 from benchmarks.cpu import ServerCore, cpu_ms
 from benchmarks.speaker import Order
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from benchmarks.contenders import Server
 
-READER_CONTENDERS = ("service", "plain")
 TOPICS = 50
 FEW = 10  # readers that connect and leave before the first measurement, so that all code is loaded
 AT_ONCE = 50
@@ -33,9 +32,8 @@ _STAMPED = re.compile(rb"id: (\d+)\n[^\n]*@(\d+) ")
 
 @dataclass(frozen=True)
 class Crowd:
-    """A contender with a number of readers. Each reader receives one event a second."""
+    """A number of readers. Each reader receives one event a second."""
 
-    contender: str
     readers: int
     bytes_per_reader: float
     p50_ms: float
@@ -47,24 +45,19 @@ class Crowd:
 
 
 def measure_readers(counts: tuple[int, ...], seconds: float, progress: Callable[[str], None]) -> list[Crowd]:
-    """Measure each contender with each number of readers, each time on a new server."""
+    """Measure each number of readers, each time on a new server."""
     _allow_sockets(2 * max(counts) + 1000)
     found = []
     for readers in counts:
-        for contender in READER_CONTENDERS:
-            progress(f"readers: {readers} of {contender}")
-            with _talking(contender) as (running, paths):
-                found.append(asyncio.run(_crowd(contender, running, paths, readers, seconds)))
+        progress(f"readers: {readers}")
+        with _talking() as (running, paths):
+            found.append(asyncio.run(_crowd(running, paths, readers, seconds)))
     return found
 
 
 @contextmanager
-def _talking(contender: str) -> Iterator[tuple[Server, list[str]]]:
+def _talking() -> Iterator[tuple[Server, list[str]]]:
     """Run a server whose topics send an event each second. Yield it and the paths of the topics."""
-    if contender == "plain":
-        with plain(TOPICS) as running:
-            yield running, [f"/{topic}" for topic in range(TOPICS)]
-        return
     with store() as socket_path, server("service", socket_path, {**SPEAKER, "THREADS": str(TOPICS)}) as running:
         paths = []
         for _ in range(TOPICS):
@@ -119,7 +112,7 @@ class Ears(asyncio.Protocol):
             self.began.set_exception(error or RuntimeError("a reader was closed"))
 
 
-async def _crowd(contender: str, running: Server, paths: list[str], readers: int, seconds: float) -> Crowd:
+async def _crowd(running: Server, paths: list[str], readers: int, seconds: float) -> Crowd:
     for ears in await _listen(running, paths, FEW):
         ears.transport.abort()
     await asyncio.sleep(1)
@@ -141,7 +134,6 @@ async def _crowd(contender: str, running: Server, paths: list[str], readers: int
         ears.transport.abort()
     parts = quantiles(delays_ms, n=100)
     return Crowd(
-        contender,
         readers,
         bytes_per_reader=resident / readers,
         p50_ms=parts[49],

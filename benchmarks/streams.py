@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bare_stream import WARM_UP
 from benchmarks.client import ANSWER_TIMEOUT_S
@@ -58,6 +59,15 @@ def measure_streams(
                     else:
                         found.append(_over_http(running, order, times))
     return [_together(found, contender, order) for order in orders for contender in STREAM_CONTENDERS]
+
+
+def figures_of(streamed: Streamed) -> dict[str, Any]:
+    """Return a row of table C or D."""
+    figures: dict[str, Any] = {"contender": streamed.contender, **vars(streamed.order), "answers": len(streamed.times)}
+    for name, times in zip(("event", "piece", "end"), zip(*streamed.times, strict=True), strict=True):
+        parts = quantiles(times, n=100)
+        figures |= {f"{name}_p50_ms": parts[49], f"{name}_p99_ms": parts[98]}
+    return figures | {"cpu_ms": streamed.cpu_ms / len(streamed.times)}
 
 
 def _together(found: list[Streamed], contender: str, order: Order) -> Streamed:
