@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 OLDEST, NEXT = "1.24", "1.27"
 """First tested release, and first untested release after it. pyproject.toml states the same."""
+_RANGE = f"{OLDEST} and later, before {NEXT}"
 
 NAMES = {
     "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
@@ -115,7 +116,7 @@ def check_smolagents() -> None:
     installed = version("smolagents")
     if not _numbers(OLDEST) <= _numbers(installed) < _numbers(NEXT):
         raise StartError(
-            f"smolagents {installed} is installed, and this release supports {_range()}; install one of these: "
+            f"smolagents {installed} is installed, and this release supports {_RANGE}; install one of these: "
             f"pip install 'smolagents>={OLDEST},<{NEXT}'"
         )
     try:
@@ -129,12 +130,8 @@ def check_smolagents() -> None:
 def _broken(installed: str, how: str) -> StartError:
     return StartError(
         f"smolagents {installed} is installed, but it is not as this release needs it: {how}; install it anew, or "
-        f"another release from {_range()}"
+        f"another release from {_RANGE}"
     )
-
-
-def _range() -> str:
-    return f"{OLDEST} and later, before {NEXT}"
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,7 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
         self.around: Callable[[MemoryStep], AbstractContextManager[None]] | None = None
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
-        if self.around is None:
-            self._call_all(memory_step, kwargs)
-            return
-        with self.around(memory_step):
+        with self.around(memory_step) if self.around else nullcontext():
             self._call_all(memory_step, kwargs)
 
     def _call_all(self, memory_step: MemoryStep, kwargs: dict[str, Any]) -> None:

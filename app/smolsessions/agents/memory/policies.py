@@ -61,7 +61,8 @@ def apply_policy(steps: Steps, policy: Policy, context: RuleContext) -> Steps:
     A shortened step is a copy. Notes always stay. Raises `PolicyFailedError`.
     """
     for rule in policy:
-        steps = _RULES[type(rule)](steps, rule, context)
+        if not isinstance(rule, NoPruning):
+            steps = _RULES[type(rule)](steps, rule, context)
     return steps
 
 
@@ -69,10 +70,6 @@ def turn_start(steps: Steps, end: int | None = None) -> int:
     """Return the place of the newest task among the steps before `end`."""
     places = range(len(steps) if end is None else end)
     return next((place for place in reversed(places) if isinstance(steps[place].step, TaskStep)), 0)
-
-
-def _keep_all(steps: Steps, _rule: Rule, _context: RuleContext) -> Steps:
-    return steps
 
 
 def _keep_last_steps(steps: Steps, rule: Any, context: RuleContext) -> Steps:
@@ -234,7 +231,6 @@ def _call_counts(steps: Steps) -> Counter[str]:
 
 
 _RULES: dict[type, Callable[[Steps, Any, RuleContext], Steps]] = {
-    NoPruning: _keep_all,
     KeepLastNSteps: _keep_last_steps,
     PruneOldObservations: _cut_observations,
     TokenBudget: _within_budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import PIL.Image
@@ -64,10 +65,6 @@ def _model_output(value: Any) -> str | list[Any] | None:
 
 def _error(value: Any) -> AgentError | None:
     return value if value is None or isinstance(value, AgentError) else error_of(AgentError, _text(value))
-
-
-def _images(value: Any) -> Any:
-    return _members(value, PIL.Image.Image)
 
 
 def _calls(value: Any) -> Any:
@@ -138,11 +135,11 @@ _RULES: dict[type[MemoryStep], dict[str, Rule]] = {
         "tool_calls": _calls,
         "code_action": _optional_text,
         "observations": _optional_text,
-        "observations_images": _images,
+        "observations_images": partial(_members, kind=PIL.Image.Image),
         "error": _error,
         "is_final_answer": _flag,
         **_COST,
     },
     PlanningStep: {"plan": _text, "model_output_message": _message, **_COST},
-    TaskStep: {"task": _text, "task_images": _images},
+    TaskStep: {"task": _text, "task_images": partial(_members, kind=PIL.Image.Image)},
 }

@@ -33,7 +33,7 @@ class NoteStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     replaces: int | None = None
 
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
-        return [_message(MessageRole.USER, f"Note {self.number}:\n{self.text}")]
+        return [text_message(MessageRole.USER, f"Note {self.number}:\n{self.text}")]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     output_tokens: int | None = None
 
     def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:  # noqa: ARG002 - smolagents' signature
-        return [_message(MessageRole.USER, f"Summary of the conversation so far:\n{self.text}")]
+        return [text_message(MessageRole.USER, f"Summary of the conversation so far:\n{self.text}")]
 
 
 @dataclass
@@ -78,7 +78,7 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
     if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
         output = step.action_output
         text = "" if output is None else utf8_text(joined_text(output) or as_text(output)).strip()
-        return [_message(MessageRole.ASSISTANT, text)] if text else []
+        return [text_message(MessageRole.ASSISTANT, text)] if text else []
     if isinstance(step, ActionStep) and isinstance(step.model_output, list):
         step = replace(step, model_output=joined_text(step.model_output))
     return step.to_messages(summary_mode=summary_mode)
@@ -91,5 +91,5 @@ def text_in(message: ChatMessage) -> str:
     return content or ""
 
 
-def _message(role: MessageRole, text: str) -> ChatMessage:
+def text_message(role: MessageRole, text: str) -> ChatMessage:
     return ChatMessage(role=role, content=[{"type": "text", "text": text}])

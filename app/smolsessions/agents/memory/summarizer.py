@@ -6,10 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import TaskStep
-from smolagents.models import ChatMessage, MessageRole
+from smolagents.models import MessageRole
 
 from smolsessions.agents.memory.policies import turn_start
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, text_in
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, text_in, text_message
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Summarizer:
         summary, used, is_counted = "", [0, 0], True
         for part in self._parts(steps, max(MAX_CALL_SHARE * after_tokens, MIN_CALL_TOKENS)):
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
-            prompt = [_message(MessageRole.SYSTEM, INSTRUCTION), _message(MessageRole.USER, before + part)]
+            prompt = [text_message(MessageRole.SYSTEM, INSTRUCTION), text_message(MessageRole.USER, before + part)]
             answer = model.side_call(prompt, self._model)
             summary = utf8_text(text_in(answer)).strip()
             if not summary:
@@ -102,7 +102,3 @@ class Summarizer:
             size += tokens
         if part:
             yield "\n\n".join(part)
-
-
-def _message(role: MessageRole, text: str) -> ChatMessage:
-    return ChatMessage(role=role, content=[{"type": "text", "text": text}])
