@@ -59,6 +59,10 @@ def _encode_images(images: Sequence[PIL.Image.Image], _pointer: str, _labels: se
     return [image.name for image in stored_images(images)]
 
 
+def _encode_edited(step: Step | None, _pointer: str, _labels: set[str]) -> dict[str, Any] | None:
+    return encode_step(step) if step else None
+
+
 def _planning_step(**fields: Any) -> PlanningStep:
     return PlanningStep(model_input_messages=[], **fields)
 
@@ -192,7 +196,7 @@ class EditIn(StepIn):
     """Change of the memory. Its numbers are distances to earlier entries."""
 
     makes: ClassVar = EditStep
-    step: Annotated[Any, Encoder(lambda step, _pointer, _labels: step and encode_step(step))] = None
+    step: Annotated[Any, Encoder(_encode_edited)] = None
     of: Annotated[int, Field(ge=0, le=MAX_TURNS)] | None = None
     gone: _Runs | None = None
     order: _Runs | None = None
