@@ -186,13 +186,13 @@ def test_a_deleted_conversation_leaves_no_variables(cold: Service, outside: Stor
     assert variable_chunks(raw, turn)
     assert cold.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
     assert variable_chunks(raw, turn) == {}
-    left = [name for name in raw.keys(f"*{turn['conversation_id']}*") if b"variables" in name or b"fresh" in name]
+    left = [name for name in raw.keys(f"*{turn['conversation_id']}*") if b"variables" in name or b"pending" in name]
     assert left == []
 
 
 def test_a_finished_turn_leaves_no_uncommitted_chunks(cold: Service, outside: StoreServer) -> None:
     turn, _ = play_code(cold, "kept = 1", "kept = 2")
-    assert [name for name in outside.client().keys(f"*{turn['conversation_id']}*") if b"fresh" in name] == []
+    assert [name for name in outside.client().keys(f"*{turn['conversation_id']}*") if b"pending" in name] == []
 
 
 def test_conversations_at_the_same_time_do_not_mix(service: Service) -> None:

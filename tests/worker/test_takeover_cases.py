@@ -345,11 +345,11 @@ def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path
     it = KilledTurn(ledger, "writer", script)
     it.turn = submit_turn(running, *script, agent="writer")
     wait_until(lambda: it.stands(running))
-    steps, fresh = (f"{PARTITION}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "fresh"))
+    steps, pending = (f"{PARTITION}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "pending"))
     with Redis.from_url(f"unix://{running.folder / 'data' / 'store.sock'}") as raw:
         wait_until(lambda: raw.llen(steps) == 2)
         assert raw.rpop(steps)
-        assert raw.delete(fresh)
+        assert raw.delete(pending)
     kill_when_blocked(running, [it])
     with running:
         assert wait_for_end(running, it.turn)["status"] == "finished"

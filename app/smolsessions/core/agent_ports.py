@@ -31,32 +31,26 @@ class EventBridge(Protocol):
     @property
     def stop_requested(self) -> bool:
         """True if the turn must stop. Read at every model call, delta and tool call. Never false again."""
-        ...
 
     @property
     def pause_requested(self) -> bool:
         """True if the turn goes to another worker after the current step."""
-        ...
 
     @property
     def hands_over(self) -> bool:
         """True if a stopped turn continues in another worker, which shows the rest."""
-        ...
 
     @property
     def is_late(self) -> bool:
         """True if writes wait for long, or the lease may have expired."""
-        ...
 
     def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:
         """Queue an event, with a finished step or an effect (key and result) to store with it."""
-        ...
 
     def flush(self, effect: tuple[str, bytes] | None = None) -> None:
         """Wait until everything emitted, and this effect, is written, or the turn must stop."""
-        ...
 
 
 class Session(Protocol):
@@ -78,19 +72,15 @@ class Session(Protocol):
         Effects of earlier attempts (`replay`) are not repeated. `policy` None means the agent's own. An exception of
         the agent is a failed outcome, and a requested stop a cancelled one.
         """
-        ...
 
     def cut_model_calls(self) -> None:
         """End waits for a model's provider, after a stop was requested. Called on the loop while `run_turn` runs."""
-        ...
 
     def partial_outcome(self) -> Outcome:
         """Return the running turn as cancelled, with its steps so far. Its thread does not return."""
-        ...
 
     def close(self) -> None:
         """Release everything that the agent holds."""
-        ...
 
 
 class AgentCatalog(Protocol):
@@ -101,39 +91,31 @@ class AgentCatalog(Protocol):
 
     def confinement(self) -> dict[AgentName, Literal["namespaces", "landlock", "uid", "none"] | None]:
         """Return the confinement of each agent's code. It may wait for processes to start."""
-        ...
 
     def build(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> Session:
         """Create a session with this memory and these variables. Empty bytes are a step that is not in memory."""
-        ...
 
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran. Raises `ServiceError` if it is too large."""
-        ...
 
     def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls in a turn's journal."""
-        ...
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
-        ...
 
     def messages(
         self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Return the model's next messages, and the part that the policy (None: the agent's) leaves out."""
-        ...
 
     def preview_prune(self, name: AgentName, memory: Memory, policy: Policy | None) -> PrunePreview:
         """Return the effect of a prune. Raises `InvalidRequestError` if no policy bounds the memory."""
-        ...
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Return a step as JSON."""
-        ...
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
@@ -142,7 +124,6 @@ class AgentCatalog(Protocol):
 
         A step is without its turn and without the marks that the conversation keeps.
         """
-        ...
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         """Return steps and variables of a document's `format`, `version`, `steps`, `images` and `variables`.
@@ -150,8 +131,6 @@ class AgentCatalog(Protocol):
         The steps may be smolagents' own (`MEMORY_FORMAT`). `max_pixels` bounds the images of a step together.
         Raises `InvalidRequestError` with a pointer into the document.
         """
-        ...
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Return an attachment as an image file: media type and bytes."""
-        ...

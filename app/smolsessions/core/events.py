@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from smolsessions.core.frozen import dataclass
 from smolsessions.core.records import StepImage, ToolCall, Turn, Usage
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]

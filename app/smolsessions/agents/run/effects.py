@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json, to_json
@@ -23,9 +23,6 @@ from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from dataclasses import dataclass
-else:
-    from smolsessions.core.frozen import dataclass
 
 MODEL_KEY = "model:"
 MAX_BYTES = 64 * 1024 * 1024
