@@ -36,14 +36,14 @@ run: $(VENV)/run-ready
 	$(BIN)/smolsessions serve
 
 test: check deploy-check
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest browser_tests
 
 # The same tests, counted line by line and branch by branch, which takes half as long again.
 coverage: check
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/coverage run -m pytest -n 4 --dist worksteal -m "not alone"
 	$(BIN)/coverage run -m pytest -m alone
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report

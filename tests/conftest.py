@@ -6,3 +6,10 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures"]
+
+LONGEST = ("test_damage", "test_environments", "test_image_memory")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules of the longest tests, so that no process is busy with one after all others have ended."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)

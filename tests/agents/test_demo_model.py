@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from smolagents.models import agglomerate_stream_deltas
 from smolagents.utils import AgentGenerationError
 
 from smolsessions.agents.demo.agents import RuleModel, make_demo, make_demo_code
+from smolsessions.agents.demo.rules import summarize_by_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,3 +263,18 @@ def test_it_accepts_any_message(pieces: list[str]) -> None:
 def test_it_fails_on_demand_so_that_a_failed_turn_can_be_seen() -> None:
     with pytest.raises(AgentGenerationError):
         make_demo().run("Please fail.")
+
+
+@pytest.mark.parametrize(
+    "message", ["a" + " " * 90_000 + "b", "note " + "a" * 90_000, "count words" + " " * 90_000 + "x"]
+)
+def test_a_long_message_costs_no_more_than_its_length(message: str) -> None:
+    began = time.process_time()
+    ask(make_demo(), message)
+    assert time.process_time() - began < 1
+
+
+def test_a_summary_keeps_the_summary_before_it() -> None:
+    first = summarize_by_rules("New task:\nWhat is 12 * 7?\n")
+    again = summarize_by_rules(f"Summary of what was before:\n{first}\n\nNew task:\nWhat are my notes?\n")
+    assert again.splitlines() == [*first.splitlines(), "Asked: What are my notes?"]

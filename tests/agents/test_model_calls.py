@@ -75,6 +75,13 @@ def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint
     assert body["messages"][0]["content"] in ("Be {{brief}}.", [{"type": "text", "text": "Be {{brief}}."}])
 
 
+def test_a_model_that_delegates_to_one_with_a_stream_is_streamed(hasty: Service, provider: Endpoint) -> None:
+    turn = hasty.post("/turn", message="hello", agent="delegating").json()
+
+    assert turn["status"] == "finished", turn
+    assert provider.bodies[-1]["stream"] is True
+
+
 def test_usage_that_was_reported_counts_though_the_call_fails(hasty: Service) -> None:
     turn = hasty.post("/turn", message="counted").json()
 

@@ -89,6 +89,7 @@ def test_a_dry_run_reports_the_changes_and_makes_none(service: Service, raw: Raw
     assert said["before"]["tokens"] > said["after"]["tokens"] > 0
     assert said["before"]["characters"] == sum(map(len, message_texts(service, turn)))
     assert said["before"]["tokens_are"] == "estimated"
+    assert said["before"].keys() == {"steps", "characters", "tokens", "tokens_are"}
     assert stored(raw, turn) == before
     assert service.get(path_of(turn)) == conversation
     done = prune(service, turn)

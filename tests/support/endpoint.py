@@ -171,6 +171,22 @@ def make_openai_whole() -> ToolCallingAgent:
     return _agent(Whole("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
 
 
+def make_delegating() -> ToolCallingAgent:
+    """Make an agent whose model wraps another one, as one that logs or routes does."""
+
+    class Delegating:
+        def __init__(self, model: Model) -> None:
+            self.wrapped = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.__dict__["wrapped"], name)
+
+    agent = make_openai()
+    wrapping: Any = Delegating(agent.model)
+    agent.model = wrapping
+    return agent
+
+
 def make_encrypted() -> ToolCallingAgent:
     """Make an agent whose provider takes connections and never answers the TLS handshake."""
     base = os.environ["SILENT_URL"]
@@ -212,6 +228,7 @@ AGENTS = ",".join(
     for name in (
         "make_openai",
         "make_openai_whole",
+        "make_delegating",
         "make_openai_httpx",
         "make_azure",
         "make_inference",

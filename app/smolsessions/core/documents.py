@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import derived_from, invalid_request, storable
+from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.policies import Rules, policy_data
 from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback, StepImage, Timing, Turn, TurnOptions
 
@@ -114,7 +114,7 @@ def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
             storable(name)
             storable(value)
         except ValueError as error:
-            raise InvalidRequestError.at(f"/{name}".encode(errors="replace").decode(), str(error)) from None
+            raise InvalidRequestError.at(json_pointer([name]), str(error)) from None
     model = ConversationDocument if kind == FORMAT else MemoryDocument
     try:
         # As JSON, because pydantic makes no records of dictionaries in its strict mode.

@@ -98,14 +98,17 @@ def invalid_request(errors: Sequence[Any]) -> InvalidRequestError:
     for error in errors[:MAX_PROBLEMS]:
         place, *path = (part for part in error["loc"] if part not in TAGS)
         message = str(error["msg"]).removeprefix("Value error, ")
-        where = {"pointer": _pointer(path)} if place == "body" else {"in": place, "parameter": ".".join(map(str, path))}
+        where = (
+            {"pointer": json_pointer(path)} if place == "body" else {"in": place, "parameter": ".".join(map(str, path))}
+        )
         problems.append({**where, "message": message})
     return InvalidRequestError.of(problems)
 
 
-def _pointer(path: Iterable[object]) -> str:
-    """Return a JSON pointer (RFC 6901). Its parts are cut to a bounded length."""
-    return "".join("/" + str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1") for part in path)
+def json_pointer(path: Iterable[object]) -> str:
+    """Return a JSON pointer (RFC 6901). Its parts are cut to a bounded length, and half characters replaced."""
+    pointer = "".join("/" + str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1") for part in path)
+    return pointer.encode(errors="replace").decode()
 
 
 def fields_of(record: type, *, required: bool = True, **classes: type) -> dict[str, Any]:

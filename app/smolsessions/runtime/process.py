@@ -47,6 +47,7 @@ def run_process(settings: Settings, role: Role, listening: socket.socket, slot: 
     _raise_file_limit()
     _return_large_blocks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.get_loop().set_exception_handler(_log_unless_reset)
         return runner.run(_run(settings, role, listening, slot))
 
 
@@ -179,6 +180,12 @@ def _collect_rarely() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+
+
+def _log_unless_reset(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what asyncio reports, except a TLS connection that its peer closed, whose user learns of it anyway."""
+    if context.get("message") != "Fatal error on SSL protocol":
+        loop.default_exception_handler(context)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -142,11 +142,17 @@ class _Zstd(threading.local):
     """A compressor and a decompressor for each thread."""
 
     def __init__(self) -> None:
-        # Part of format 1. A small record compresses well only against similar ones.
-        data = importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
-        shared = zstandard.ZstdCompressionDict(data)
+        shared = _dictionary()
         self.compressor = zstandard.ZstdCompressor(level=3, dict_data=shared, write_checksum=False, write_dict_id=False)
         self.decompressor = zstandard.ZstdDecompressor(dict_data=shared)
 
 
 _zstd = cache(_Zstd)
+
+
+@cache
+def _dictionary() -> zstandard.ZstdCompressionDict:
+    """Return a part of format 1. A small record compresses well only against similar ones."""
+    return zstandard.ZstdCompressionDict(
+        importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
+    )

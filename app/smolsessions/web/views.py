@@ -304,7 +304,8 @@ def prune_view(
 
 def _weight_view(weight: PromptSize) -> dict[str, Any]:
     data = data_of(weight)
-    return {**data, "tokens_are": "estimated" if data.pop("is_estimate") else "reported"}
+    is_estimate = data.pop("is_estimate")
+    return {**data, "tokens_are": "estimated" if is_estimate else "reported"}
 
 
 def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ Several can be joined: What is 12 * 7 and what time is it?"""
 
 COUNTING = re.compile(r"\s*(?:please )?count (?:from 1 )?to (\d{1,9})[.!]?\s*", re.IGNORECASE)
 FORCED_FAILURE = re.compile(r"\s*(please )?fail( now)?[.!]?\s*", re.IGNORECASE)
+_SUMMARY = re.compile(r"Summary of what was before:\n(.*?)\n\n", re.DOTALL)
 _SUMMARIZED = re.compile(rf"^({TASK}|{OBSERVATION})(.*)", re.MULTILINE)
 _JOINT = re.compile(r"[,;.]? (?:and|then) (?=(?:what|how|count|note|remember|calculate|compute)\b)", re.IGNORECASE)
 
@@ -101,9 +102,10 @@ class Exchange:
 
 def summarize_by_rules(text: str) -> str:
     """List the tasks and results of a conversation, each shortened."""
+    before = _SUMMARY.match(text)
     found = _SUMMARIZED.findall(text)
     lines = [f"{'Asked' if kind == TASK else 'Result'}: {line[:SUMMARY_CHARS]}" for kind, line in found]
-    return "\n".join(["Summed up by rules, no LLM.", *lines])
+    return "\n".join([before[1].strip() if before else "Summed up by rules, no LLM.", *lines])
 
 
 def parse(exchange: Exchange) -> list[Part]:
@@ -118,7 +120,8 @@ def parse(exchange: Exchange) -> list[Part]:
 def _read(exchange: Exchange, request: str) -> Part | None:
     for pattern, rule in _RULES:
         is_text = pattern in {_STATS, _NOTE}
-        if match := pattern.search(request if is_text else request[:READ_CHARS].strip(" ?!.,;:")):
+        match = pattern.match(request) if is_text else pattern.search(request[:READ_CHARS].strip(" ?!.,;:"))
+        if match:
             return rule(exchange, match)
     return None
 
@@ -139,7 +142,7 @@ def _results(response: str, count: int) -> list[str]:
 
 def _reason(response: str) -> str:
     text = response.partition(ERROR)[2].partition("\n")[0]
-    return short(re.sub(r".*?\w+(?:Error|Exception): ", "", text, count=1))
+    return short(re.split(r"(?:Error|Exception): ", text, maxsplit=1)[-1])
 
 
 def _task(message: ChatMessage) -> str | None:
@@ -212,7 +215,7 @@ def _about(_exchange: Exchange, _match: re.Match[str]) -> str:
 
 _SIGNS = str.maketrans("×÷", "*/")  # noqa: RUF001
 _STATS = re.compile(
-    r"\s*(?:text[ _]stats\b|(?:count|how many)\b[^:\n]{0,40}?\b(?:words|characters|letters|sentences|lines)\b"
+    r"(?:text[ _]stats\b|(?:count|how many)\b[^:\n]{0,40}?\b(?:words|characters|letters|sentences|lines)\b"
     r"[^:\n]{0,30}?(?::|\bin\b))\s*:?\s*(?P<text>\S.*)",
     re.IGNORECASE | re.DOTALL,
 )

@@ -48,6 +48,8 @@ class PromptBuilder:
         """Visible steps at the last prompt, and those that it showed."""
 
     def begin_turn(self, policy: Policy) -> None:
+        if policy != self.policy:
+            self._context.parts.clear()
         self.policy = policy
         self._last = [], []
 
@@ -77,7 +79,7 @@ class PromptBuilder:
 
     @property
     def call_ids(self) -> Collection[str]:
-        """Ids of all calls in the memory, empty without a policy."""
+        """Ids of all calls at the last prompt, empty without a policy."""
         return self.memory.known_call_ids() if self.policy else ()
 
     def record_estimate(self, step: MemoryStep) -> None:

@@ -109,9 +109,9 @@ class PromptMemory:
 
     def steps(self) -> list[PromptStep]:
         """Return all steps."""
-        if self._memory is not self._agent.memory.steps:
-            self._memory, self._steps = self._agent.memory.steps, []
-        same = self._unchanged()
+        is_replaced = self._memory is not self._agent.memory.steps
+        self._memory = self._agent.memory.steps
+        same = 0 if is_replaced else self._unchanged()
         known = {id(one.step): one for one in self._steps[same:]}
         new = [_examined(step, known.get(id(step))) for step in self._memory[same:]]
         self._has_notes = self._has_notes or any(isinstance(one.step, NoteStep) for one in new)
@@ -158,6 +158,7 @@ class Parts:
         if steps[:same] != self._steps:  # by identity
             same = len([*takewhile(bool, map(is_, self._steps, steps))])
         del self._ends[same + 1 :], self._parts[self._ends[same] :]
+        self._steps = steps[:same]  # until all parts are made
         for one in steps[same:]:
             self._parts += make(one)
             self._ends.append(len(self._parts))

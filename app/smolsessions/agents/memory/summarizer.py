@@ -60,7 +60,8 @@ class Summarizer:
         recent = memory[turn_start(memory) :]
         if self._builder.tokens(recent) > after_tokens * RECENT_SHARE:
             recent = memory[-1:]
-        old = [one for one in steps if one not in recent and not isinstance(one.step, NoteStep)]
+        kept = set(recent)
+        old = [one for one in steps if one not in kept and not isinstance(one.step, NoteStep)]
         fresh = [one for one in old if not isinstance(one.step, SummaryStep) and one is not task]
         if self._builder.tokens(fresh) <= after_tokens * WORTH_SHARE:
             return

@@ -143,7 +143,7 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
 
 def encode_raised(error: Exception) -> Effect:
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-    marks = {name: str(value) for name, value in error_marks(error).items()}
+    marks = {name: utf8_text(str(value)) for name, value in error_marks(error).items()}
     return Effect(raised=(type(error).__name__, base, error_text(error)), marks=marks)
 
 

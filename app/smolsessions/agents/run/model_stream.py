@@ -150,7 +150,7 @@ def _has_stream(model: Model) -> bool:
             return hasattr(model, "generate_stream")  # a property may hide it
         if "generate" in vars(holder):
             return False
-    return False
+    return hasattr(model, "generate_stream")  # of a model that hands attributes on to another
 
 
 def _join(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:

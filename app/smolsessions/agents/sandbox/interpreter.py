@@ -41,6 +41,19 @@ def _valid_names(value: Any) -> frozenset[str]:
     return frozenset(name for name in names if len(name) <= MAX_NAME_CHARS and name.isidentifier())
 
 
+def _bytes_by_name(most: int) -> Callable[[Any], Any]:
+    """Return a check that stops at the first fault. pydantic would make an error for each entry."""
+
+    def check(found: Any) -> Any:
+        if not isinstance(found, dict) or len(found) > most:
+            raise ValueError("a dict of at most so many entries is needed")
+        if not all(type(name) is str and type(data) is bytes for name, data in found.items()):
+            raise ValueError("names and bytes are needed")
+        return found
+
+    return check
+
+
 _Text = Annotated[str, BeforeValidator(lambda value: utf8_text(value) if type(value) is str else value)]
 _ChunkId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{8,64}$")]
 
@@ -61,9 +74,9 @@ class _BlockResult(_Restored):
     logs: _Text
     final: bool
     error: _Text | None
-    changed: Annotated[dict[_ChunkId, bytes], Field(max_length=MAX_CHUNKS)]
-    removed: Annotated[list[_ChunkId], Field(max_length=MAX_CHUNKS)]
-    inputs: Annotated[dict[str, bytes], Field(max_length=MAX_INPUTS)]
+    changed: Annotated[dict[_ChunkId, bytes], BeforeValidator(_bytes_by_name(MAX_CHUNKS))]
+    removed: Annotated[list[_ChunkId], Field(max_length=MAX_CHUNKS, fail_fast=True)]
+    inputs: Annotated[dict[str, bytes], BeforeValidator(_bytes_by_name(MAX_INPUTS))]
     """Inputs that the code has changed in place."""
     full: bool
     """True if the process ran out of memory."""
@@ -275,5 +288,5 @@ class ChildInterpreter(PythonExecutor):
 def _validated(kind: type[M], message: dict[str, Any]) -> M:
     try:
         return kind.model_validate(message)
-    except ValueError as error:
-        raise MisbehavedError("a message is invalid") from error
+    except ValueError:
+        raise MisbehavedError("a message is invalid") from None

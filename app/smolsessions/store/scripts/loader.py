@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 _FOLDER = importlib.resources.files("smolsessions.store.scripts")
 _PRELUDE = _FOLDER.joinpath("prelude.lua").read_text()
-NAMES = sorted({entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if ".lua" in entry.name} - {"prelude"})
+NAMES = sorted(
+    {entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if entry.name.endswith(".lua")} - {"prelude"}
+)
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 SAFE_TO_REPEAT = frozenset(

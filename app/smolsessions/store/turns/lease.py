@@ -244,7 +244,7 @@ class HeldLease:
 
     async def commit(self, outcome: Outcome) -> Turn:
         """Commit the turn, applying any pending stop request. A rollback may be requested meanwhile."""
-        while True:
+        for _ in range(2):
             by = self._stop_request.rollback_by
             turn = self.turn if self._was_over else self._ended(outcome)
             sealed = self._sealed(turn, by=by)
@@ -260,6 +260,7 @@ class HeldLease:
             if state == b"ok":
                 self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
             return turn
+        raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request

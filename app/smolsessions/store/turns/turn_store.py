@@ -193,21 +193,20 @@ class TurnStore:
 
         Retries of this process run one at a time, so that they do not collide again.
         """
-        if new.create is not None:
-            self._remember(new.turn.ref, 1, new.turn.agent.name)
-        if accepted := await self._submit_once(new):
+        lock = self._locks.setdefault(new.turn.ref, asyncio.Lock())
+        if not lock.locked() and (accepted := await self._submit_once(new, is_first=new.create is not None)):
             return accepted
-        async with self._locks.setdefault(new.turn.ref, asyncio.Lock()):
+        async with lock:
             give_up_at = time.monotonic() + NUMBER_PATIENCE_S
             while time.monotonic() < give_up_at:
                 if accepted := await self._submit_once(new):
                     return accepted
         raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    async def _submit_once(self, new: Submission) -> tuple[Turn, bool] | None:
+    async def _submit_once(self, new: Submission, *, is_first: bool = False) -> tuple[Turn, bool] | None:
         """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
         ref, wanted = new.turn.ref, new.turn.agent.name
-        number, agent = self._next.get(ref, (0, wanted))
+        number, agent = (1, wanted) if is_first else self._next.get(ref, (0, wanted))
         if not number or (new.asked and agent != wanted):
             number, agent = await self._peek(ref)
         if new.asked and agent != wanted:
