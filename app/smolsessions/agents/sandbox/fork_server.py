@@ -44,18 +44,22 @@ class _Server:
 
     def serve(self) -> None:
         try:
-            while True:
-                request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
-                if not request:
-                    return
-                if fds:
-                    self._fork(fds[0])
-                    os.close(fds[0])
-                else:
-                    self._control.send(b"too many open files")
+            with contextlib.suppress(ConnectionError):  # the service was killed
+                self._answer_requests()
         finally:
             for group in self._forked:
                 group.kill()
+
+    def _answer_requests(self) -> None:
+        while True:
+            request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+            if not request:
+                return
+            if fds:
+                self._fork(fds[0])
+                os.close(fds[0])
+            else:
+                self._control.send(b"too many open files")
 
     def _fork(self, fd: int) -> None:
         self._forked = [group for group in self._forked if group.is_alive()]
