@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
-WHOLE_FROM = 100  # numbers from this one on are shown without decimals
+WHOLE_FROM = 100  # Larger numbers have no decimals.
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]

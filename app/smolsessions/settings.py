@@ -209,9 +209,9 @@ class Settings(BaseSettings):
         return value
 
     def fill(self, kind: type[T], prefix: str = "", **others: Any) -> T:
-        """Return a dataclass whose fields are the settings of the same names after `prefix`, except `others`."""
-        names = [field.name for field in dataclasses.fields(kind) if field.name not in others]
-        return kind(**others, **{name: getattr(self, prefix + name) for name in names})
+        """Return a dataclass with `others` and the settings that have a field's name after `prefix`."""
+        names = {field.name for field in dataclasses.fields(kind) if prefix + field.name in Settings.model_fields}
+        return kind(**others, **{name: getattr(self, prefix + name) for name in names - others.keys()})
 
     @property
     def loopback(self) -> bool:

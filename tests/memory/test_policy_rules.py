@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections import defaultdict
 from functools import cached_property
 from itertools import pairwise
@@ -28,7 +29,8 @@ from smolsessions.core.policies import policy_of
 from tests.support import agents, remembering
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import CodeType, FrameType
 
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.core.policies import Policy
@@ -294,6 +296,21 @@ def test_a_forced_answer_does_not_affect_the_scale() -> None:
 # Built once
 
 
+@pytest.fixture
+def built() -> Iterator[list[CodeType]]:
+    """Yield a list that grows with each call of a step's `to_messages`."""
+    codes = {kind.to_messages.__code__ for kind in (TaskStep, ActionStep)}
+    calls: list[CodeType] = []
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            calls.append(frame.f_code)
+
+    sys.setprofile(record)
+    yield calls
+    sys.setprofile(None)
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -307,16 +324,7 @@ def test_a_forced_answer_does_not_affect_the_scale() -> None:
     ],
     ids=str,
 )
-def test_the_messages_of_finished_steps_are_built_once(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[MemoryStep] = []
-    for kind in (TaskStep, ActionStep):
-        plain = kind.to_messages
-
-        def counted(self: Any, summary_mode: bool = False, plain: Any = plain) -> Any:
-            built.append(self)
-            return plain(self, summary_mode=summary_mode)
-
-        monkeypatch.setattr(kind, "to_messages", counted)
+def test_the_messages_of_finished_steps_are_built_once(policy: Any, built: list[CodeType]) -> None:
     agent = agents.make_scripted()
     shown = patch_agent(agent, {"tests.support.remembering:shout": remembering.shout})
     assert isinstance(shown, PromptBuilder)

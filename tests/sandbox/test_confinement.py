@@ -19,6 +19,7 @@ from smolsessions.agents.sandbox.confinement import landlock, seccomp
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
 from tests.support.code_turns import code_script, fork_servers, is_fork_server, play_code, printed, shown_outputs
+from tests.support.debian import skip
 from tests.support.service import Service, spawn
 from tests.support.turns import cancel, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
@@ -90,7 +91,7 @@ class Confined:
 def confined(request: pytest.FixtureRequest) -> Iterator[Confined]:
     uid, without, level = CASES[request.param]
     if os.getuid() and not uid:
-        pytest.skip("this takes root's rights")
+        skip("this takes root's rights")
     with own_folder(uid) as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "imported" / "socket"))
         (folder / "imported" / "socket").chmod(0o777)
@@ -320,7 +321,7 @@ def test_a_service_that_must_confine_code_starts_if_it_can() -> None:
 def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
     library = ctypes.util.find_library("seccomp")
     if not library:
-        pytest.skip("libseccomp, which knows the numbers, is not here")
+        skip("libseccomp, which knows the numbers, is not here")
     resolve = ctypes.CDLL(library).seccomp_syscall_resolve_name_arch
     groups = (value for name, value in vars(seccomp).items() if name.isupper() and isinstance(value, str))
     names = [call.partition(":")[0] for group in groups for call in group.split()]

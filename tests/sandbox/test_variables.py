@@ -400,5 +400,4 @@ def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too() -> None:
 
 
 def test_a_large_array_is_pickled(another_process: Callable[..., Any]) -> None:
-    pytest.importorskip("numpy")
     carried(another_process, "import numpy as np\na = np.zeros(400_000)\na[7] = 1; b = a[5:9]", "b[2] = 5; print(a[7])")

@@ -38,7 +38,7 @@ class Store:
         binary.symlink_to(debian.path_or_skip("redis-tools", "redis-check-rdb"))
         version = subprocess.check_output([binary, "--version"], text=True)
         if not re.search(r"v=(7\.|8\.0\.)", version):
-            pytest.skip(f"the tests need a release that replays with the rights of `default`, not {version}")
+            debian.skip(f"the tests need a release that replays with the rights of `default`, not {version}")
         self.node = Node(folder / "store", DURABLE | {"aclfile": str(self.users)}, binary=binary)
         self.settings = {
             "REDIS_URL": f"redis://{USER}@{HOST}:{self.node.port}",

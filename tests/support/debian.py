@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -18,12 +19,16 @@ INSTALL_S = 300
 def path_or_skip(package: str, *names: str) -> str:
     """Return the path of a program. Without it the test is skipped. In CI (`CI=true`) the test fails instead."""
     path, reason = find(package, *names)
-    if path:
-        return path
-    sentence = f"the tests need Debian's package {package}: {reason}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(sentence, pytrace=False)
-    pytest.skip(sentence)
+    if not path:
+        skip(f"the tests need Debian's package {package}: {reason}")
+    return path
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test. In CI (`CI=true`) it fails instead."""
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @cache

@@ -7,8 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import pytest
-
+from tests.support.debian import skip
 from tests.support.service import ROOT
 
 DEBIAN = "/usr/bin/python3"
@@ -37,8 +36,8 @@ def debians(folder: Path) -> str:
     try:
         version = subprocess.run([DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=10).stdout
     except FileNotFoundError:
-        pytest.skip(f"this machine has no {DEBIAN}")
+        skip(f"this machine has no {DEBIAN}")
     ours = sysconfig.get_python_version()
     if version.strip() != ours:
-        pytest.skip(f"{DEBIAN} is Python {version.strip()}, and the packages here are built for {ours}")
+        skip(f"{DEBIAN} is Python {version.strip()}, and the packages here are built for {ours}")
     return environment(folder, python=DEBIAN)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import Terms
 from smolsessions.store import codec
+from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
 from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, reply_of, script
 from smolsessions.store.turns.turn_log import TurnLog
 
@@ -40,8 +41,8 @@ class Options:
     `max_waiting` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that wait
     for a thread. `partitions` is the number that the store must have, if any. `replicated`: no write is acknowledged
     before a replica has it. `patience_s` reserves a begun turn for workers with its agent's fingerprint, `affinity_s` a
-    conversation for its last worker. `ours_alone`: no other process uses the store, so all leases of an earlier process
-    end at once.
+    conversation for its last worker. `keepalive_s` is the pause between two probes of an idle connection.
+    `ours_alone`: no other process uses the store, so all leases of an earlier process end at once.
     """
 
     lease_s: float
@@ -53,6 +54,8 @@ class Options:
     replicated: bool = False
     patience_s: float = 0.0
     affinity_s: float = 0.0
+    keepalive_s: float = KEEPALIVE_S
+    reply_timeout_s: float = REPLY_TIMEOUT_S
     ours_alone: bool = False
 
 

@@ -80,6 +80,8 @@ def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[
         on_reconnect=[outage],
         on_loss=on_loss,
         replicated=options.replicated,
+        keepalive_s=options.keepalive_s,
+        reply_timeout_s=options.reply_timeout_s,
     )
 
 

@@ -54,7 +54,8 @@ class Scope:
         self.state: dict[str, Any] = executor.state
         self.functions: dict[str, Any] = executor.custom_tools
         self.imports: list[str] = executor.authorized_imports
-        self.tools = tools | {name: partial(_finish, tools[name]) for name in tools if name == "final_answer"}
+        ending = {"final_answer": partial(_finish, tools["final_answer"])} if "final_answer" in tools else {}
+        self.tools = tools | ending
         self.tool_names = {id(tool): name for name, tool in tools.items() if not isinstance(tool, type)}
 
     def scratch(self) -> Scope:

@@ -63,6 +63,8 @@ class Pipeline:
         on_reconnect: Iterable[Command],
         on_loss: Callable[[], None],
         replicated: bool,
+        keepalive_s: float,
+        reply_timeout_s: float,
     ) -> None:
         """`on_connect` opens every connection. `on_reconnect` is sent after a loss, and may fail.
 
@@ -70,6 +72,7 @@ class Pipeline:
         """
         self._servers = servers
         self.partition = partition
+        self._keepalive_s, self._reply_timeout_s = keepalive_s, reply_timeout_s
         self._on_reconnect = tuple(on_reconnect)
         self._on_loss = on_loss
         self._ack = ReplicaAck(partition) if replicated else None
@@ -129,7 +132,7 @@ class Pipeline:
         """Open all connections, and serve until one of them breaks."""
         opened: list[AbstractConnection] = []
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
+            async with asyncio.timeout(self._reply_timeout_s):
                 commands = await self._open(opened)
                 await ask(commands, self._on_connect)
                 messages = await self._open(opened)
@@ -192,11 +195,11 @@ class Pipeline:
         A repeated subscription changes nothing. PING would need one more permission.
         """
         while True:
-            await asyncio.sleep(KEEPALIVE_S)
+            await asyncio.sleep(self._keepalive_s)
             self.send("TIME", acknowledged=False)
             self._is_subscribed.clear()
             self._acknowledged()
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
+            async with asyncio.timeout(self._reply_timeout_s):
                 await write(messages, [("SSUBSCRIBE", next(iter(self._handlers)))])
                 await self._is_subscribed.wait()
 
@@ -241,9 +244,9 @@ class Pipeline:
 
     async def _check_silence(self) -> NoReturn:
         while True:
-            await asyncio.sleep(REPLY_TIMEOUT_S / 5)
-            if self._sent and self._silence_s > REPLY_TIMEOUT_S:
-                raise TimeoutError(f"no answer for {REPLY_TIMEOUT_S:g} s")
+            await asyncio.sleep(self._reply_timeout_s / 5)
+            if self._sent and self._silence_s > self._reply_timeout_s:
+                raise TimeoutError(f"no answer for {self._reply_timeout_s:g} s")
 
     @property
     def _silence_s(self) -> float:

@@ -58,12 +58,16 @@ class IdempotencyKeys:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
+    def idem(self, owner: Owner, once: IdempotentRequest) -> str:
+        """Return the name of a key."""
+        return self._digest("key", owner, once.key).hex()
+
     def names(self, owner: Owner, once: IdempotentRequest | None) -> dict[str, str]:
         """Return the arguments of the scripts that know a key and its request."""
         if once is None:
             return {"idem": "", "digest": ""}
-        idem, digest = self._digest("key", owner, once.key), self._digest("request", owner, once.key, once.request)
-        return {"idem": idem.hex(), "digest": digest.hex()}
+        digest = self._digest("request", owner, once.key, once.request)
+        return {"idem": self.idem(owner, once), "digest": digest.hex()}
 
     def conversation_id(self, owner: Owner, once: IdempotentRequest, nth: int) -> str:
         """Return the id of the nth conversation that begins with this key: derived at first, random in the end."""
@@ -111,7 +115,7 @@ class TurnStore:
 
     def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
         """Return the partition that knows a key, whichever conversation it was sent for."""
-        return self._partitions.named(self._keys.names(owner, once)["idem"])
+        return self._partitions.named(self._keys.idem(owner, once))
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
         return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
@@ -193,10 +197,11 @@ class TurnStore:
 
         Retries of this process run one at a time, so that they do not collide again.
         """
-        lock = self._locks.setdefault(new.turn.ref, asyncio.Lock())
-        if not lock.locked() and (accepted := await self._submit_once(new, is_first=new.create is not None)):
+        lock = self._locks.get(new.turn.ref)
+        is_contended = lock is not None and lock.locked()
+        if not is_contended and (accepted := await self._submit_once(new, is_first=new.create is not None)):
             return accepted
-        async with lock:
+        async with self._locks.setdefault(new.turn.ref, asyncio.Lock()):
             give_up_at = time.monotonic() + NUMBER_PATIENCE_S
             while time.monotonic() < give_up_at:
                 if accepted := await self._submit_once(new):
