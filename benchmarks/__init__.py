@@ -1,1 +1,1 @@
-"""Compares the service with a naive one and with bare `agent.run`, in one run on one machine."""
+"""Compares the service with others that run the same agent, in one run on one machine."""

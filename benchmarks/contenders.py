@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 60
-HTTP_CONTENDERS = ("service", "naive")
+HTTP_CONTENDERS = ("floor", "trimmed", "service", "naive")
 SPEAKER = {"AGENTS": "speaker=benchmarks.speaker:make_speaker", "DEFAULT_AGENT": "speaker"}
 
 
@@ -67,7 +67,7 @@ def server(
     if contender == "service":
         command = [sys.executable, "-m", "smolsessions", "serve"]
     else:
-        command = [sys.executable, "-m", f"benchmarks.{contender}", str(socket_path)]
+        command = [sys.executable, "-m", "benchmarks.peer", contender, str(socket_path)]
     settings = {
         "REDIS_URL": f"unix://{socket_path}",
         "SEAL_KEYS": new_key(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.fleet import role
 from benchmarks.outside import Outside, outside
-from benchmarks.throughput import CONCURRENCIES, medians, run_of
+from benchmarks.throughput import medians, run_of
 from tests.topology.cluster import ValkeyCluster
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from benchmarks.throughput import Run
 
+CONCURRENCIES = (1, 16)
 WARM_UP_S = 0.5
 
 
@@ -62,7 +63,7 @@ def measure_replicated(rounds: int, seconds: float, progress: Callable[[str], No
                 for concurrency in CONCURRENCIES:
                     progress(f"replicated, round {number} of {rounds}: {shape.name}, at concurrency {concurrency}")
                     found.append(run_of(shape.name, running, store.pids, concurrency, (seconds, WARM_UP_S)))
-    return list(medians(found, [shape.name for shape in SHAPES]).values())
+    return list(medians(found).values())
 
 
 @contextmanager

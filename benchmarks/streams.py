@@ -17,6 +17,7 @@ from benchmarks.client import ANSWER_TIMEOUT_S
 from benchmarks.contenders import ROOT, SPEAKER, server, store
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.speaker import WORD, Order
+from benchmarks.throughput import TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 STREAM_CONTENDERS = ("service", "bare")
 FIRST_ORDERS = (Order(12, every_ms=5), Order(12, first_ms=50, every_ms=5))
 LONG_ORDERS = tuple(Order(pieces, kind) for kind in ("arguments", "content") for pieces in (500, 1000, 2000))
-TURNS = 20  # of a conversation; the next message starts a new one
 _END = b"\r\n0\r\n\r\n"
 
 Times = tuple[float, float, float]

@@ -1,4 +1,4 @@
-"""Table A: turns per second, CPU and latency of each contender at two concurrencies, in interleaved rounds."""
+"""Table A: turns per second, CPU and latency of each contender at three concurrencies, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from benchmarks.contenders import Server
 
 CONTENDERS = (*HTTP_CONTENDERS, "bare")
-CONCURRENCIES = (1, 16)
-TURNS = 20  # of a conversation; the next message starts a new one
+CONCURRENCIES = (1, 16, 64)
+TURNS = 4  # of a conversation; the next message starts a new one
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Run:
     client_share: float = 0
     store_share: float = 0
     building_ms: float = 0
-    """Bare only: the median time of making an agent, which is part of its figures once in 20 turns."""
+    """Bare only: the median time of making an agent, which is part of its figures once in four turns."""
 
 
 def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: Callable[[str], None]) -> list[Run]:
@@ -55,16 +57,17 @@ def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: C
     return runs
 
 
-def medians(runs: list[Run], contenders: Sequence[str] = CONTENDERS) -> dict[tuple[str, int], Run]:
+def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
     """Return the median of each figure over the rounds, by contender and concurrency."""
-    found = {}
-    for concurrency in CONCURRENCIES:
-        for contender in contenders:
-            same = [run for run in runs if (run.contender, run.concurrency) == (contender, concurrency)]
-            figures = [name for name, value in vars(same[0]).items() if isinstance(value, float | int)]
-            middle = {name: median(getattr(run, name) for run in same) for name in figures}
-            found[contender, concurrency] = Run(**{**vars(same[0]), **middle})
-    return found
+    found: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=attrgetter("concurrency")):
+        found[run.contender, run.concurrency].append(run)
+    return {key: _middle(same) for key, same in found.items()}
+
+
+def _middle(same: list[Run]) -> Run:
+    figures = [name for name, value in vars(same[0]).items() if isinstance(value, float | int)]
+    return replace(same[0], **{name: median(getattr(run, name) for run in same) for name in figures})
 
 
 def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
