@@ -25,7 +25,7 @@ from smolsessions.web.event_views import event_schemas
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
-from smolsessions.web.routes.turns import new_turn_routes, turn_routes
+from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def create_app(
     app.state.draining = False
     app.state.authenticator = authenticator
     app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
-    app.include_router(new_turn_routes(turns, limits, streams))
+    new_turns = NewTurns(turns, limits, streams)
+    app.include_router(new_turn_routes(new_turns))
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
     app.include_router(memory_routes(conversations))
@@ -81,6 +82,7 @@ def create_app(
     app.add_middleware(
         RequestChecks,
         authenticator=authenticator,
+        answer_at_once=new_turns.answer_at_once,
         host=limits.host,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
@@ -104,8 +106,14 @@ def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, h
     app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(metrics_text))
-    bounds = {"max_body_bytes": MAX_HEALTH_BODY_BYTES, "max_text_bytes": MAX_HEALTH_BODY_BYTES}
-    app.add_middleware(RequestChecks, authenticator=authenticator, host=host, origins=(), **bounds)
+    app.add_middleware(
+        RequestChecks,
+        authenticator=authenticator,
+        host=host,
+        origins=(),
+        max_body_bytes=MAX_HEALTH_BODY_BYTES,
+        max_text_bytes=MAX_HEALTH_BODY_BYTES,
+    )
     problems.install(app, problems.OF_A_WORKER)
     return app
 

@@ -15,7 +15,7 @@ from smolsessions.web.body import LARGE_BYTES, check_structure, in_thread_if_lar
 from smolsessions.web.problems import response_to
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,6 +35,10 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
 
 
+async def _no_answer(_scope: Scope, _headers: Mapping[bytes, bytes], _body: bytes) -> None:
+    pass
+
+
 class RequestChecks:
     """Plain ASGI middleware that refuses requests which no route should handle.
 
@@ -46,6 +50,7 @@ class RequestChecks:
         app: ASGIApp,
         *,
         authenticator: Authenticator,
+        answer_at_once: Callable[[Scope, Mapping[bytes, bytes], bytes], Awaitable[ASGIApp | None]] = _no_answer,
         host: str,
         origins: Collection[str],
         max_body_bytes: int,
@@ -55,6 +60,7 @@ class RequestChecks:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._host_names = _LOOPBACK_NAMES | {host.encode(), f"[{host}]".encode()}
         self._authenticator = authenticator
+        self._answer_at_once = answer_at_once
         self._max_body_bytes = max_body_bytes
         self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
 
@@ -70,7 +76,7 @@ class RequestChecks:
             await send(message)
 
         try:
-            await self._app(scope, await self._checked(scope, receive), send_noted)
+            await self._answer(scope, receive, send_noted)
         except ClientDisconnect:
             return  # the client left in the middle of its body, so no one reads an answer
         except Exception as error:
@@ -81,7 +87,7 @@ class RequestChecks:
                 error = ServiceError()
             await response_to(error)(scope, receive, send)
 
-    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _check_single(scope["headers"])
@@ -90,14 +96,18 @@ class RequestChecks:
             # A page of another site can make a browser call a loopback address under that site's name.
             raise ForeignHostError
         _check_site(scope["method"], headers, host, self._origins)
-        if scope["method"] not in _WITH_BODY:
-            return receive
-        # An unauthorized body is not read. The route takes the owner from the scope.
-        scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
-        is_import = (scope["method"], scope["path"]) == _IMPORT
-        return await self._checked_body(headers, receive, is_import=is_import)
+        if scope["method"] in _WITH_BODY:
+            # An unauthorized body is not read. The route takes the owner from the scope.
+            scope["owner"] = self._authenticator.owner(headers.get(b"authorization", b"").decode("latin-1"))
+            is_import = (scope["method"], scope["path"]) == _IMPORT
+            body = await self._checked_body(headers, receive, is_import=is_import)
+            if response := await self._answer_at_once(scope, headers, body):
+                await response(scope, receive, send)
+                return
+            receive = replay(body, receive)
+        await self._app(scope, receive, send)
 
-    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> Receive:
+    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> bytes:
         length = headers.get(b"content-length", b"0")
         has_body = length != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -114,7 +124,7 @@ class RequestChecks:
             raise MalformedError from None
         if b"\0" in body:  # UTF-16 or UTF-32
             raise MalformedError
-        return replay(body, receive)
+        return body
 
 
 def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""Parts shared by the routers: limits, parameters, answers and descriptions of errors."""
+"""Parts shared by the routers: their class, limits, parameters, answers and descriptions of errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic_core import to_json
+from starlette.datastructures import QueryParams
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Owner
@@ -15,12 +17,34 @@ from smolsessions.core.records import Owner
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from starlette.types import Receive, Scope, Send
+
     from smolsessions.core.records import Turn
     from smolsessions.web.auth import Authenticator
 
+MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the previous page.")]
+
+
+class StrictRoute(APIRoute):
+    """Route that refuses unknown query parameters. FastAPI would ignore a misspelt one."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._known = sorted(field.alias for field in self.dependant.query_params)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises `InvalidRequestError` for an unknown parameter."""
+        if scope["query_string"] and scope["method"] in (self.methods or ()):
+            for name in QueryParams(scope["query_string"]):
+                if name not in self._known:
+                    known = ", ".join(self._known) or "none"
+                    raise InvalidRequestError.in_parameter(
+                        "query", name[:MAX_NAME_CHARS], f"is not known here; the parameters of this path are: {known}"
+                    )
+        await super().handle(scope, receive, send)
 
 
 @dataclass(frozen=True)

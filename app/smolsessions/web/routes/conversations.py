@@ -10,10 +10,9 @@ from pydantic_core import to_json
 
 from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
-from smolsessions.web.fast_route import StrictRoute
 from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
-from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, answer, number_of
+from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, StrictRoute, answer, number_of
 from smolsessions.web.views import (
     AgentList,
     ConversationPage,

@@ -6,19 +6,34 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import ValidationError
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
-from smolsessions.core.records import Ref, TurnInput, TurnOptions
+from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
-from smolsessions.web.fast_route import FastRoute
+from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, responses
-from smolsessions.web.requests import TurnRequest  # noqa: TC001 - FastAPI reads the annotations
-from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, Limits, PathId, answer, location_of, number_of
+from smolsessions.web.requests import TurnRequest
+from smolsessions.web.routes.common import (
+    CallerOwner,
+    Cursor,
+    Limit,
+    Limits,
+    PathId,
+    StrictRoute,
+    answer,
+    location_of,
+    number_of,
+)
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 from smolsessions.web.views import TurnPage, TurnView, page_view, turn_view
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import Scope
+
     from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns
     from smolsessions.web.sse import EventStreams
@@ -55,17 +70,66 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     202: {"model": TurnView, "description": "The turn, which is still running or queued. `Location` is its address."},
     **responses(None, *WRITE, 429),
 }
+_PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
+_KEY = re.compile(r"[!-~]{1,255}")
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
 
-def new_turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
-    router = APIRouter(tags=["turns"], route_class=FastRoute)
+class NewTurns:
+    """Accepts new turns. A valid request is answered before FastAPI, which takes longer to route and read it."""
+
+    def __init__(self, turns: Turns, limits: Limits, streams: EventStreams) -> None:
+        self._turns = turns
+        self._limits = limits
+        self._streams = streams
+
+    async def answer_at_once(self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+        """Return the answer to a request, or None if it is not valid or not plain: FastAPI answers it."""
+        path = _PATH.fullmatch(scope["path"])
+        is_plain = path and not scope["query_string"] and len(headers) == len(scope["headers"])
+        if not path or not is_plain or scope["method"] != "POST":
+            return None
+        accept, prefer, key = (_text(headers.get(name)) for name in (b"accept", b"prefer", b"idempotency-key"))
+        if key is not None and not _KEY.fullmatch(key):
+            return None
+        try:
+            request = await in_thread_if_large(TurnRequest.model_validate_json, body)
+        except ValidationError:
+            return None
+        if path[1]:
+            request.set_conversation(path[1])
+        return await self.answer(scope, request, accept, prefer, idempotency_key=key)
+
+    async def answer(  # noqa: PLR0917 - as the routes
+        self,
+        scope: Scope,
+        body: TurnRequest,
+        accept: str | None,
+        prefer: str | None,
+        on_disconnect: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Response:
+        """Submit a turn, and return it at its end or stream its events."""
+        if scope["app"].state.draining:
+            raise ShuttingDownError
+        owner, internal = Owner(scope["owner"]), body.include_internal_tools
+        new = await _new_turn(body, idempotency_key, self._limits)
+        if wants_stream(accept):
+            subscription = await self._turns.submit(owner, new)
+            return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect)
+        wait_s, applied = wait_of(prefer, self._limits.wait_s)
+        return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
+
+
+def new_turn_routes(new_turns: NewTurns) -> APIRouter:
+    """Return the described routes of new turns. They answer the requests that `NewTurns` leaves to FastAPI."""
+    router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.post("/turn", responses=_RESPONSES)
     async def post_turn(  # noqa: PLR0917 - FastAPI passes them by name
         request: Request,
-        owner: CallerOwner,
+        _owner: CallerOwner,
         body: TurnRequest,
         accept: Accept = None,
         prefer: Prefer = None,
@@ -73,19 +137,12 @@ def new_turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIR
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
-        if request.app.state.draining:
-            raise ShuttingDownError
-        new = await _new_turn(body, idempotency_key, limits)
-        internal = body.include_internal_tools
-        if wants_stream(accept):
-            return TurnStream(streams, await turns.submit(owner, new), internal=internal, on_disconnect=on_disconnect)
-        wait_s, applied = wait_of(prefer, limits.wait_s)
-        return turn_answer(await turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
+        return await new_turns.answer(request.scope, body, accept, prefer, on_disconnect, idempotency_key)
 
     @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
     async def post_turn_to(  # noqa: PLR0917 - see above
         request: Request,
-        owner: CallerOwner,
+        _owner: CallerOwner,
         conversation_id: PathId,
         body: TurnRequest,
         accept: Accept = None,
@@ -94,16 +151,14 @@ def new_turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIR
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
-        if body.conversation_id not in {None, conversation_id}:
-            raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
-        body.conversation_id = conversation_id
-        return await post_turn(request, owner, body, accept, prefer, on_disconnect, idempotency_key)
+        body.set_conversation(conversation_id)
+        return await new_turns.answer(request.scope, body, accept, prefer, on_disconnect, idempotency_key)
 
     return router
 
 
 def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
-    router = APIRouter(tags=["turns"], route_class=FastRoute)
+    router = APIRouter(tags=["turns"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}/turns"
 
     @router.get(at, responses=responses(TurnPage, 404, 422))
@@ -173,6 +228,10 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     return router
 
 
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
 async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limits) -> NewTurn:
     """Check the bounds that are settings, and decode the images."""
     if not body.message.strip():
@@ -183,7 +242,7 @@ async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limi
         raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
     if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
         raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
-    data, images = await read_images(body.images, limits.max_image_pixels)
+    data, images = await read_images(body.images, limits.max_image_pixels) if body.images else ((), ())
     return NewTurn(
         message=body.message,
         conversation_id=body.conversation_id,
@@ -224,7 +283,9 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
 
     `respond-async` together with `wait` waits that long, then lets the turn continue.
     """
-    words = [part.partition(";")[0].strip() for part in (prefer or "").split(",")]
+    if prefer is None:
+        return longest_s, None
+    words = [part.partition(";")[0].strip() for part in prefer.split(",")]
     waits = [match for word in words if (match := _WAIT.fullmatch(word))]
     is_async = "respond-async" in map(str.lower, words)
     applied = ["respond-async"] if is_async else []
