@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.asyncio import Connection
 
+from smolsessions.store.connection.commands import pack
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
+from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.partition import Options
@@ -267,6 +270,39 @@ async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines) -
             await asyncio.to_thread(wait_until, is_open)
             exchange.silence("commands")
             await asyncio.to_thread(wait_until, is_open)
+
+
+async def test_a_server_that_reads_nothing_bounds_the_write_buffer(many: Many) -> None:
+    replies: list[bytes] = []
+    done = asyncio.Event()
+
+    def on_reply(reply: bytes) -> None:
+        replies.append(reply)
+        if reply == b"last":
+            done.set()
+
+    connection = Connection(host=HOST, port=many.node.port, protocol=2)
+    await connection.connect()
+    commands = ReplyProtocol(connection, on_reply, lambda: None)
+    many.node.freeze()
+    try:
+        sent = [b"%d " % number + b"x" * 2**20 for number in range(100)]
+        for number, payload in enumerate(sent):
+            commands.write(pack(("ECHO", payload)))
+            if not commands.is_writable:
+                del sent[number + 1 :]
+                break
+        assert len(sent) < 50
+    finally:
+        many.node.thaw()
+    async with asyncio.timeout(SOON_S):
+        commands.write(pack(("ECHO", b"last")))
+        await done.wait()
+    assert replies == [*sent, b"last"]
+    assert commands.is_writable
+    await connection.disconnect(nowait=True)
+    with pytest.raises(ConnectionError):
+        await commands.wait_lost()
 
 
 def _subscriptions(node: Node) -> int:

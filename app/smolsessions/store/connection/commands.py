@@ -8,29 +8,24 @@ from typing import TYPE_CHECKING, Any
 from hiredis import pack_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from redis.asyncio.connection import AbstractConnection
 
 Command = tuple[str | bytes | int, ...]
 Reply = asyncio.Future[Any]
+pack: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its stub allows one argument
 
 
-async def write(connection: AbstractConnection, commands: Iterable[Command]) -> None:
-    """Send commands in one packet. Their replies come in order."""
-    # redis-py packs in Python, which costs a tenth of a short turn. (The stub means any length.)
-    packed: list[bytes] = [pack_command(command) for command in commands]  # type: ignore[arg-type]
+async def ask(connection: AbstractConnection, commands: Iterable[Command]) -> Any:
+    """Send commands in one packet, and return the last reply."""
+    packed = [pack(command) for command in commands]
     try:
         await connection.send_packed_command(packed, check_health=False)
     except RuntimeError as error:  # raised by uvloop if the transport was reset
         raise ConnectionError(str(error)) from error
-
-
-async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> Any:
-    """Send commands, and return the last reply."""
-    await write(connection, commands)
     reply: Any = None
-    for _ in commands:
+    for _ in packed:
         reply = await connection.read_response()
     return reply
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis.exceptions import (
     AskError,
@@ -16,13 +16,16 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
     TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as ServerError,
 )
 
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.store.connection.commands import ask, refuse, resolve, write
+from smolsessions.store.connection.commands import ask, pack, refuse
 from smolsessions.store.connection.replica_ack import ReplicaAck
+from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from smolsessions.store.connection.server_errors import error_text
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ STALLED_S = 0.5
 KEEPALIVE_S = 15.0
 LOG_AGAIN_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-_WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError)
+_WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError, ServerError)
 _TEMPORARY = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
 
 
@@ -80,9 +83,10 @@ class Pipeline:
         self._handlers: Mapping[bytes, Handler] = {}
         self._on_gap: Callable[[], None] = lambda: None
         self._was_open = self._is_open = False
-        self._queue: deque[tuple[Command, Reply, bool]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._commands: ReplyProtocol | None = None
+        self._queue: deque[tuple[bytes, Reply, bool]] = deque()
         self._sent: deque[tuple[float, Reply, bool]] = deque()
-        self._has_queued = asyncio.Event()
         self._is_subscribed = asyncio.Event()
         self._received_at = self._logged_at = 0.0
         self._logged: set[str] = set()
@@ -102,9 +106,9 @@ class Pipeline:
 
         `acknowledged` False: the reply does not wait for a replica, as it confirms nothing to a client.
         """
-        reply: Reply = asyncio.get_running_loop().create_future()
-        self._queue.append((command, reply, acknowledged))
-        self._has_queued.set()
+        reply: Reply = self._loop.create_future()
+        self._queue.append((pack(command), reply, acknowledged))
+        self._flush()
         return reply
 
     async def run(self) -> None:
@@ -132,24 +136,25 @@ class Pipeline:
         """Open all connections, and serve until one of them breaks."""
         opened: list[AbstractConnection] = []
         try:
-            async with asyncio.timeout(self._reply_timeout_s):
-                commands = await self._open(opened)
-                await ask(commands, self._on_connect)
-                messages = await self._open(opened)
-                await ask(messages, [("SSUBSCRIBE", channel) for channel in self._handlers])
-                acks = await self._open(opened) if self._ack else None
-            self._on_open()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._write(commands))
-                tasks.create_task(self._read(commands))
+                async with asyncio.timeout(self._reply_timeout_s):
+                    connection = await self._open(opened)
+                    await ask(connection, self._on_connect)
+                    commands = ReplyProtocol(connection, self._on_reply, self._flush)
+                    tasks.create_task(commands.wait_lost())
+                    messages = ReplyProtocol(await self._open(opened), self._on_message, lambda: None)
+                    tasks.create_task(messages.wait_lost())
+                    await self._subscribe(messages)
+                    acks = await self._open(opened) if self._ack else None
+                self._on_open(commands)
                 tasks.create_task(self._check_silence())
-                tasks.create_task(self._receive(messages))
                 tasks.create_task(self._keep_alive(messages))
                 if self._ack and acks:
                     tasks.create_task(self._ack.run(acks))
         except* (RedisError, OSError, TimeoutError) as group:
             raise _first(group) from None
         finally:
+            self._commands = None
             for connection in opened:
                 await connection.disconnect(nowait=True)
 
@@ -162,8 +167,9 @@ class Pipeline:
             raise ConnectionError("the store's server has just changed")
         return connection
 
-    def _on_open(self) -> None:
-        self._is_open = True
+    def _on_open(self, commands: ReplyProtocol) -> None:
+        self._is_open, self._commands = True, commands
+        self._flush()
         self._acknowledged().add_done_callback(self._log_back)
         if self._was_open:
             for command in self._on_reconnect:
@@ -171,16 +177,22 @@ class Pipeline:
         self._was_open = True
         self._on_gap()
 
-    async def _receive(self, connection: AbstractConnection) -> NoReturn:
-        while True:
-            kind, *rest = await connection.read_response(disable_decoding=True)
-            if kind == b"smessage":
-                channel, payload = rest
-                self._dispatch(self._handlers[channel], channel, payload)
-            elif kind == b"ssubscribe":
+    async def _subscribe(self, messages: ReplyProtocol) -> None:
+        self._is_subscribed.clear()
+        messages.write(pack(("SSUBSCRIBE", *self._handlers)))
+        await self._is_subscribed.wait()
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, RedisError):
+            raise message
+        kind, channel, payload = message
+        if kind == b"smessage":
+            self._dispatch(self._handlers[channel], channel, payload)
+        elif kind == b"ssubscribe":
+            if payload == len(self._handlers):
                 self._is_subscribed.set()
-            elif kind == b"sunsubscribe":
-                raise ConnectionError("the partition is moving to another server")
+        elif kind == b"sunsubscribe":
+            raise ConnectionError("the partition is moving to another server")
 
     def _dispatch(self, handler: Handler, channel: bytes, payload: bytes) -> None:
         if not self._ack:
@@ -189,7 +201,7 @@ class Pipeline:
         # A message without an ack is lost, as messages may be: its readers read the log again.
         self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(channel, payload))
 
-    async def _keep_alive(self, messages: AbstractConnection) -> NoReturn:
+    async def _keep_alive(self, messages: ReplyProtocol) -> NoReturn:
         """Use idle connections, so that no proxy cuts them and a dead one is noticed.
 
         A repeated subscription changes nothing. PING would need one more permission.
@@ -197,50 +209,38 @@ class Pipeline:
         while True:
             await asyncio.sleep(self._keepalive_s)
             self.send("TIME", acknowledged=False)
-            self._is_subscribed.clear()
             self._acknowledged()
             async with asyncio.timeout(self._reply_timeout_s):
-                await write(messages, [("SSUBSCRIBE", next(iter(self._handlers)))])
-                await self._is_subscribed.wait()
+                await self._subscribe(messages)
 
     def _acknowledged(self) -> Reply:
         """Return a future that resolves once a replica has acknowledged all writes so far."""
-        reply: Reply = asyncio.get_running_loop().create_future()
+        reply: Reply = self._loop.create_future()
         if self._ack:
             self._ack.hold(reply, None)
         else:
             reply.set_result(None)
         return reply
 
-    async def _write(self, connection: AbstractConnection) -> NoReturn:
-        clock = asyncio.get_running_loop().time
-        while True:
-            await self._has_queued.wait()
-            self._has_queued.clear()
-            batch = list(self._queue)
-            self._queue.clear()
-            at = clock()
-            self._sent.extend((at, reply, acknowledged) for _, reply, acknowledged in batch)
-            await write(connection, [command for command, _, _ in batch])
+    def _flush(self) -> None:
+        """Write the queue, unless the connection is not open or its buffer is full."""
+        while self._queue and self._commands and self._commands.is_writable:
+            packet, reply, acknowledged = self._queue.popleft()
+            self._sent.append((self._loop.time(), reply, acknowledged))
+            self._commands.write(packet)
 
-    async def _read(self, connection: AbstractConnection) -> NoReturn:
-        clock = asyncio.get_running_loop().time
-        while True:
-            try:
-                value = await connection.read_response(disable_decoding=True)
-            except ResponseError as error:
-                value = error
-            self._received_at = clock()
-            _, reply, acknowledged = self._sent.popleft()
-            if isinstance(value, ResponseError):
-                self._on_loss()
-                refuse(reply, StoreUnavailableError() if _is_temporary(value) else value)
-                if isinstance(value, _WRONG_SERVER):
-                    raise value  # the server was demoted, or lost the scripts: connect again
-            elif self._ack and acknowledged:
-                self._ack.hold(reply, value)
-            else:
-                resolve(reply, value)
+    def _on_reply(self, value: Any) -> None:
+        self._received_at = self._loop.time()
+        _, reply, acknowledged = self._sent.popleft()
+        if isinstance(value, RedisError):
+            self._on_loss()
+            refuse(reply, StoreUnavailableError() if _is_temporary(value) else value)
+            if isinstance(value, _WRONG_SERVER):
+                raise value  # the server was demoted, lost the scripts or loads its data: connect again
+        elif self._ack and acknowledged:
+            self._ack.hold(reply, value)
+        elif not reply.done():
+            reply.set_result(value)
 
     async def _check_silence(self) -> NoReturn:
         while True:
@@ -250,7 +250,7 @@ class Pipeline:
 
     @property
     def _silence_s(self) -> float:
-        return asyncio.get_running_loop().time() - max(self._sent[0][0], self._received_at)
+        return self._loop.time() - max(self._sent[0][0], self._received_at)
 
     def _fail(self, error: StoreUnavailableError) -> None:
         replies = [reply for _, reply, _ in (*self._sent, *self._queue)]
@@ -263,7 +263,7 @@ class Pipeline:
 
     def _log_lost(self, error: Exception) -> None:
         """Log each new reason at once, and any reason at times: a loss and its persistence often have two causes."""
-        now, why = asyncio.get_running_loop().time(), error_text(error)
+        now, why = self._loop.time(), error_text(error)
         if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
             self._logged_at = now
             self._logged.add(why)
@@ -280,7 +280,7 @@ def _address(connection: AbstractConnection) -> tuple[object, object]:
     return getattr(connection, "host", None), getattr(connection, "port", None)
 
 
-def _is_temporary(error: ResponseError) -> bool:
+def _is_temporary(error: RedisError) -> bool:
     return isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS")
 
 
