@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,7 @@ IMAGE_NAME_DIGITS = 32
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     """Full name of a conversation. Ids are scoped to their owner."""
 
     owner: Owner
@@ -258,7 +257,7 @@ class Turn:
     the message, stored with the task step.
     """
 
-    ref: Ref
+    ref: SkipValidation[Ref]
     number: int
     agent: AgentVersion
     message: str
