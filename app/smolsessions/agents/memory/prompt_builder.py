@@ -124,7 +124,7 @@ class PromptBuilder:
         return sum(self._parts[f"{of} {name}"].of(steps, lambda one: (getattr(one, name),)))
 
     def _select(self, visible: Steps) -> Steps:
-        shown = apply_policy(visible, self.policy, self._context)
+        shown = apply_policy(visible, self.policy, self._context) if self.policy else visible
         self._last = visible, shown
         return shown
 

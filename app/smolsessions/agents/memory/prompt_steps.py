@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import takewhile
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from smolagents.memory import ActionStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, replaced_notes, text_in
 from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.values.images import holds_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -20,54 +20,55 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
-RECENT = 8  # newest known steps that are examined again at each call
+NEWEST = 8  # known steps whose identity is checked at each call: a replay replaces the last ones
 
 
 class PromptStep:
-    """A step with one content. Model calls share the messages: smolagents itself copies them before it changes any."""
+    """A step with one content. Model calls share the messages: smolagents itself copies them before it changes any.
+
+    Slots without a value are computed by `_LAZY` at their first access.
+    """
+
+    __slots__ = (
+        *("step", "_copied", "_copies", "_lent", "content", "messages", "summary_messages", "text", "characters"),
+        *("estimate", "call_ids", "observed", "is_always_shown"),
+    )
+    step: MemoryStep
+    _copied: PromptStep | None
+    _copies: dict[Hashable, PromptStep]
+    _lent: dict[str, MemoryStep]
+    content: tuple[object, ...]
+    messages: list[ChatMessage]
+    summary_messages: list[ChatMessage]
+    text: str
+    """The step as the model sees it, without images."""
+    characters: int
+    estimate: int
+    """Estimated tokens."""
+    call_ids: tuple[str, ...]
+    observed: float
+    """Characters of an action's observations, infinite if it observed images."""
+    is_always_shown: bool
 
     def __init__(self, step: MemoryStep, copy_of: PromptStep | None = None) -> None:
         self.step = step
-        self.content = content_of(step)
-        self.origin: PromptStep = copy_of.origin if copy_of else self
+        self._copied = copy_of.origin if copy_of else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(name)
+        value = _LAZY[name](self)
+        setattr(self, name, value)
+        return value
+
+    @property
+    def origin(self) -> PromptStep:
         """The step of the memory of which this one is a copy, or this one."""
-        self.is_copy = copy_of is not None
-        self.is_always_shown = isinstance(step, TaskStep | NoteStep)
-        self._copies: dict[Hashable, PromptStep] = {}
-        self._untouched: dict[str, MemoryStep] = {}
+        return self._copied or self
 
-    @cached_property
-    def messages(self) -> list[ChatMessage]:
-        return messages_of(self.step)
-
-    @cached_property
-    def summary_messages(self) -> list[ChatMessage]:
-        return messages_of(self.step, summary_mode=True)
-
-    @cached_property
-    def text(self) -> str:
-        """The step as the model sees it, without images."""
-        return "\n".join(map(text_in, self.messages))
-
-    @cached_property
-    def characters(self) -> int:
-        return sum(len(text_in(message)) for message in self.messages)
-
-    @cached_property
-    def estimate(self) -> int:
-        """Estimated tokens."""
-        return estimate_messages(self.messages)
-
-    @cached_property
-    def call_ids(self) -> tuple[str, ...]:
-        return tuple(call.id for call in getattr(self.step, "tool_calls", None) or ())
-
-    @cached_property
-    def observed(self) -> float:
-        """Characters of an action's observations, infinite if it observed images."""
-        if not isinstance(self.step, ActionStep):
-            return 0
-        return float("inf") if self.step.observations_images else len(self.step.observations or "")
+    @property
+    def is_copy(self) -> bool:
+        return self._copied is not None
 
     def copy(self, name: Hashable, make: Callable[[], MemoryStep]) -> PromptStep:
         """Return the copy under this name, made at the first call."""
@@ -77,16 +78,16 @@ class PromptStep:
 
     def lend(self, function: str, make: Callable[[], MemoryStep]) -> MemoryStep:
         """Return a copy that an author's function may change."""
-        if function not in self._untouched:
-            self._untouched[function] = make()
-        return self._untouched[function]
+        if function not in self._lent:
+            self._lent[function] = make()
+        return self._lent[function]
 
     def take_back(self, function: str) -> PromptStep:
         """Return the copy of `lend` as the function left it, or this step if it is unchanged."""
-        content = content_of(self._untouched[function])
+        content = content_of(self._lent[function])
         if content == self.content:
             return self
-        changed, known = self._untouched.pop(function), self._copies.get(function)
+        changed, known = self._lent.pop(function), self._copies.get(function)
         if known is None or known.content != content:
             known = self._copies[function] = PromptStep(changed, self)
         return known
@@ -105,25 +106,35 @@ class PromptMemory:
         self._memory: list[Any] = []
         self._steps: list[PromptStep] = []
         self._call_ids = Parts()
+        self._illustrated = Parts()
         self._has_notes = False
 
     def steps(self) -> list[PromptStep]:
-        """Return all steps."""
-        is_replaced = self._memory is not self._agent.memory.steps
-        self._memory = self._agent.memory.steps
-        same = 0 if is_replaced else self._unchanged()
-        known = {id(one.step): one for one in self._steps[same:]}
-        new = [_examined(step, known.get(id(step))) for step in self._memory[same:]]
-        self._has_notes = self._has_notes or any(isinstance(one.step, NoteStep) for one in new)
-        self._steps = self._steps[:same] + new
-        return self._steps
+        """Return all steps. The caller must not change the list."""
+        memory, steps = self._agent.memory.steps, self._steps
+        if self._only_grows and self._has_grown(memory):
+            new = [*map(PromptStep, memory[len(steps) :])]
+            steps = [*steps, *new] if new else steps
+        else:
+            new = steps = self._examined(memory)
+        if new and not self._has_notes:
+            self._has_notes = NoteStep in {type(one.step) for one in new}
+        self._memory, self._steps = memory, steps
+        return steps
 
     def visible(self) -> list[PromptStep]:
         """Return the steps without replaced notes."""
         steps = self.steps()
-        notes = [one.step for one in steps if isinstance(one.step, NoteStep)] if self._has_notes else []
-        replaced = replaced_notes(notes)
+        if not self._has_notes:
+            return steps
+        replaced = replaced_notes([one.step for one in steps if isinstance(one.step, NoteStep)])
         return [one for one in steps if id(one.step) not in replaced] if replaced else steps
+
+    def illustrated(self) -> list[MemoryStep]:
+        """Return the steps that may hold images. The next call changes the list."""
+        if not self._only_grows:
+            return list(self._agent.memory.steps)
+        return self._illustrated.of(self.steps(), lambda one: [one.step] if holds_images(one.step) else ())
 
     def call_ids(self) -> list[str]:
         """Return the ids of all calls. The next call changes the list."""
@@ -134,14 +145,22 @@ class PromptMemory:
         """Return the ids of all calls at the last prompt."""
         return self._call_ids.of(self._steps, attrgetter("call_ids"))
 
-    def _unchanged(self) -> int:
-        """Return the number of leading steps that stayed the same, except the recent ones."""
-        memory, steps, end = self._memory, self._steps, len(self._steps)
-        if self._only_grows:
-            is_same = end <= len(memory) and (not end or steps[-1].step is memory[end - 1])
-            return max(0, end - RECENT) if is_same else 0
-        pairs = enumerate(zip(steps, memory, strict=False))
-        return next((place for place, (one, step) in pairs if not _is_of(one, step)), min(end, len(memory)))
+    def _has_grown(self, memory: list[Any]) -> bool:
+        """True if the memory begins with the known steps."""
+        end, newest = len(self._steps), [one.step for one in self._steps[-NEWEST:]]
+        is_longer = memory is self._memory and end <= len(memory)
+        return is_longer and all(map(is_, newest, memory[end - len(newest) : end]))
+
+    def _examined(self, memory: list[Any]) -> list[PromptStep]:
+        """Return the steps with their present contents."""
+        known, steps = {id(one.step): one for one in self._steps}, []
+        for step in memory:
+            content, one = content_of(step), known.get(id(step))
+            if one is None or one.content != content:
+                one = PromptStep(step)
+                one.content = content
+            steps.append(one)
+        return steps
 
 
 class Parts:
@@ -191,12 +210,14 @@ def content_of(step: MemoryStep) -> tuple[object, ...]:
     return (*content, tuple(map(_call, calls))) if calls else content
 
 
-def _examined(step: MemoryStep, known: PromptStep | None) -> PromptStep:
-    return known if known and _is_of(known, step) else PromptStep(step)
+def _call_ids(step: Any) -> tuple[str, ...]:
+    return tuple(call.id for call in getattr(step, "tool_calls", None) or ())
 
 
-def _is_of(one: PromptStep, step: MemoryStep) -> bool:
-    return one.step is step and one.content == content_of(step)
+def _observed(step: MemoryStep) -> float:
+    if not isinstance(step, ActionStep):
+        return 0
+    return float("inf") if step.observations_images else len(step.observations or "")
 
 
 def _call(call: Any) -> tuple[object, ...]:
@@ -214,4 +235,17 @@ _PARTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
     TaskStep: attrgetter("task", "task_images"),
     NoteStep: _text,
     SummaryStep: _text,
+}
+_LAZY: dict[str, Callable[[PromptStep], Any]] = {
+    "_copies": lambda _: {},
+    "_lent": lambda _: {},
+    "content": lambda one: content_of(one.step),
+    "messages": lambda one: messages_of(one.step),
+    "summary_messages": lambda one: messages_of(one.step, summary_mode=True),
+    "text": lambda one: "\n".join(map(text_in, one.messages)),
+    "characters": lambda one: sum(len(text_in(message)) for message in one.messages),
+    "estimate": lambda one: estimate_messages(one.messages),
+    "call_ids": lambda one: _call_ids(one.step),
+    "observed": lambda one: _observed(one.step),
+    "is_always_shown": lambda one: isinstance(one.step, TaskStep | NoteStep),
 }

@@ -117,7 +117,7 @@ class AgentSession:
             writer.close()
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             self._state.stop_interpreters()
-            self.held_bytes = drop_pixels(self._agent.memory.steps) + self._state.size()
+            self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
         return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
 
     def cut_model_calls(self) -> None:

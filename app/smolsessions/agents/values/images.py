@@ -111,6 +111,10 @@ def drop_pixels(steps: Iterable[Any]) -> int:
     return sum(held.values())
 
 
+def holds_images(step: Any) -> bool:
+    return next(iter(_held_by(step)), None) is not None
+
+
 def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
     """Yield the images of a step, except those inside its output, which may be large."""
     yield from getattr(step, "task_images", None) or ()
