@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from smolsessions.core.events import Event, Logged, ReplayState
@@ -169,6 +169,8 @@ class Lease(Protocol):
     """The conversation's memory policy at the claim, or None for the agent's."""
     crashes: int
     """Number of attempts that ended with their process and without a new effect."""
+    is_over: bool
+    """True if nothing can be written any more: the lease is lost, or the stored data is damaged. For any thread."""
     has_progressed: bool
     """True once this attempt has written an effect."""
     stop_reason: asyncio.Future[StopReason]
@@ -198,10 +200,6 @@ class Lease(Protocol):
     def is_sure(self) -> bool:
         """True if the lease cannot have expired. For any thread."""
 
-    @property
-    def is_over(self) -> bool:
-        """True if nothing can be written any more: the lease is lost, or the stored data is damaged."""
-
     def check_readable(self) -> None:
         """Raise `SealBrokenError` if the claimed records cannot be read. The turn can still be committed."""
 
@@ -218,14 +216,14 @@ class Lease(Protocol):
         """Load the journal, events and steps of earlier attempts."""
 
     def emit(
-        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
+        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
         """Queue one write. Writes keep their order.
 
         The journal keeps `result` under the key until the turn is over. Without a key it keeps nothing.
         """
 
-    def buffer_events(self, events: Iterable[Event]) -> bool:
+    def buffer_events(self, events: Sequence[Event]) -> bool:
         """Keep the turn's last events for the commit. Returns False if they must be emitted."""
 
     def when_written(self, call: Callable[[], object]) -> None:

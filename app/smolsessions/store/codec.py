@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
-from smolsessions.core.events import StepEvent, TurnEnded, TurnQueued, TurnStarted
+from smolsessions.core.events import StepEvent, TurnQueued, TurnStarted
 from smolsessions.core.policies import policy_of
 from smolsessions.core.records import AgentName, Head, Origin, Owner, Ref, Rollback, StoredStep, Terms, Turn, TurnInput
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from smolsessions.core.records import EntryType, PackedStep
 
 _TURN = TypeAdapter(Turn)
-_EVENTS: dict[str, TypeAdapter[Any]] = {
-    kind.type: TypeAdapter(kind) for kind in (TurnQueued, TurnStarted, *get_args(StepEvent))
-}
+_EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent))
+_EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in _EVENT_TYPES}
+_EVENT_ENCODERS = {kind: _EVENTS[kind.type].serializer.to_json for kind in _EVENT_TYPES}
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
 NAME_BYTES = 16
 MOST_DIGITS = 16
@@ -67,8 +67,8 @@ def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
 
 
 def encode_event(event: Event) -> bytes:
-    assert not isinstance(event, TurnEnded), "a final event is stored as the turn's record"
-    return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
+    """Encode an event, except a final one, which is stored as the turn's record."""
+    return _EVENT_ENCODERS[type(event)](event, exclude_defaults=True)
 
 
 def decode_event(name: str, data: bytes) -> Event:
@@ -80,7 +80,7 @@ def decode_event(name: str, data: bytes) -> Event:
 
 def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
     """Join a whole log into one record: names and events, a line each, as JSON holds no line break."""
-    return b"\n".join(name.encode() + b"\n" + data for name, data in events)
+    return b"\n".join([name.encode() + b"\n" + data for name, data in events])
 
 
 def unpack_events(data: bytes) -> list[Event | None]:

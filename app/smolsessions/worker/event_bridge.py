@@ -64,16 +64,16 @@ class LoopEventBridge:
         self._queue.append((event, step, effect))
         if step and step.type == "task":  # written with the next event or the commit, to save a write
             return
-        is_delta = isinstance(event, MessageDelta)
+        is_delta = type(event) is MessageDelta
         most = MAX_QUEUED_DELTAS if is_delta else MAX_QUEUED
-        if step or effect or len(self._queue) > most or not (is_delta or not self._lease.watched):
-            if not self._waking:
+        if not self._waking:
+            if step or effect or len(self._queue) > most or not (is_delta or not self._lease.watched):
                 self._waking = True
                 self._loop.call_soon_threadsafe(self._on_wake)
-        elif not self._waiting and not self._waking:
-            self._waiting = True
-            self._loop.call_soon_threadsafe(self._set_timer)
-        while self._open and len(self._queue) > most:
+            elif not self._waiting:
+                self._waiting = True
+                self._loop.call_soon_threadsafe(self._set_timer)
+        while len(self._queue) > most and self._open:
             self._room.clear()
             if len(self._queue) > MAX_QUEUED:
                 self._room.wait(POLL_S)
@@ -153,30 +153,29 @@ class LoopEventBridge:
         """Move up to `most` items out of the queue. Steps are written at once, with the events if a reader waits."""
         while self._queue and most > 0:
             most -= 1
-            event, step, effect = self._next()
+            event, step, effect = self._queue.popleft()
+            if type(event) is MessageDelta:
+                event = self._joined(event)
             if event:
                 self._events.append(event)
             if step or effect:
                 self._emit(step, effect)
 
-    def _next(self) -> Item:
-        """Take one item. Consecutive deltas of one message are one item."""
-        event, step, effect = self._queue.popleft()
-        if not isinstance(event, MessageDelta):
-            return event, step, effect
-        texts, message = [event.text], event.message
-        while self._queue and isinstance(more := self._queue[0][0], MessageDelta) and more.message == message:
+    def _joined(self, delta: MessageDelta) -> MessageDelta:
+        """Take the deltas of the same message that follow, and return them as one."""
+        texts = [delta.text]
+        while self._queue and type(more := self._queue[0][0]) is MessageDelta and more.message == delta.message:
             texts.append(more.text)
             self._queue.popleft()
-        return replace(event, text="".join(texts)) if len(texts) > 1 else event, step, effect
+        return replace(delta, text="".join(texts)) if len(texts) > 1 else delta
 
     def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
         """Write a step or an effect, and the events that were taken, unless they can wait."""
         events: list[StepEvent] = []
-        if self._lease.watched or not (step or effect):
+        if self._events and (not (step or effect) or self._lease.watched):
             events, self._events = self._events, events
-        if events or step or effect:
-            if any(isinstance(event, MessageDelta) for event in events):
+            if any(type(event) is MessageDelta for event in events):
                 self._next_at = self._loop.time() + JOIN_S
+        if events or step or effect:
             key, result = effect or ("", b"")
             self._lease.emit(key, result=result, step=step, events=events)

@@ -109,10 +109,12 @@ async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
     return replace(turn, outcome=replace(turn.outcome, images=kept)) if turn.outcome else turn
 
 
-def extended(head: Head, kind: EntryType, blob: bytes) -> Head:
-    """Return the head after one more sealed step."""
-    counts = counted(head.step_counts, kind, 1)
-    return replace(head, count=head.count + 1, hash=extend_hash(head.hash, blob), step_counts=counts)
+def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:
+    """Return the head after more sealed steps, of which at least the tags are needed."""
+    counts, running = head.step_counts, head.hash
+    for kind, blob in steps:
+        counts, running = counted(counts, kind, 1), extend_hash(running, blob)
+    return replace(head, count=head.count + len(steps), hash=running, step_counts=counts)
 
 
 def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:

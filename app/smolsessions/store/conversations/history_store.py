@@ -363,7 +363,7 @@ def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict
         if index and step.turn > memory.steps[index - 1].turn:
             heads[memory.steps[index - 1].turn] = head
         steps.append(scope.seal(codec.encode_step(step), "step", 0, index))
-        head = extended(head, step.type, steps[-1])
+        head = extended(head, [(step.type, steps[-1])])
         if index in archived:
             counts = counted(head.step_counts, step.type, -1)
             head = replace(head, step_counts=counts, archived=head.archived | 1 << index)

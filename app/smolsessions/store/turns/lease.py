@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -22,7 +22,7 @@ from smolsessions.store.turns.claim import StopRequest
 from smolsessions.store.turns.turn_memory import TurnMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from smolsessions.core.events import Event, ReplayState
     from smolsessions.core.records import Outcome, PackedStep, Turn
@@ -43,14 +43,13 @@ HELD_SHARE = 0.8  # share of a lease's time during which it certainly holds
 MOST_PACKED_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One write. `at` is its time on the monotonic clock."""
 
     serial: int
     at: float
     arguments: list[Argument]
-    events: list[Event]
+    events: Sequence[Event]
     is_effect: bool
 
 
@@ -71,30 +70,29 @@ class EventBuffer:
         """Count an event that is written, and return it encoded. None follows a held one."""
         data = codec.encode_event(event)
         self.stored += 1
-        self._is_small &= self._bytes + len(data) <= MOST_PACKED_BYTES
-        self._keep(event.type, data)
+        self.last_seq += 1
+        self._bytes += len(data)
+        self._is_small &= self._bytes <= MOST_PACKED_BYTES
+        if self._is_small:
+            self._events.append((event.type, data))
+        else:
+            self._events.clear()
         return data
 
-    def hold(self, events: Iterable[Event]) -> bool:
+    def hold(self, events: Sequence[Event]) -> bool:
         """Keep events for the packed log alone. Returns False if they must be written one by one."""
         encoded = [(event.type, codec.encode_event(event)) for event in events]
-        if not self._is_small or self._bytes + sum(len(data) for _, data in encoded) > MOST_PACKED_BYTES:
+        size = self._bytes + sum([len(data) for _, data in encoded])
+        if not self._is_small or size > MOST_PACKED_BYTES:
             return False
-        for name, data in encoded:
-            self._keep(name, data)
+        self._events += encoded
+        self._bytes = size
+        self.last_seq += len(encoded)
         return True
 
     def packed(self) -> bytes:
         """Return the log as one record, or nothing if it is large or was begun by an earlier attempt."""
         return codec.pack_events(self._events) if self._is_small else b""
-
-    def _keep(self, name: str, data: bytes) -> None:
-        self.last_seq += 1
-        self._bytes += len(data)
-        if self._is_small:
-            self._events.append((name, data))
-        else:
-            self._events.clear()
 
 
 class HeldLease:
@@ -116,6 +114,7 @@ class HeldLease:
         self.policy = claim.policy
         self.stop_reason: asyncio.Future[StopReason] = self._loop.create_future()
         self.has_progressed = self.lost = False
+        self.is_over = claim.defect is not None
         self.scope = scope
         self._partition = scope.partition
         self._memory = TurnMemory(scope, claim)
@@ -124,7 +123,8 @@ class HeldLease:
         self._defect = claim.defect
         self._has_flaw = bool(reply.flaw)
         self._was_over = claim.turn.outcome is not None  # a damaged queue named the turn again
-        self._others_watch = any(channel != self._partition.channel.encode() for channel in reply.watchers)
+        self._readers = self._partition.log.readers(claim.turn.ref)
+        self._others_watch = reply.watchers not in ([], [self._partition.channel.encode()])
         self._stop_request = StopRequest()
         self._target: dict[str, Argument] = {
             "ref": scope.name,
@@ -143,7 +143,7 @@ class HeldLease:
 
     @property
     def watched(self) -> bool:
-        return self._others_watch or self._partition.log.is_watched(self.turn.ref)
+        return self._others_watch or self._readers.following > 0
 
     @property
     def backlog(self) -> int:
@@ -161,10 +161,6 @@ class HeldLease:
     @property
     def is_sure(self) -> bool:
         return time.monotonic() <= self._held_until
-
-    @property
-    def is_over(self) -> bool:
-        return self.lost or self._defect is not None
 
     @property
     def kept_steps(self) -> int:
@@ -187,7 +183,7 @@ class HeldLease:
 
     def lose(self) -> None:
         """Stop writing: another worker holds the lease."""
-        self.lost = True
+        self.lost = self.is_over = True
         self._discard("lost")
 
     def check_readable(self) -> None:
@@ -203,16 +199,16 @@ class HeldLease:
     async def load_replay_state(self) -> ReplayState:
         return await self._retry(partial(self._memory.replay_state, self.fence))
 
-    def buffer_events(self, events: Iterable[Event]) -> bool:
+    def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)
 
     def emit(
-        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Iterable[Event] = ()
+        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
         """Queue one write. All writes of one round of the event loop are sent together."""
         if self.is_over:
             return
-        number, seal, events = self.turn.number, self.scope.seal, list(events)
+        number, seal = self.turn.number, self.scope.seal
         arguments: list[Argument] = [key, seal(result, "effect", number, key) if result else b""]
         arguments.append(self._log.stored if events else "")
         arguments += self._memory.seal_step(step) if step else ["", "", 0, 0]
@@ -252,13 +248,14 @@ class HeldLease:
                 state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
             except SealBrokenError:
                 self._defect = self._defect or SealBrokenError(DAMAGED)  # lets the next commit end the turn
+                self.is_over = True
                 raise
             if state == b"rollback":
                 self.cancel(b"rollback:" + rest[0])
                 continue
             self.version = tag_of(sealed["head"]) or self.version
             if state == b"ok":
-                self._partition.log.deliver(turn.ref, turn.number, Logged(rest[0], TurnEnded(turn)))
+                self._readers.deliver(turn.number, Logged(rest[0], TurnEnded(turn)))
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
@@ -328,12 +325,12 @@ class HeldLease:
             return
         batch = list(self._writes)[-self._unsent :]
         self._unsent = 0
-        sent_at, lease_us = time.monotonic(), int(self._partition.options.lease_s * 1_000_000)
+        lease_us = int(self._partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
         reply = self._partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
-        reply.add_done_callback(lambda reply: self._on_reply(reply, batch, sent_at))
+        reply.add_done_callback(partial(self._on_reply, batch, time.monotonic()))
 
-    def _on_reply(self, reply: Reply, batch: list[Write], sent_at: float) -> None:
+    def _on_reply(self, batch: list[Write], sent_at: float, reply: Reply) -> None:
         error = reply.exception()
         if isinstance(error, ResponseError):
             error = as_service_error("emit", error)
@@ -365,16 +362,18 @@ class HeldLease:
         self._unsent = min(self._unsent, len(self._writes))
         self._is_delay_logged = False
         self.confirm(sent_at)
-        self.has_progressed |= any(write.is_effect for write in batch)
-        for seq, event in zip(seqs, (event for write in batch for event in write.events), strict=True):
+        for write in batch:
+            self.has_progressed |= write.is_effect
+        for seq, event in zip(seqs, [event for write in batch for event in write.events], strict=True):
             if seq:
                 self._last_seen = seq
-                self._partition.log.deliver(self.turn.ref, self.turn.number, Logged(seq, event))
+                self._readers.deliver(self.turn.number, Logged(seq, event))
         self._run_callbacks()
 
     def _mark_broken(self) -> None:
         """Stop writing: the store holds less than was written."""
         self._defect = SealBrokenError(COUNT_SENTENCE)
+        self.is_over = True
         self._discard("broken")
 
     def _stop(self, reason: StopReason) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import FINAL, Logged, TurnEnded
@@ -14,7 +14,8 @@ from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+    from typing import Self
 
     from smolsessions.core.events import Event
     from smolsessions.core.records import Ref, Turn
@@ -32,43 +33,44 @@ CUT_SENTENCE = "The log of this turn does not hold the events that its record co
 _FINAL_NAMES = frozenset(FINAL.values())
 
 
+class Readers:
+    """Readers of one conversation in this process. Held by each reader, and by the lease of a running turn."""
+
+    def __init__(self) -> None:
+        self.members: set[LogReader] = set()
+        self.following = 0
+        """Number of readers that follow all events. Safe to read in any thread."""
+
+    def deliver(self, turn: int, logged: Logged) -> None:
+        for reader in self.members:
+            reader.push(turn, logged)
+
+
 class TurnLog:
     """Delivers new events of one partition's turns to the readers of this process."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._readers: defaultdict[Ref, set[LogReader]] = defaultdict(set)
+        self._readers: WeakValueDictionary[Ref, Readers] = WeakValueDictionary()
 
-    @contextmanager
-    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> Iterator[LogReader]:
-        """Register a reader of one conversation. One that `looks` begins with the stored log."""
-        reader = LogReader(self, ref, looks=looks, wants_all=wants_all)
-        self._readers[ref].add(reader)
-        try:
-            yield reader
-        finally:
-            self._readers[ref].discard(reader)
-            if not self._readers[ref]:
-                del self._readers[ref]
-
-    def is_watched(self, ref: Ref) -> bool:
-        """Return True if a reader in this process follows all events. Safe in any thread."""
-        for reader in tuple(self._readers.get(ref, ())):  # noqa: SIM110 - called for every event, and `any` costs three times as much
-            if reader.wants_all:
-                return True
-        return False
+    def readers(self, ref: Ref) -> Readers:
+        """Return the readers of a conversation, the same object as long as it is in use."""
+        readers = self._readers.get(ref)
+        if readers is None:
+            readers = self._readers[ref] = Readers()
+        return readers
 
     def deliver(self, ref: Ref, turn: int, logged: Logged) -> None:
-        for reader in self._readers.get(ref, ()):
-            reader.push(turn, logged)
+        if readers := self._readers.get(ref):
+            readers.deliver(turn, logged)
 
     def hear(self, _channel: bytes, payload: bytes) -> None:
         """Deliver an event of another process. One that cannot be decoded makes all readers read the log."""
         try:
             name, turn, seq, event, blob = payload.split(b"\n", 4)
             ref = codec.ref_of(name.decode())
-            if ref in self._readers:
-                self.deliver(ref, int(turn), Logged(int(seq), self.open_event(ref, int(turn), event.decode(), blob)))
+            if (readers := self._readers.get(ref)) and readers.members:
+                readers.deliver(int(turn), Logged(int(seq), self.open_event(ref, int(turn), event.decode(), blob)))
         except (ServiceError, ValueError, TypeError):
             log.warning("a message of the store cannot be read", exc_info=True, extra={"action": "message.unreadable"})
             self.on_gap()
@@ -76,7 +78,7 @@ class TurnLog:
     def on_gap(self) -> None:
         """Make every reader read the log: messages may have been lost."""
         for readers in self._readers.values():
-            for reader in readers:
+            for reader in readers.members:
                 reader.look()
 
     def open_event(self, ref: Ref, turn: int, name: str, blob: bytes) -> Event:
@@ -138,20 +140,33 @@ class TurnLog:
 
 
 class LogReader:
-    """Follows one turn. A gap in sequence numbers triggers a read of the log."""
+    """Follows one turn. A gap in sequence numbers triggers a read of the log.
+
+    It is registered while its context is open. One that `looks` begins with the stored log.
+    """
 
     def __init__(self, log: TurnLog, ref: Ref, *, looks: bool, wants_all: bool) -> None:
         self._log = log
+        self._readers = log.readers(ref)
         self._ref = ref
         self._events: list[tuple[int, Logged]] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._must_read = looks
         self._stopped = False
         self._patience_s = REREAD_S
-        self.wants_all = wants_all
+        self._wants_all = wants_all
+
+    def __enter__(self) -> Self:
+        self._readers.members.add(self)
+        self._readers.following += self._wants_all
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.members.discard(self)
+        self._readers.following -= self._wants_all
 
     def push(self, turn: int, logged: Logged) -> None:
-        if not self.wants_all and not isinstance(logged.event, TurnEnded):
+        if not self._wants_all and not isinstance(logged.event, TurnEnded):
             return
         if len(self._events) >= MOST_BUFFERED:
             self._events.clear()

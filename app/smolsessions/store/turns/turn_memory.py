@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolsessions.core.events import Event
-    from smolsessions.core.records import PackedStep
+    from smolsessions.core.records import EntryType, PackedStep
     from smolsessions.store.partition import Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.claim import Claim
@@ -36,7 +36,9 @@ class TurnMemory:
         self._before = head
         if claim.turn.options.reset:  # hides all steps so far
             head = replace(head, shown_from=head.count, shown_hash=head.hash)
-        self._start = self._head = head
+        self._start = head
+        self._added: list[tuple[EntryType, bytes]] = []
+        """Type and tag of each step that was appended since."""
         self._knows_tail = claim.turn.attempts <= 1
         self._chunks_before = claim.chunks
         self._chunks = dict(claim.chunks)
@@ -45,18 +47,17 @@ class TurnMemory:
 
     @property
     def count(self) -> int:
-        return self._head.count
+        return self._start.count + len(self._added)
 
     @property
     def new_steps(self) -> int:
         """Number of this turn's steps, without its task."""
-        before, now = self._before.step_counts, self._head.step_counts
-        return sum(now.get(kind, 0) - before.get(kind, 0) for kind in ("planning", "action"))
+        return sum(kind in {"planning", "action"} for kind, _ in self._added)
 
     @property
     def lacks_task(self) -> bool:
         """True while no step of this turn is kept. False if the steps of an earlier attempt cannot be read."""
-        return self._knows_tail and self._head.count == self._start.count
+        return self._knows_tail and not self._added
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
         """Load the steps of the turn's start and their attachments. The bytes of a removed step are empty."""
@@ -91,14 +92,14 @@ class TurnMemory:
             raise LeaseLostError
         journal, log, tail, effects = found
         _, pending = await self._load_chunks()
-        steps = []
+        steps, added = [], []
         for index, blob in enumerate(tail, head.count):
             steps.append(open_step(self._scope, self._start, index, blob))
-            head = extended(head, steps[-1].type, blob)
+            added.append((steps[-1].type, tag_of(blob)))
         for name, blob in pending.items():
             if blob:
                 self._open_chunk(name, blob)
-        self._head, self._chunks, self._knows_tail = head, dict(self._chunks_before), True
+        self._added, self._chunks, self._knows_tail = added, dict(self._chunks_before), True
         for name, blob in pending.items():
             self._set_chunk(name, blob)
         written = _by_name(journal)
@@ -114,9 +115,9 @@ class TurnMemory:
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
         """Append a step to the head, and return the arguments of its write."""
-        seal, index = self._scope.seal, self._head.count
+        seal, index = self._scope.seal, self.count
         blob = seal(codec.encode_step(step), "step", self.generation, index)
-        self._head = extended(self._head, step.type, blob)
+        self._added.append((step.type, tag_of(blob)))
         sealed: list[Argument] = [index, blob, len(step.attachments)]
         for name, data in step.attachments.items():
             sealed += [name, seal(data, "image", name)]
@@ -129,13 +130,13 @@ class TurnMemory:
 
     def seal_head(self) -> tuple[bytes, bytes]:
         """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
-        chunk_list = b""
+        chunk_list, head = b"", extended(self._start, self._added)
         if self._chunks != self._chunks_before:
             chunk_list = self._scope.seal(codec.encode_chunk_list(self._chunks), "variables", self.generation)
-            self._head = replace(self._head, variables=tag_of(chunk_list))
-        if self._head == self._before:
+            head = replace(head, variables=tag_of(chunk_list))
+        if head == self._before:
             return b"", b""
-        return chunk_list, self._scope.seal(codec.encode_head(self._head), "head")
+        return chunk_list, self._scope.seal(codec.encode_head(head), "head")
 
     def _set_chunk(self, name: str, blob: bytes) -> None:
         self._chunks.pop(name, None)

@@ -31,6 +31,7 @@ from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import AgentName, Outcome, Page, Ref
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
+from smolsessions.store.turns.turn_log import LogReader
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from smolsessions.store.partition import Options, Partition, Partitions, Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.scheduler import Scheduler
-    from smolsessions.store.turns.turn_log import LogReader
 
 MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun again
@@ -118,7 +118,7 @@ class TurnStore:
         return self._partitions.named(self._keys.idem(owner, once))
 
     def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
-        return self._partitions.of(ref).log.reader(ref, looks=looks, wants_all=wants_all)
+        return LogReader(self._partitions.of(ref).log, ref, looks=looks, wants_all=wants_all)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         turn = await self.turn(ref, number)
