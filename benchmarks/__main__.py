@@ -10,21 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.agents import CALL_MS
 from benchmarks.cpu import OTHER_CORE
+from benchmarks.goals import at_most
 from benchmarks.growth import MARKS, measure_growth
+from benchmarks.growth import goals_of as growth_goals
 from benchmarks.memory import LONG_MARKS, measure_policies
 from benchmarks.readers import TOPICS, measure_readers
 from benchmarks.replays import measure_replays
 from benchmarks.replicated import measure_replicated
-from benchmarks.report import Tables, as_text, machine, rows_of, spread
+from benchmarks.report import Row, Tables, as_text, machine, rows_of, spread
 from benchmarks.startup import measure_startup
-from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, figures_of, measure_streams
+from benchmarks.streams import FIRST_ORDERS, LONG_ORDERS, figures_of, measure_open_streams, measure_streams
 from benchmarks.takeover import LEASE_S, measure_takeovers
-from benchmarks.throughput import TURNS, measure_throughput, medians
+from benchmarks.throughput import TURNS, measure_throughput, measure_waiting, medians, readme_rows
+from benchmarks.throughput import goals_of as throughput_goals
 from benchmarks.workers import measure_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+GOALS = 'Goals. A figure "to" another contender\'s is the quotient of both; 1 KB is 1,000 bytes'
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,14 @@ def main() -> None:
     about = {**machine(), "load": f"{os.getloadavg()[0]:.2f} before the start ({os.cpu_count()} cores)"}
     os.sched_setaffinity(0, [OTHER_CORE])  # of this process and its store
     tables: Tables = {}
+    goals: list[Row] = []
     for part in options.only or PARTS:
-        tables |= dict(PARTS[part](QUICK if options.quick else FULL))
+        for title, rows in PARTS[part](QUICK if options.quick else FULL):
+            if title == GOALS:
+                goals += rows
+            else:
+                tables[title] = rows
+    tables[GOALS] = goals
     sys.stderr.write("\n")
     print(as_text(about, {title: rows_of(figures) for title, figures in tables.items()}))
     if options.json:
@@ -77,13 +90,22 @@ def main() -> None:
 def _throughput(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
     runs = measure_throughput(extent.rounds, extent.seconds, extent.warmup_s, _progress)
     title = f"A. Throughput: a tool call and an answer a turn, a new conversation every {TURNS} turns; shares of a core"
-    yield title, [*medians(runs).values()]
+    found = medians(runs)
+    yield title, [*found.values()]
+    waiting = [*medians(measure_waiting(extent.rounds, extent.seconds, extent.warmup_s, _progress)).values()]
+    yield f"   The same turns of the service with a model of {CALL_MS} ms a call", waiting
+    yield "   The same for the README, at 16 / 64 clients (the last column: 1 client)", [*readme_rows(found)]
+    yield GOALS, throughput_goals(found, waiting)
 
 
 def _growth(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
-    marks = measure_growth("service", extent.conversations, MARKS, _progress)
-    marks += measure_growth("naive", 1, extent.naive_marks, _progress)
-    yield "B. One conversation: its size after a turn, and the cost of that turn (mean of the 5 up to it)", marks
+    found = measure_growth("service", extent.conversations, MARKS, _progress)
+    naive = measure_growth("naive", 1, extent.naive_marks, _progress)
+    title = "B. One conversation: its size after a turn, and the cost of that turn (mean of the 5 up to it)"
+    yield title, found.marks + naive.marks
+    turns = {f"in a restarted process, turn {MARKS[-1] + 1}": found.cold_ms, "the turn after it": found.warm_ms}
+    yield "   ms of a turn", [spread(what, times) for what, times in turns.items()]
+    yield GOALS, growth_goals(found)
 
 
 def _startup(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
@@ -94,9 +116,15 @@ def _startup(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
 
 def _streams(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
     first = measure_streams(FIRST_ORDERS, extent.rounds, extent.first_answers, _progress)
-    yield "C. The beginning of a stream, from POST (bare: from run) on, 1 client", [*map(figures_of, first)]
+    figures = [*map(figures_of, first)]
+    yield "C. The beginning of a stream, from POST (bare: from run) on, 1 client", figures
     long = measure_streams(LONG_ORDERS, extent.rounds, extent.long_answers, _progress)
     yield "D. One long answer, streamed at the model's full speed", [*map(figures_of, long)]
+    _progress("open streams")
+    still = measure_open_streams()
+    yield "   Open streams, with connection, turn, thread and session, while their models sleep", [still]
+    first_event = at_most("ms to the first event, p50", 1.5, figures[0]["event_p50_ms"])
+    yield GOALS, [first_event, at_most("resident KB of an open stream", 50, still.resident_bytes_each / 1000)]
 
 
 def _readers(extent: Extent) -> Iterator[tuple[str, list[Any]]]:

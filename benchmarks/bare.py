@@ -2,58 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from benchmarks.agents import make_shipped_agent, question, right_answer
 from benchmarks.cpu import ServerCore
 
+if TYPE_CHECKING:
+    from smolagents import ToolCallingAgent
+
 
 class Window:
-    """Measurements of all threads between two moments: latencies and CPU."""
+    """Latencies of all turns that end between two moments."""
 
     def __init__(self, warmup_s: float, seconds: float) -> None:
         self.start = time.perf_counter() + warmup_s
         self.end = self.start + seconds
         self.latencies_ms: list[float] = []
-        self.building_ms: list[float] = []
 
-    def converse(self, first_turns: int, turns: int) -> None:
-        """Play turns until the window's end, with a new agent after every `turns` turns (the first: `first_turns`)."""
+    def converse(self, agent: ToolCallingAgent, first_turns: int, turns: int) -> None:
+        """Play until the window's end. The agent forgets after every `turns` turns (the first time: `first_turns`)."""
         left = first_turns
-        while time.perf_counter() < self.end:
-            before = time.perf_counter()
-            agent = make_shipped_agent()
-            self.building_ms.append((time.perf_counter() - before) * 1000)
+        while True:
             for number in range(1, left + 1):
                 before = time.perf_counter()
-                reply = agent.run(question(number), reset=False)
+                reply = agent.run(question(number), reset=number == 1)
                 after = time.perf_counter()
                 if reply != right_answer(number):
                     raise RuntimeError(f"the agent replied {reply!r}")
-                if before >= self.start and after <= self.end:
-                    self.latencies_ms.append((after - before) * 1000)
                 if after > self.end:
                     return
+                if after >= self.start:
+                    self.latencies_ms.append((after - before) * 1000)
             left = turns
 
 
 def main() -> None:
-    """Run the requested number of concurrent conversations, each in a thread, and print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--concurrency", type=int, required=True)
-    parser.add_argument("--turns", type=int, required=True)
-    parser.add_argument("--warmup", type=float, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    options = parser.parse_args()
-    window = Window(options.warmup, options.seconds)
+    """Run so many concurrent conversations, each in a thread with its agent, and print the figures as JSON."""
+    concurrency, turns, warmup_s, seconds = json.loads(sys.argv[1])
+    agents = [make_shipped_agent() for _ in range(concurrency)]
+    window = Window(warmup_s, seconds)
     threads = [
-        threading.Thread(target=window.converse, args=(options.turns - i % options.turns, options.turns))
-        for i in range(options.concurrency)
+        threading.Thread(target=window.converse, args=(agent, turns - i % turns, turns))
+        for i, agent in enumerate(agents)
     ]
     for thread in threads:
         thread.start()
@@ -63,8 +58,7 @@ def main() -> None:
     cpu_ms, others_share = core.taken()
     for thread in threads:
         thread.join()
-    figures = {"cpu_ms": cpu_ms, "others_share": others_share}
-    sys.stdout.write(json.dumps({**figures, "latencies_ms": window.latencies_ms, "building_ms": window.building_ms}))
+    print(json.dumps({"cpu_ms": cpu_ms, "others_share": others_share, "latencies_ms": window.latencies_ms}))
 
 
 if __name__ == "__main__":

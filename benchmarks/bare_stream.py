@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +20,14 @@ WARM_UP = 5
 
 def main() -> None:
     """Let the agent answer the requested number of times, and print the times as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pieces", type=int, required=True)
-    parser.add_argument("--kind", required=True)
-    parser.add_argument("--first_ms", type=int, required=True)
-    parser.add_argument("--every_ms", type=int, required=True)
-    parser.add_argument("--times", type=int, required=True)
-    parser.add_argument("--turns", type=int, required=True)
-    options = parser.parse_args()
+    message, count, turns = json.loads(sys.argv[1])
     figures = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps rich's display of the stream out of the figures
-    message = str(Order(options.pieces, options.kind, options.first_ms, options.every_ms))
     for _ in range(WARM_UP):
         _listen(make_shipped_speaker(), str(Order(20)))
     times, cpu_ms = [], 0.0
-    for number in range(options.times):
-        if number % options.turns == 0:
+    for number in range(count):
+        if number % turns == 0:
             agent = make_shipped_speaker()
         before = time.process_time_ns()
         times.append(_listen(agent, message))

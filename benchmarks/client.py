@@ -20,14 +20,18 @@ class Talk:
 
     def __init__(self, port: int, first_turns: int = 0, turns: int = 0) -> None:
         """Start a new conversation after every `turns` turns (the first time: `first_turns`). 0 means never."""
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._head = f"POST /turn HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        self.connect(port)
         self._turns = turns
         self._left = first_turns or turns
         self._id: str | None = None
         self._number = 0
         self._heard = bytearray()
+
+    def connect(self, port: int) -> None:
+        """Connect. A conversation can be continued at another server."""
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._head = f"POST /turn HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
 
     def fileno(self) -> int:
         return self._socket.fileno()

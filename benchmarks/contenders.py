@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from redis import Redis
 
-from benchmarks.cpu import SERVER_CORE, cpu_ms
-from smolsessions.store.embedded.server import embedded_server
+from benchmarks.cpu import OTHER_CORE, SERVER_CORE, cpu_ms
+from smolsessions.settings import Settings
+from smolsessions.store.embedded.server import embedded_server, find_binary
 from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 60
-HTTP_CONTENDERS = ("floor", "trimmed", "service", "naive")
+SERVE = [sys.executable, "-m", "smolsessions", "serve"]
+DEFAULT_THREADS: int = Settings.model_fields["threads"].default
+PEER_THREADS = {"floor": 1, "trimmed": 40, "naive": 40}  # the loop's, or those of FastAPI's pool
+BENCH = {"AGENTS": "bench=benchmarks.agents:make_agent", "DEFAULT_AGENT": "bench"}
 SPEAKER = {"AGENTS": "speaker=benchmarks.speaker:make_speaker", "DEFAULT_AGENT": "speaker"}
 
 
@@ -35,6 +39,8 @@ class Server:
 
     pid: int
     port: int
+    threads: int
+    """That play turns."""
 
     def cpu_ms(self) -> float:
         return cpu_ms(self.pid)
@@ -63,21 +69,27 @@ def server(
     more: Mapping[str, str] = MappingProxyType({}),
     cores: Sequence[int] = (SERVER_CORE,),
 ) -> Iterator[Server]:
-    """Run one of the HTTP contenders on its core, with that store. `more` are settings of the service."""
-    if contender == "service":
-        command = [sys.executable, "-m", "smolsessions", "serve"]
-    else:
+    """Run the service or one of its peers on its core, with that store. `more` are settings of the service."""
+    if threads := PEER_THREADS.get(contender):
         command = [sys.executable, "-m", "benchmarks.peer", contender, str(socket_path)]
-    settings = {
-        "REDIS_URL": f"unix://{socket_path}",
-        "SEAL_KEYS": new_key(),
-        "PORT": "0",
-        "AGENTS": "bench=benchmarks.agents:make_agent",
-        "DEFAULT_AGENT": "bench",
-        **more,
-    }
+        more = {"THREADS": str(threads)}
+    else:
+        command = SERVE
+    settings = {"REDIS_URL": f"unix://{socket_path}", "SEAL_KEYS": new_key(), "PORT": "0", **BENCH, **more}
     with running(command, cores, settings) as found:
         yield found
+
+
+@contextmanager
+def embedding_server() -> Iterator[tuple[Server, int]]:
+    """Run the service without a store's address. Yield it and the pid of its store, which is on the other core."""
+    with TemporaryDirectory(prefix="smolbench-") as folder:
+        settings = {"DATA_DIR": f"{folder}/data", "PORT": "0", **BENCH}
+        with running(SERVE, (SERVER_CORE,), settings) as found:
+            stores = [each for each in psutil.Process(found.pid).children() if Path(each.exe()).samefile(find_binary())]
+            for thread in stores[0].threads():
+                os.sched_setaffinity(thread.id, [OTHER_CORE])
+            yield found, stores[0].pid
 
 
 @contextmanager
@@ -89,7 +101,7 @@ def running(
         process = subprocess.Popen(command, cwd=cwd, env=_environment(settings), stdout=subprocess.PIPE, stderr=log)
         try:
             os.sched_setaffinity(process.pid, cores)
-            yield Server(process.pid, _port(process))
+            yield Server(process.pid, _port(process), int(settings.get("THREADS", DEFAULT_THREADS)))
         except Exception as error:
             error.add_note(f"the last the contender said:\n{Path(log.name).read_text()[-4000:]}")
             raise

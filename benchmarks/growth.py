@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING
 
 from redis import Redis
 
 from benchmarks.client import Talk
 from benchmarks.contenders import server, store
+from benchmarks.goals import at_most
+from smolsessions.store.seal import new_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from benchmarks.contenders import Server
+    from benchmarks.report import Row
 
 MARKS = (1, 2, 50, 100, 200)
 WINDOW = 5  # a mark's time is the mean of so many turns up to it; at turns 1 and 2, of that turn alone
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Bytes of a store: as its server counts them with all overhead, and of names and values alone."""
-
-    used: int = 0
-    used_lasting: int = 0
-    payload: int = 0
-    payload_lasting: int = 0
-    """Lasting: without the keys that expire."""
-    dataset: int = 0
-    """The server's own figure, `used_memory_dataset`."""
-
-    def per(self, conversations: int, since: Stored) -> Stored:
-        return Stored(*(round((a - b) / conversations) for a, b in zip(*map(_figures, (self, since)), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -42,36 +30,88 @@ class Mark:
 
     contender: str
     turn: int
-    stored: Stored
+    stored_bytes: int
     resident_bytes: int
     """Growth since before the first turn."""
     cpu_ms_per_turn: float
     ms_per_turn: float
 
 
+@dataclass(frozen=True)
+class Growth:
+    """Marks of a contender, and of the service the milliseconds of a turn after the last mark."""
+
+    marks: list[Mark]
+    cold_ms: list[float]
+    """In a process that knows the conversation from the store only."""
+    warm_ms: list[float]
+    """The next turn of each."""
+
+
 def measure_growth(
     contender: str, conversations: int, marks: tuple[int, ...], progress: Callable[[str], None]
-) -> list[Mark]:
-    """Play so many conversations in lockstep, one turn at a time, up to the last mark."""
-    with store() as socket_path, server(contender, socket_path) as running:
-        redis = Redis(unix_socket_path=str(socket_path))
-        _warm_up(running)
-        stored, resident = read_stored(redis), running.resident_bytes()
-        talks = [Talk(running.port) for _ in range(conversations)]
-        found, rounds = [], []
-        for turn in range(1, marks[-1] + 1):
-            rounds.append(_round(running, talks))
-            if turn % 10 == 0:
-                progress(f"growth: {contender}, turn {turn} of {marks[-1]} in {conversations} conversations")
-            if turn in marks:
-                last = rounds[-1:] if turn < WINDOW else rounds[-WINDOW:]
-                cpu, wall = (sum(figures) / len(last) / conversations for figures in zip(*last, strict=True))
-                growth = round((running.resident_bytes() - resident) / conversations)
-                found.append(Mark(contender, turn, read_stored(redis).per(conversations, stored), growth, cpu, wall))
-        for talk in talks:
-            talk.close()
-        redis.close()
-    return found
+) -> Growth:
+    """Play so many conversations in lockstep, one turn at a time, up to the last mark. Then restart the service."""
+    seal = {"SEAL_KEYS": new_key()}
+    with store() as socket_path:
+        with server(contender, socket_path, seal) as running, Redis(unix_socket_path=str(socket_path)) as redis:
+            _warm_up(running)
+            talks = [Talk(running.port) for _ in range(conversations)]
+            stored, resident = _stored_bytes(redis), running.resident_bytes()
+            found = []
+            for turn, (cpu, wall) in _turns(running, talks, marks, progress):
+                stored_each = round((_stored_bytes(redis) - stored) / conversations)
+                resident_each = round((running.resident_bytes() - resident) / conversations)
+                found.append(Mark(contender, turn, stored_each, resident_each, cpu, wall))
+            for talk in talks:
+                talk.close()
+        if contender != "service":
+            return Growth(found, [], [])
+        with server(contender, socket_path, seal) as restarted:
+            return Growth(found, *_restarted(restarted, talks))
+
+
+def goals_of(growth: Growth) -> list[Row]:
+    """Check the service's growth. 1 KB is 1,000 bytes."""
+    at = {mark.turn: mark for mark in growth.marks}
+    longer_ms = at[200].cpu_ms_per_turn - at[2].cpu_ms_per_turn
+    rebuild_ms = median(growth.cold_ms) - median(growth.warm_ms)
+    return [
+        at_most("stored KB after 100 turns", 90, at[100].stored_bytes / 1000),
+        at_most("CPU ms of turn 200 over turn 2", 1, longer_ms),
+        at_most("resident KB of a warm session of 100 turns", 1000, at[100].resident_bytes / 1000),
+        at_most("ms to rebuild a session of 200 turns", 10, rebuild_ms),
+    ]
+
+
+def _turns(
+    running: Server, talks: list[Talk], marks: tuple[int, ...], progress: Callable[[str], None]
+) -> Iterator[tuple[int, tuple[float, float]]]:
+    """Play the talks up to the last mark. Yield each mark with the milliseconds of CPU and clock of one turn."""
+    rounds = []
+    for turn in range(1, marks[-1] + 1):
+        rounds.append(_round(running, talks))
+        if turn % 10 == 0:
+            progress(f"growth: turn {turn} of {marks[-1]} in {len(talks)} conversations")
+        if turn in marks:
+            last = rounds[-1:] if turn < WINDOW else rounds[-WINDOW:]
+            cpu, wall = (sum(figures) / len(last) / len(talks) for figures in zip(*last, strict=True))
+            yield turn, (cpu, wall)
+
+
+def _restarted(running: Server, talks: list[Talk]) -> tuple[list[float], list[float]]:
+    """Play two turns of each talk at a new server. The first talk warms it up and is left out."""
+    _warm_up(running)
+    for talk in talks:
+        talk.connect(running.port)
+    cold, warm = zip(*[(_timed(talk), _timed(talk)) for talk in talks], strict=True)
+    return list(cold[1:]), list(warm[1:])
+
+
+def _timed(talk: Talk) -> float:
+    start = time.perf_counter()
+    talk.turn()
+    return (time.perf_counter() - start) * 1000
 
 
 def _warm_up(running: Server) -> None:
@@ -89,37 +129,6 @@ def _round(running: Server, talks: list[Talk]) -> tuple[float, float]:
     return running.cpu_ms() - cpu, (time.perf_counter() - clock) * 1000
 
 
-def read_stored(redis: Redis) -> Stored:
-    """Count the bytes that a store holds."""
-    used = used_lasting = payload = payload_lasting = 0
-    for key in redis.scan_iter(count=1000):
-        lasting = redis.pttl(key) == -1
-        usage = redis.memory_usage(key, samples=0) or 0
-        size = len(key) + _size(_value(redis, key))
-        used += usage
-        payload += size
-        used_lasting += usage * lasting
-        payload_lasting += size * lasting
-    info: Any = redis.info("memory")
-    return Stored(used, used_lasting, payload, payload_lasting, info["used_memory_dataset"])
-
-
-def _value(redis: Redis, key: bytes) -> Any:
-    kind: Any = redis.type(key)
-    if kind == b"zset":
-        return redis.zrange(key, 0, -1, withscores=True)
-    read = {b"string": "GET", b"list": "LRANGE", b"hash": "HGETALL", b"set": "SMEMBERS", b"stream": "XRANGE"}[kind]
-    bounds = {"LRANGE": (0, -1), "XRANGE": ("-", "+")}.get(read, ())
-    return redis.execute_command(read, key, *bounds)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_size, value.items()))
-    if isinstance(value, list | tuple | set):
-        return sum(map(_size, value))
-    return len(value) if isinstance(value, bytes) else 8
-
-
-def _figures(stored: Stored) -> tuple[int, ...]:
-    return (stored.used, stored.used_lasting, stored.payload, stored.payload_lasting, stored.dataset)
+def _stored_bytes(redis: Redis) -> int:
+    """Return the memory of all keys as their server counts it, with all overhead."""
+    return sum(redis.memory_usage(key, samples=0) or 0 for key in redis.scan_iter(count=1000))

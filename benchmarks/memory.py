@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from collections import Counter
 from contextlib import closing
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.contenders import server, store, store_pid
 from benchmarks.cpu import cpu_ms
 from benchmarks.rememberer import REMEMBERER, answer, article, order
+from benchmarks.watching import Caller
 from smolsessions.agents.memory.tokens import MESSAGE_TOKENS, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.contenders import Server
 
 Policy = list[dict[str, Any]]
 
@@ -37,8 +35,6 @@ POLICIES: dict[str, Policy] = {
 STEPS = {"task": 1, "action": 2}  # of a turn; the actions are an article and the answer
 LONG_MARKS = (5, 10, 50, 100, 200, 500, 1000)
 WINDOW = 5  # a mark's time is the mean of so many turns up to it
-TIMEOUT_S = 60
-JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -70,43 +66,11 @@ class Record:
     summaries: int
 
 
-class Client:
-    """One keep-alive connection."""
-
-    def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Return the decoded answer. Any other status than success is an error."""
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
-        return json.loads(self.raw(method, path, data))
-
-    def raw(self, method: str, path: str, data: bytes | str | None = None) -> bytes:
-        """Return an answer's bytes."""
-        self._connection.request(method, path, data, JSON)
-        heard = self._connection.getresponse()
-        said = heard.read()
-        if heard.status not in {200, 201}:
-            raise RuntimeError(f"{method} {path} was answered with {heard.status} {said!r}")
-        return said
-
-    def play(self, conversation: str, topic: int, articles: int = 1) -> dict[str, Any]:
-        """Play a turn and check its answer."""
-        message = {"conversation_id": conversation, "message": order(topic, articles)}
-        turn: dict[str, Any] = self.ask("POST", "/turn", message)
-        if turn["reply"] != answer(topic, articles):
-            raise RuntimeError(f"turn {topic} was answered with {turn}")
-        return turn
-
-
 def measure_policies(
     conversations: int, marks: tuple[int, ...], progress: Callable[[str], None]
 ) -> tuple[list[Bounded], list[Record]]:
     """Play conversations under each policy up to the last mark. The policies alternate after each turn."""
-    with store() as socket_path, server("service", socket_path, REMEMBERER) as running, closing(Client(running)) as one:
+    with store() as socket_path, server("service", socket_path, REMEMBERER) as running, closing(Caller(running)) as one:
         pids = (running.pid, store_pid(socket_path))
         ids = {name: [_begun(one, policy) for _ in range(conversations)] for name, policy in POLICIES.items()}
         spent: dict[str, list[tuple[float, ...]]] = {name: [] for name in POLICIES}
@@ -117,7 +81,7 @@ def measure_policies(
             for name, those in ids.items():
                 before = _now(pids)
                 for each in those:
-                    left_out[name] = (one.play(each, turn)["left_out"] or {"steps": 0})["steps"]
+                    left_out[name] = (_played(one, each, turn)["left_out"] or {"steps": 0})["steps"]
                 spent[name].append(tuple(now - at for now, at in zip(_now(pids), before, strict=True)))
             if turn in marks:
                 for name, those in ids.items():
@@ -127,21 +91,29 @@ def measure_policies(
         return found, [_record(one, name, those, marks[-1], progress) for name, those in ids.items()]
 
 
-def _begun(one: Client, policy: Policy) -> str:
+def _begun(one: Caller, policy: Policy) -> str:
     return str(one.ask("POST", "/conversations", {"policy": policy})["id"])
+
+
+def _played(one: Caller, conversation: str, topic: int) -> dict[str, Any]:
+    """Play a turn and check its answer."""
+    turn: dict[str, Any] = one.ask("POST", "/turn", {"conversation_id": conversation, "message": order(topic)})
+    if turn["reply"] != answer(topic):
+        raise RuntimeError(f"turn {topic} was answered with {turn}")
+    return turn
 
 
 def _now(pids: tuple[int, ...]) -> tuple[float, ...]:
     return (time.perf_counter() * 1000, *map(cpu_ms, pids))
 
 
-def _prompt(one: Client, conversation: str) -> tuple[int, int, int]:
+def _prompt(one: Caller, conversation: str) -> tuple[int, int, int]:
     messages = one.ask("GET", f"/conversations/{conversation}/messages")["messages"]
     texts = ["".join(part["text"] for part in message["content"]) for message in messages]
     return len(texts), sum(map(len, texts)), sum(MESSAGE_TOKENS + estimate(text) for text in texts)
 
 
-def _record(one: Client, name: str, those: list[str], turns: int, progress: Callable[[str], None]) -> Record:
+def _record(one: Caller, name: str, those: list[str], turns: int, progress: Callable[[str], None]) -> Record:
     """Read all steps over HTTP and look for each that was taken."""
     progress(f"memory: the record of {name}")
     steps = missing = summaries = 0
@@ -164,6 +136,6 @@ def _is_whole(step: dict[str, Any]) -> bool:
     if step["type"] == "task":
         return bool(step["task"] == order(step["turn"]))
     if step["type"] == "action":
-        said = article(step["turn"], 1, 1), answer(step["turn"])
+        said = article(step["turn"]), answer(step["turn"])
         return any(text in (step["observations"] or "") for text in said)
     return True

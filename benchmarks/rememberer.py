@@ -1,4 +1,4 @@
-"""Agent whose memory grows: it looks up as many articles as the message asks for, one a step."""
+"""Agent whose memory grows: it looks up an article in each turn."""
 
 from __future__ import annotations
 
@@ -21,40 +21,38 @@ REMEMBERER = {
 }
 ARTICLE_CHARS = 1000
 _SYSTEM_TOKENS, _MESSAGE_TOKENS = 1800, 130  # close to the estimate of an article's step
-_ORDER = re.compile(r"Look up (\d+) of topic (\d+)\.$")
-_FOUND = re.compile(r"Article (\d+) of (\d+) on topic (\d+):")
+_ORDER = re.compile(r"Look up topic (\d+)\.$")
+_FOUND = re.compile(r"Article on topic (\d+):")
 _random = random.Random(7)
 _WORDS = ["".join(_random.choices("etaoinshrdlucmfw", k=_random.randint(2, 9))) for _ in range(800)]
 _TEXT = " ".join(_random.choices(_WORDS, k=20_000))
 _SUMMARY = f"Articles on topics were looked up and told of; {_TEXT[:300]}"
 
 
-def order(topic: int, articles: int = 1) -> str:
-    """Return the message that asks for so many articles. Its turn has a task and one more step than articles."""
-    return f"Look up {articles} of topic {topic}."
+def order(topic: int) -> str:
+    """Return the message that asks for a topic's article. Its turn has a task and two steps."""
+    return f"Look up topic {topic}."
 
 
-def answer(topic: int, articles: int = 1) -> str:
+def answer(topic: int) -> str:
     """Return the expected reply to that message."""
-    return f"I have read {articles} of topic {topic}."
+    return f"I have read of topic {topic}."
 
 
-def article(topic: int, number: int, of: int) -> str:
-    """Return an article as the tool finds it. Each topic has a text of its own."""
-    start = (topic * 977 + number * 131) % (len(_TEXT) - ARTICLE_CHARS)
-    return f"Article {number} of {of} on topic {topic}: {_TEXT[start : start + ARTICLE_CHARS].strip()}"
+def article(topic: int) -> str:
+    """Return a topic's article as the tool finds it."""
+    start = topic * 977 % (len(_TEXT) - ARTICLE_CHARS)
+    return f"Article on topic {topic}: {_TEXT[start : start + ARTICLE_CHARS].strip()}"
 
 
 @tool
-def look_up(topic: int, number: int, of: int) -> str:
+def look_up(topic: int) -> str:
     """Finds an article.
 
     Args:
         topic: The article's topic.
-        number: Which one.
-        of: How many are wanted.
     """
-    return article(topic, number, of)
+    return article(topic)
 
 
 class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
@@ -76,15 +74,10 @@ class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
 
 def _next(text: str) -> tuple[str, dict[str, Any]]:
     if found := _FOUND.search(text):
-        number, of, topic = map(int, found.groups())
-        if number == of:
-            return "final_answer", {"answer": answer(topic, of)}
-        return "look_up", {"topic": topic, "number": number + 1, "of": of}
-    asked = _ORDER.search(text)
-    if not asked:
-        raise ValueError(f"the last message is none of this benchmark's: {text[:200]!r}")
-    of, topic = map(int, asked.groups())
-    return "look_up", {"topic": topic, "number": 1, "of": of}
+        return "final_answer", {"answer": answer(int(found[1]))}
+    if asked := _ORDER.search(text):
+        return "look_up", {"topic": int(asked[1])}
+    raise ValueError(f"the last message is none of this benchmark's: {text[:200]!r}")
 
 
 def make_rememberer() -> MultiStepAgent:

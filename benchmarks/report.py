@@ -43,7 +43,7 @@ def machine() -> dict[str, str]:
     models = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
         "processor": f"{models[0].strip() if models else platform.machine()}, cores {', '.join(map(str, CORES))}",
-        "pinned": f"server (and bare) to core {SERVER_CORE}; store and client to core {OTHER_CORE}",
+        "pinned": f"server or bare to core {SERVER_CORE}; each store, the embedded too, and client to {OTHER_CORE}",
         "system": platform.platform(),
         "python": platform.python_version(),
         "store": f"{find_binary().name} with an append-only file, on a unix socket with the embedded store's own "

@@ -1,4 +1,4 @@
-"""Tables C and D: delay of a stream's beginning, and cost of a long one, over HTTP and with bare `agent.run`."""
+"""Tables C and D: delay of a stream's beginning, cost of a long one and of an open one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from benchmarks.contenders import ROOT, SPEAKER, server, store
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.speaker import WORD, Order
 from benchmarks.throughput import TURNS
+from benchmarks.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 STREAM_CONTENDERS = ("service", "bare")
 FIRST_ORDERS = (Order(12, every_ms=5), Order(12, first_ms=50, every_ms=5))
 LONG_ORDERS = tuple(Order(pieces, kind) for kind in ("arguments", "content") for pieces in (500, 1000, 2000))
+OPEN_STREAMS, OPEN_THREADS = 200, 256
+SETTLE_S = 3.0
 _END = b"\r\n0\r\n\r\n"
 
 Times = tuple[float, float, float]
@@ -41,6 +45,15 @@ class Streamed:
     order: Order
     times: list[Times]
     cpu_ms: float
+
+
+@dataclass(frozen=True)
+class OpenStreams:
+    """Streams whose turns run while their models sleep. The bytes include connection, turn, thread and session."""
+
+    streams: int
+    threads: int
+    resident_bytes_each: float
 
 
 def measure_streams(
@@ -61,6 +74,24 @@ def measure_streams(
     return [_together(found, contender, order) for order in orders for contender in STREAM_CONTENDERS]
 
 
+def measure_open_streams() -> OpenStreams:
+    """Open the streams, measure while all models sleep, and read all streams to their ends."""
+    settings, asleep = {**SPEAKER, "THREADS": str(OPEN_THREADS)}, Order(20, first_ms=20_000)
+    with store() as socket_path, server("service", socket_path, settings) as running, ExitStack() as stack:
+        _over_http(running, Order(20), WARM_UP)
+        before, start = running.resident_bytes(), time.monotonic()
+        opened = [stack.enter_context(closing(Watcher.of_new(running, asleep))) for _ in range(OPEN_STREAMS)]
+        for stream in opened:
+            stream.wait_for("turn.started")
+        time.sleep(SETTLE_S)
+        grown = running.resident_bytes() - before
+        if time.monotonic() - start > asleep.first_ms / 1000:
+            raise RuntimeError("the models slept for less time than the streams took to open")
+        for stream in opened:
+            stream.wait_for("turn.finished")
+    return OpenStreams(OPEN_STREAMS, OPEN_THREADS, grown / OPEN_STREAMS)
+
+
 def figures_of(streamed: Streamed) -> dict[str, Any]:
     """Return a row of table C or D."""
     figures: dict[str, Any] = {"contender": streamed.contender, **vars(streamed.order), "answers": len(streamed.times)}
@@ -77,9 +108,7 @@ def _together(found: list[Streamed], contender: str, order: Order) -> Streamed:
 
 
 def _bare(order: Order, times: int) -> Streamed:
-    options = {**vars(order), "times": times, "turns": TURNS}
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "benchmarks.bare_stream", *arguments]
+    command = [sys.executable, "-m", "benchmarks.bare_stream", json.dumps([str(order), times, TURNS])]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         os.sched_setaffinity(process.pid, [SERVER_CORE])
         printed, _ = process.communicate(timeout=600)

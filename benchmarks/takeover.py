@@ -119,7 +119,7 @@ def begin(server: Server, order: Order) -> tuple[Watcher, int]:
 def end(server: Server, watcher: Watcher) -> None:
     """Cancel a watched turn."""
     with closing(watcher), closing(Caller(server)) as caller:
-        caller.cancel(watcher.path)
+        caller.ask("POST", f"{watcher.path}/cancel", {})
         watcher.wait_for("turn.cancelled")
 
 
@@ -130,7 +130,7 @@ def is_second(event: Event) -> bool:
 @contextmanager
 def _serving(socket_path: Path, settings: Mapping[str, str]) -> Iterator[Server]:
     with server("service", socket_path, settings, CORES) as found, closing(Caller(found)) as caller:
-        caller.play(WARM_UP)  # loads everything that is loaded once
+        caller.ask("POST", "/turn", {"message": str(WARM_UP)})  # loads everything that is loaded once
         yield found
 
 

@@ -12,16 +12,28 @@ from operator import attrgetter
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from benchmarks.agents import CALL_MS, WAITING
 from benchmarks.client import Load, Talk
-from benchmarks.contenders import HTTP_CONTENDERS, ROOT, server, store, store_pid
+from benchmarks.contenders import ROOT, embedding_server, server, store, store_pid
 from benchmarks.cpu import SERVER_CORE, ServerCore, cpu_ms
+from benchmarks.goals import at_least, at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.contenders import Server
+    from benchmarks.report import Row
 
-CONTENDERS = (*HTTP_CONTENDERS, "bare")
+DESCRIPTIONS = {
+    "floor": "HTTP, one read and one write of the store, no agent",
+    "trimmed": "smolagents without its avoidable costs, one pickle a turn, no journal, no events",
+    "service": "this service: every turn durable and journaled, events logged",
+    "embedded": "the same with its embedded store",
+    "naive": "naive service: a dict of agents, the whole memory pickled after each turn",
+    "bare": "`agent.run` as smolagents ships it, in process, no HTTP, nothing stored",
+}
+WAITING_THREADS = (64, 256)
+WAITING_CLIENTS = 64
 CONCURRENCIES = (1, 16, 64)
 TURNS = 4  # of a conversation; the next message starts a new one
 
@@ -32,6 +44,7 @@ class Run:
 
     contender: str
     concurrency: int
+    threads: int
     turns_per_s: float
     cpu_ms_per_turn: float
     p50_ms: float
@@ -41,8 +54,6 @@ class Run:
     """Use of the server's core by anything except the contender. A large share makes turns/s too low."""
     client_share: float = 0
     store_share: float = 0
-    building_ms: float = 0
-    """Bare only: the median time of making an agent, which is part of its figures once in four turns."""
 
 
 def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: Callable[[str], None]) -> list[Run]:
@@ -50,11 +61,52 @@ def measure_throughput(rounds: int, seconds: float, warmup_s: float, progress: C
     runs = []
     for number in range(1, rounds + 1):
         for concurrency in CONCURRENCIES:
-            for contender in CONTENDERS:
+            for contender in DESCRIPTIONS:
                 progress(f"throughput, round {number} of {rounds}: {contender} at concurrency {concurrency}")
-                measure = _bare if contender == "bare" else _over_http
+                measure = {"bare": _bare, "embedded": _embedded}.get(contender, _over_http)
                 runs.append(measure(contender, concurrency, seconds, warmup_s))
     return runs
+
+
+def measure_waiting(rounds: int, seconds: float, warmup_s: float, progress: Callable[[str], None]) -> list[Run]:
+    """Play rounds with a model that takes its time, and enough threads for all clients."""
+    runs = []
+    for number in range(1, rounds + 1):
+        for threads in WAITING_THREADS:
+            progress(f"throughput, round {number} of {rounds}: a waiting model, {threads} threads")
+            settings = {**WAITING, "THREADS": str(threads)}
+            with store() as path, server("service", path, settings) as running:
+                name = f"{threads} threads, model of {CALL_MS} ms"
+                runs.append(run_of(name, running, [store_pid(path)], WAITING_CLIENTS, (seconds, warmup_s)))
+    return runs
+
+
+def readme_rows(found: dict[tuple[str, int], Run]) -> Iterator[Row]:
+    """Return the lines of the README's table."""
+    for contender, description in DESCRIPTIONS.items():
+        alone, some, many = (found[contender, clients] for clients in CONCURRENCIES)
+        rates = f"{some.turns_per_s:,.0f} / {many.turns_per_s:,.0f}"
+        costs = f"{some.cpu_ms_per_turn:.2f} / {many.cpu_ms_per_turn:.2f}"
+        yield {"README": f"| {description} | {rates} | {costs} | {alone.p50_ms:.2f} |"}
+
+
+def goals_of(found: dict[tuple[str, int], Run], waiting: Sequence[Run]) -> list[Row]:
+    """Compare the service with the other contenders."""
+
+    def ratio(figure: str, other: str, concurrency: int, contender: str = "service") -> float:
+        ours, theirs = (getattr(found[name, concurrency], figure) for name in (contender, other))
+        return float(ours / theirs)
+
+    rows = []
+    for clients in (16, 64):
+        for other, least in {"trimmed": 0.5, "naive": 3, "bare": 2}.items():
+            rows.append(at_least(f"turns/s to {other}, {clients} clients", least, ratio("turns_per_s", other, clients)))
+        for other, most in {"trimmed": 1.3 / 0.82, "floor": 1.3 / 0.3}.items():
+            rows.append(at_most(f"CPU to {other}, {clients} clients", most, ratio("cpu_ms_per_turn", other, clients)))
+        share = ratio("turns_per_s", "service", clients, "embedded")
+        rows.append(at_least(f"turns/s of embedded to service, {clients} clients", 0.9, share))
+    rows.append(at_most("p50 to trimmed, 1 client", 1.6, ratio("p50_ms", "trimmed", 1)))
+    return rows + [at_least(f"turns/s, 64 clients, {run.contender}", 575, run.turns_per_s) for run in waiting]
 
 
 def medians(runs: list[Run]) -> dict[tuple[str, int], Run]:
@@ -75,6 +127,11 @@ def _over_http(contender: str, concurrency: int, seconds: float, warmup_s: float
         return run_of(contender, running, [store_pid(socket_path)], concurrency, (seconds, warmup_s))
 
 
+def _embedded(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
+    with embedding_server() as (running, store_of_it):
+        return run_of(contender, running, [store_of_it], concurrency, (seconds, warmup_s))
+
+
 def run_of(
     contender: str, running: Server, stores: Sequence[int], concurrency: int, times_s: tuple[float, float]
 ) -> Run:
@@ -93,6 +150,7 @@ def run_of(
     return Run(
         contender,
         concurrency,
+        running.threads,
         turns_per_s=turns / elapsed_s,
         cpu_ms_per_turn=server_ms / turns,
         p50_ms=p50,
@@ -105,8 +163,7 @@ def run_of(
 
 
 def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
-    options = {"concurrency": concurrency, "turns": TURNS, "warmup": warmup_s, "seconds": seconds}
-    command = [sys.executable, "-m", "benchmarks.bare", *(f"--{name}={value}" for name, value in options.items())]
+    command = [sys.executable, "-m", "benchmarks.bare", json.dumps([concurrency, TURNS, warmup_s, seconds])]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         os.sched_setaffinity(process.pid, [SERVER_CORE])
         printed, _ = process.communicate(timeout=seconds + warmup_s + 60)
@@ -116,13 +173,13 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
     return Run(
         contender,
         concurrency,
+        concurrency,
         turns_per_s=turns / seconds,
         cpu_ms_per_turn=found["cpu_ms"] / turns,
         p50_ms=p50,
         p99_ms=p99,
         server_share=found["cpu_ms"] / 1000 / seconds,
         others_share=found["others_share"],
-        building_ms=median(found["building_ms"]),
     )
 
 

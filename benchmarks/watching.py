@@ -1,4 +1,4 @@
-"""Client of the service that plays turns, and reads their events with the moments of their arrival."""
+"""Clients of the service: one of calls, and one that reads events with the moments of their arrival."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.contenders import Server
-    from benchmarks.players import Order
 
 TIMEOUT_S = 60
 ENDS = ("turn.finished", "turn.failed", "turn.cancelled")
@@ -29,26 +28,15 @@ class Caller:
     def close(self) -> None:
         self._connection.close()
 
-    def play(self, order: Order) -> tuple[float, str]:
-        """Play a turn in a new conversation. Return its milliseconds and the reply."""
-        start = time.perf_counter()
-        said = self._post("/turn", _message(order))
-        took_ms = (time.perf_counter() - start) * 1000
-        found = json.loads(said)
-        if found["status"] != "finished":
-            raise RuntimeError(f"{order} was answered with {said!r}")
-        return took_ms, found["reply"]
-
-    def cancel(self, path: str) -> None:
-        self._post(f"{path}/cancel", {})
-
-    def _post(self, path: str, body: dict[str, str]) -> bytes:
-        self._connection.request("POST", path, json.dumps(body), JSON)
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the decoded answer. A body that is no bytes is sent as JSON. Raises if the status is no success."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body)
+        self._connection.request(method, path, data, JSON)
         answer = self._connection.getresponse()
         said = answer.read()
-        if answer.status not in {200, 202}:
-            raise RuntimeError(f"POST {path} was answered with {answer.status} {said!r}")
-        return said
+        if answer.status not in {200, 201, 202}:
+            raise RuntimeError(f"{method} {path} was answered with {answer.status} {said!r}")
+        return json.loads(said)
 
 
 class Watcher:
@@ -67,10 +55,12 @@ class Watcher:
         """Last event of each type."""
 
     @classmethod
-    def of_new(cls, server: Server, order: Order) -> Watcher:
-        """Begin a turn in a new conversation."""
+    def of_new(cls, server: Server, order: object) -> Watcher:
+        """Begin a turn in a new conversation. The order is its message."""
         connection = _connection(server)
-        connection.request("POST", "/turn", json.dumps(_message(order)), {**JSON, "Accept": "text/event-stream"})
+        connection.request(
+            "POST", "/turn", json.dumps({"message": str(order)}), {**JSON, "Accept": "text/event-stream"}
+        )
         return cls(connection)
 
     @classmethod
@@ -107,7 +97,3 @@ class Watcher:
 
 def _connection(server: Server) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-
-
-def _message(order: Order) -> dict[str, str]:
-    return {"agent": order.kind, "message": str(order)}
