@@ -66,7 +66,7 @@ QUICK = Extent(1, 2, 0.5, 5, MARKS[:-1], 3, 60, 3, (50, 1000), 4, 3, 2, 3, 2, 1,
 def main() -> None:
     """Measure and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="some eight minutes; naive goes up to turn 100 only")
+    parser.add_argument("--quick", action="store_true", help="some ten minutes; naive goes up to turn 100 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone (repeatable)")
     options = parser.parse_args()

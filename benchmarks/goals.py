@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def at_least(goal: str, wanted: float, measured: float) -> Row:
-    return _row(goal, f">= {wanted:.3g}", measured, reached=measured >= wanted)
+    return _row(goal, f">= {wanted:,.4g}", measured, reached=measured >= wanted)
 
 
 def at_most(goal: str, wanted: float, measured: float) -> Row:
-    return _row(goal, f"<= {wanted:.3g}", measured, reached=measured <= wanted)
+    return _row(goal, f"<= {wanted:,.4g}", measured, reached=measured <= wanted)
 
 
 def _row(goal: str, wanted: str, measured: float, *, reached: bool) -> Row:
