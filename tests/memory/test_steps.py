@@ -130,6 +130,32 @@ def test_every_field_of_a_step_comes_back() -> None:
     assert vars(again(step)) == vars(step)
 
 
+def test_a_usual_step_is_stored_as_plain_data() -> None:
+    for step in (action(), TaskStep("Look.")):
+        strip(step)
+        assert b"smolagents" not in pack(step, 1).data
+
+
+def test_parts_that_share_a_value_share_it_again() -> None:
+    step = action()
+    assert step.model_output_message
+    assert step.model_output_message.tool_calls
+    arguments = step.model_output_message.tool_calls[0].function.arguments
+    step.tool_calls = [ToolCall("make", arguments, "call_1")]
+    step.token_usage = step.model_output_message.token_usage
+    back = again(step)
+    assert back.tool_calls[0].arguments is back.model_output_message.tool_calls[0].function.arguments
+    assert back.token_usage is back.model_output_message.token_usage
+
+
+@pytest.mark.parametrize("part", ["", "timing", "token_usage", "model_output_message"])
+def test_attributes_that_a_callback_adds_come_back(part: str) -> None:
+    step = action()
+    vars(getattr(step, part) if part else step)["price"] = 0.5
+    back = again(step)
+    assert vars(getattr(back, part) if part else back)["price"] == 0.5
+
+
 def test_a_planning_step_and_a_task_come_back() -> None:
     task = TaskStep("Look.", [PIL.Image.new("RGB", (2, 3), (1, 2, 3))])
     back = again(task)

@@ -24,6 +24,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
+from smolsessions.agents.memory.plain_steps import Plain, plain_form, step_of
 from smolsessions.agents.memory.step_fields import error_of, repair_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.run.failures import is_swallowed_failure
@@ -52,13 +53,14 @@ _DATA_CLASSES: tuple[type, ...] = (
     *(decimal.Decimal, fractions.Fraction, uuid.UUID),
     *(set, frozenset, complex, bytearray, range),
 )
-_TYPES: tuple[tuple[type, EntryType], ...] = (
-    (TaskStep, "task"),
-    (PlanningStep, "planning"),
-    (NoteStep, "note"),
-    (SummaryStep, "summary"),
-    (EditStep, "edit"),
-)
+_TYPES: dict[type, EntryType] = {
+    TaskStep: "task",
+    PlanningStep: "planning",
+    NoteStep: "note",
+    SummaryStep: "summary",
+    EditStep: "edit",
+    ActionStep: "action",
+}
 
 
 class StepTooLargeError(ServiceError, code="agent_error"):
@@ -70,38 +72,39 @@ def is_finished(step: MemoryStep) -> bool:
     return not isinstance(step, ActionStep) or step.error is not None or step.observations is not None
 
 
-def strip(step: MemoryStep) -> None:
-    """Repair a finished step and remove values that are not read again, in place.
+def strip(step: MemoryStep) -> Plain | None:
+    """Repair a finished step and remove values that are not read again, in place. Return its plain form, if any.
 
     These are the repeated history, the provider's own object and the frames of an error.
     """
-    if names := repair_fields(step):
-        log.warning(
-            "a callback left a value of a wrong type in %s of a step; it was replaced: keep to smolagents' types",
-            ", ".join(names),
-            extra={"action": "agent.step_restored"},
-        )
+    if isinstance(step, EditStep):
+        if step.step is not None:
+            strip(step.step)
+        return None
+    if isinstance(step, ActionStep) and is_swallowed_failure(step.action_output):
+        step.action_output = None  # an exception's text, which may hold a key
+    plain = plain_form(step)
+    if plain is None:
+        _repair(step)
     if isinstance(step, ActionStep):
         step.model_input_messages = None
-        if is_swallowed_failure(step.action_output):
-            step.action_output = None  # an exception's text, which may hold a key
-        if step.error is not None:
-            step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
     elif isinstance(step, PlanningStep):
         step.model_input_messages = []
     message = getattr(step, "model_output_message", None)
     if message is not None:
         message.raw = None
+    return plain
 
 
 def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
-    """Encode a step. Bytes that might not decode are decoded once, so a committed step is readable.
+    """Strip and encode a step. Bytes that might not decode are decoded once, so a committed step is readable.
 
     `is_data` skips that: the step consists of JSON data and decoded images.
     """
     classes = frozenset(carries)
+    plain = strip(step)
     try:
-        data, attachments, is_safe = _dump(step, classes)
+        data, attachments, is_safe = _dump(step if plain is None else plain, classes)
         if not (is_safe or is_data):
             unpack(data, attachments, classes)
     except StepTooLargeError:
@@ -120,15 +123,17 @@ def unpack(
 ) -> Step:
     """Decode a step. Only listed classes are created, although the bytes come out of the seal."""
     try:
-        step = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
+        stored = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
+        if type(stored) is str or type(stored) is tuple:
+            return step_of(stored)
     except SealBrokenError:
         raise
     except Exception as error:
         raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
-    if not isinstance(step, Step):
+    if not isinstance(stored, Step):
         raise SealBrokenError("a stored step is no step")
-    repair_fields(step.step if isinstance(step, EditStep) and step.step else step)
-    return step
+    repair_fields(stored.step if isinstance(stored, EditStep) and stored.step else stored)
+    return stored
 
 
 def agent_error(name: str, message: str) -> AgentError:
@@ -137,7 +142,20 @@ def agent_error(name: str, message: str) -> AgentError:
 
 
 def step_type(step: MemoryStep) -> EntryType:
-    return next((name for kind, name in _TYPES if isinstance(step, kind)), "action")
+    if known := _TYPES.get(type(step)):
+        return known
+    return next((name for kind, name in _TYPES.items() if isinstance(step, kind)), "action")
+
+
+def _repair(step: MemoryStep) -> None:
+    if names := repair_fields(step):
+        log.warning(
+            "a callback left a value of a wrong type in %s of a step; it was replaced: keep to smolagents' types",
+            ", ".join(names),
+            extra={"action": "agent.step_restored"},
+        )
+    if isinstance(step, ActionStep) and step.error is not None:
+        step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
 
 
 def _dump(step: Any, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from smolagents.memory import ActionStep, PlanningStep
 
-from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.recorder import digest_of
@@ -138,7 +137,6 @@ class AgentRun:
         self._expected.clear()
         if where is None or not isinstance(step, ActionStep | PlanningStep):
             return None
-        repair_fields(step)  # of a managed agent: other steps are repaired before they are packed
         usage, duration = step.token_usage, step.timing.duration
         error = getattr(step, "error", None)
         observations = getattr(step, "observations", None)

@@ -12,6 +12,7 @@ from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPy
 from smolagents.memory import ActionStep, PlanningStep
 from smolagents.remote_executors import RemotePythonExecutor
 
+from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.memory.steps import is_finished
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, proxy_check, proxy_tools
@@ -146,5 +147,6 @@ def _timeout_of(agent: CodeAgent) -> float | None:
 def _emit_finished(node: AgentNode, step: MemoryStep) -> None:
     """Emit a finished step of a managed agent, which is not stored."""
     agent_run = node.agent_run
+    repair_fields(step)  # other steps are repaired before they are packed
     if agent_run and is_finished(step) and (event := agent_run.finish(step)):
         agent_run.recorder.emit(event)

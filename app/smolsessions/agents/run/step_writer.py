@@ -113,8 +113,6 @@ class StepWriter:
         if not self._edits or self._recorded_step():
             return
         for edit in self._edits.find(self._memory.steps[: self._edits.old(self._memory.steps)]):
-            if edit.step is not None:
-                strip(edit.step)
             packed = self._packed(edit)
             self._edits.add(edit)
             self._bridge.emit(None, packed)
@@ -128,7 +126,6 @@ class StepWriter:
             if recorded := self._recorded_step():
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
-            strip(step)
             kept = self._with_answer(step)
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step):
@@ -183,6 +180,7 @@ class StepWriter:
         if not isinstance(step, ActionStep) or not step.is_final_answer or step.action_output is not None:
             return step
         if images_in(self.answer):
+            strip(step)
             step = copy(step)
             step.action_output = self.answer
         return step
