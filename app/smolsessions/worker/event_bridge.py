@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smolsessions.core.events import MessageDelta
+from smolsessions.core.events import MessageDelta, TurnStarted
 
 if TYPE_CHECKING:
     from smolsessions.core.events import StepEvent
     from smolsessions.core.records import PackedStep
     from smolsessions.core.store_ports import Lease, StopReason
 
-    Item = tuple[StepEvent | None, PackedStep | None, tuple[str, bytes] | None]
+    Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]
 
 JOIN_S = 0.03  # deltas of one message within this time become one event
 POLL_S = 0.1
@@ -36,7 +37,7 @@ class LoopEventBridge:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Item] = deque()
-        self._events: list[StepEvent] = []  # taken from the queue, not yet written
+        self._events: list[StepEvent | TurnStarted] = []  # taken from the queue, not yet written
         self._waiting = False  # a timer is set, or about to be set
         self._waking = False  # the loop is about to run `_on_wake`
         self._open = True
@@ -55,6 +56,15 @@ class LoopEventBridge:
     @property
     def hands_over(self) -> bool:
         return self.reason == "drained" or (self.pause_requested and self.reason is None)
+
+    def begin(self, attempt: int, *, can_wait: bool) -> None:
+        """Write the start of an attempt: at once, or with the next write if it can wait for that."""
+        self._queue.append((TurnStarted(attempt, time.time()), None, (f"started:{attempt}", b"")))
+        if can_wait and not self._lease.watched:
+            self._waiting = True
+            self._set_timer()
+        else:
+            self._write()
 
     def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
@@ -171,7 +181,7 @@ class LoopEventBridge:
 
     def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
         """Write a step or an effect, and the events that were taken, unless they can wait."""
-        events: list[StepEvent] = []
+        events: list[StepEvent | TurnStarted] = []
         if self._events and (not (step or effect) or self._lease.watched):
             events, self._events = self._events, events
             if any(type(event) is MessageDelta for event in events):

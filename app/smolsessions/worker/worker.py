@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
-from smolsessions.core.events import TurnStarted
 from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
 from smolsessions.worker.event_bridge import LoopEventBridge
 
@@ -218,14 +217,17 @@ class Worker:
         return self._with_earlier(outcome, run.replay)
 
     async def _attempt(self, run: _Run) -> Outcome:
-        lease = run.lease
+        lease, turn = run.lease, run.lease.turn
         lease.check_readable()
-        lease.emit(f"started:{lease.attempt}", events=[TurnStarted(lease.attempt, time.time())])
+        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version)
+        # A crash ends the warm sessions of its process too, so the next attempt counts from its first moment.
+        run.bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
         if lease.attempt > 1:
             run.replay = await lease.load_replay_state()
         if failure := self._refusal(lease):
             return Outcome("failed", error=failure)
-        await self._acquire_session(run)
+        if run.session is None and not run.bridge.stop_requested:
+            await self._build_session(run)
         if run.session is None or run.bridge.stop_requested:
             return Outcome("cancelled")
         return await self._run_session(run, run.session)
@@ -247,12 +249,9 @@ class Worker:
         usage = max(used, key=lambda each: each.input_tokens + each.output_tokens)
         return replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
 
-    async def _acquire_session(self, run: _Run) -> None:
-        """Take the warm session of this version, or build one, unless a stop comes first."""
+    async def _build_session(self, run: _Run) -> None:
+        """Build a session from the stored steps, unless a stop comes first."""
         lease, turn = run.lease, run.lease.turn
-        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version)
-        if run.session or run.bridge.stop_requested:
-            return
         steps, attachments = await lease.steps()
         variables = await lease.variables()
         run.session = await self._run_in_thread(
