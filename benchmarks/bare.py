@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.agents import make_shipped_agent, question, right_answer
-from benchmarks.cpu import ServerCore
+from benchmarks.cpu import server_meter
 
 if TYPE_CHECKING:
     from smolagents import ToolCallingAgent
@@ -53,12 +53,12 @@ def main() -> None:
     for thread in threads:
         thread.start()
     time.sleep(max(0.0, window.start - time.perf_counter()))
-    core = ServerCore(os.getpid())
+    core = server_meter(os.getpid())
     time.sleep(max(0.0, window.end - time.perf_counter()))
-    cpu_ms, others_share = core.taken()
+    shares = core.shares()
     for thread in threads:
         thread.join()
-    print(json.dumps({"cpu_ms": cpu_ms, "others_share": others_share, "latencies_ms": window.latencies_ms}))
+    print(json.dumps({"shares": shares, "latencies_ms": window.latencies_ms}))
 
 
 if __name__ == "__main__":

@@ -33,39 +33,28 @@ def on_all_cores() -> Iterator[None]:
 
 
 class Meter:
-    """Use of the cores by named groups of processes since the meter was made."""
+    """Use of these cores by named groups of processes since the meter was made."""
 
-    def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Mapping[str, Sequence[int]], cores: Sequence[int] = CORES) -> None:
+        self._groups, self._cores = groups, cores
         self._at = time.perf_counter()
         self._before = self._now()
-        self._all_ms = _busy_ms(CORES)
+        self._all_ms = _busy_ms(cores)
 
     def shares(self) -> dict[str, float]:
-        """Return CPU time divided by elapsed time, for each group and for `others` on the machine. 1 is one core."""
+        """Return CPU time divided by elapsed time, for each group and for `others` on the cores. 1 is one core."""
         elapsed_ms = (time.perf_counter() - self._at) * 1000
         spent = {name: ms - self._before[name] for name, ms in self._now().items()}
-        others = max(0.0, _busy_ms(CORES) - self._all_ms - sum(spent.values()))
+        others = max(0.0, _busy_ms(self._cores) - self._all_ms - sum(spent.values()))
         return {name: ms / elapsed_ms for name, ms in {**spent, "others": others}.items()}
 
     def _now(self) -> dict[str, float]:
         return {name: sum(map(cpu_ms, pids)) for name, pids in self._groups.items()}
 
 
-class ServerCore:
-    """Use of the server's core by a contender and by everything else, since this was made."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._at = time.perf_counter()
-        self._own_ms = cpu_ms(pid)
-        self._all_ms = _busy_ms([SERVER_CORE])
-
-    def taken(self) -> tuple[float, float]:
-        """Return the contender's milliseconds and the share of the core that others used (ticks of 10 ms)."""
-        own_ms = cpu_ms(self._pid) - self._own_ms
-        elapsed_ms = (time.perf_counter() - self._at) * 1000
-        return own_ms, max(0.0, (_busy_ms([SERVER_CORE]) - self._all_ms - own_ms) / elapsed_ms)
+def server_meter(pid: int) -> Meter:
+    """Return a meter of the server's core, used by this `server` and by others."""
+    return Meter({"server": [pid]}, [SERVER_CORE])
 
 
 def _busy_ms(cores: Sequence[int]) -> float:

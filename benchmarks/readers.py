@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import os
 import re
 import resource
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
 from benchmarks.contenders import SPEAKER, server, store
-from benchmarks.cpu import ServerCore, cpu_ms
+from benchmarks.cpu import Meter, server_meter
 from benchmarks.speaker import Order
+from benchmarks.watching import Caller, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,23 +60,14 @@ def _talking() -> Iterator[tuple[Server, list[str]]]:
     with store() as socket_path, server("service", socket_path, {**SPEAKER, "THREADS": str(TOPICS)}) as running:
         paths = []
         for _ in range(TOPICS):
-            paths.append(_post(running, "/turn", {"message": str(Order(100_000, "stamps", every_ms=1000))}))
+            with closing(Watcher.of_new(running, Order(100_000, "stamps", every_ms=1000))) as first:
+                first.wait_for("turn.started")
+                paths.append(first.path)
             time.sleep(1 / TOPICS)
         yield running, [f"{path}/events" for path in paths]
-        for path in paths:
-            _post(running, f"{path}/cancel", {})
-
-
-def _post(running: Server, path: str, body: dict[str, str]) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
-    headers = {"Content-Type": "application/json", "Prefer": "respond-async"}
-    connection.request("POST", path, json.dumps(body), headers)
-    answer = connection.getresponse()
-    said = answer.read()
-    connection.close()
-    if answer.status not in {200, 202}:
-        raise RuntimeError(f"POST {path} was answered with {answer.status} {said!r}")
-    return answer.headers["Location"] or ""
+        with closing(Caller(running)) as caller:
+            for path in paths:
+                caller.ask("POST", f"{path}/cancel", {})
 
 
 class Ears(asyncio.Protocol):
@@ -121,13 +111,12 @@ async def _crowd(running: Server, paths: list[str], readers: int, seconds: float
     await asyncio.sleep(SETTLE_S)
     for ears in crowd:
         ears.delays_ns.clear()
-    core, client_ms, start = ServerCore(running.pid), cpu_ms(os.getpid()), time.monotonic()
+    core, client, start = server_meter(running.pid), Meter({"client": [os.getpid()]}), time.monotonic()
     await asyncio.sleep(seconds)
-    server_ms, others_share = core.taken()
+    shares = {**client.shares(), **core.shares()}
     elapsed_s = time.monotonic() - start
     resident = running.resident_bytes() - before
     delays_ms = [delay / 1e6 for ears in crowd for delay in ears.delays_ns]
-    client_ms = cpu_ms(os.getpid()) - client_ms
     for ears in crowd:
         if ears.transport.is_closing():
             raise RuntimeError("a reader was closed")
@@ -139,9 +128,7 @@ async def _crowd(running: Server, paths: list[str], readers: int, seconds: float
         p50_ms=parts[49],
         p99_ms=parts[98],
         events_per_s=len(delays_ms) / elapsed_s,
-        server_share=server_ms / 1000 / elapsed_s,
-        others_share=others_share,
-        client_share=client_ms / 1000 / elapsed_s,
+        **{f"{name}_share": share for name, share in shares.items()},
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.contenders import ROOT, running
 from benchmarks.cpu import CORES
+from benchmarks.watching import Caller
 
 COMMAND = [str(Path(sys.executable).with_name("smolsessions")), "serve"]
 
@@ -25,12 +26,9 @@ def _start() -> float:
         cwd = Path(folder) if Path(COMMAND[0]).exists() else ROOT
         begin = time.perf_counter()
         with running(command, CORES, {"PORT": "0", "DATA_DIR": f"{folder}/data"}, cwd) as server:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-            connection.request("POST", "/turn", b'{"message":"What is 12 * 7?"}', {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            body = answer.read()
+            with closing(Caller(server)) as caller:
+                turn = caller.ask("POST", "/turn", {"message": "What is 12 * 7?"})
             took_s = time.perf_counter() - begin
-            connection.close()
-    if answer.status != 200 or b'"finished"' not in body:
-        raise RuntimeError(f"the first turn was answered with {answer.status} {body!r}")
+    if turn["status"] != "finished":
+        raise RuntimeError(f"the first turn is {turn}")
     return took_s

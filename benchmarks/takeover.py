@@ -63,7 +63,6 @@ class Takeovers:
     kills: list[Kill]
     restarts: list[Kill]
     handovers: list[Handover]
-    load: float
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Site:
 
 def measure_takeovers(kills: int, restarts: int, handovers: int, progress: Callable[[str], None]) -> Takeovers:
     """Kill, stop and restart the given numbers of processes. The service's processes are on all cores."""
-    found = Takeovers([], [], [], os.getloadavg()[0])
+    found = Takeovers([], [], [])
     with site() as where:
         for number in range(kills):
             progress(f"takeover: SIGKILL {number + 1} of {kills}")

@@ -10,12 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.agents import CALL_MS, WAITING
 from benchmarks.client import Load, Talk
 from benchmarks.contenders import ROOT, embedding_server, server, store, store_pid
-from benchmarks.cpu import SERVER_CORE, ServerCore, cpu_ms
+from benchmarks.cpu import SERVER_CORE, Meter, server_meter
 from benchmarks.goals import at_least, at_most
 
 if TYPE_CHECKING:
@@ -139,27 +139,11 @@ def run_of(
     seconds, warmup_s = times_s
     load = Load([Talk(running.port, TURNS - i % TURNS, TURNS) for i in range(concurrency)])
     load.run(warmup_s)
-    core, client, before = ServerCore(running.pid), cpu_ms(os.getpid()), [cpu_ms(pid) for pid in stores]
+    core, rest = server_meter(running.pid), Meter({"client": [os.getpid()], "store": stores})
     elapsed_s = load.run(seconds)
-    server_ms, others_share = core.taken()
-    client_ms = cpu_ms(os.getpid()) - client
-    store_ms = sum(cpu_ms(pid) - at for pid, at in zip(stores, before, strict=True))
-    turns = len(load.latencies_ms)
-    p50, p99 = percentiles(load.latencies_ms)
+    shares, latencies_ms = {**rest.shares(), **core.shares()}, list(load.latencies_ms)
     load.finish()
-    return Run(
-        contender,
-        concurrency,
-        running.threads,
-        turns_per_s=turns / elapsed_s,
-        cpu_ms_per_turn=server_ms / turns,
-        p50_ms=p50,
-        p99_ms=p99,
-        server_share=server_ms / 1000 / elapsed_s,
-        others_share=others_share,
-        client_share=client_ms / 1000 / elapsed_s,
-        store_share=store_ms / 1000 / elapsed_s,
-    )
+    return _run(contender, (concurrency, running.threads), latencies_ms, elapsed_s, shares)
 
 
 def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> Run:
@@ -168,19 +152,15 @@ def _bare(contender: str, concurrency: int, seconds: float, warmup_s: float) -> 
         os.sched_setaffinity(process.pid, [SERVER_CORE])
         printed, _ = process.communicate(timeout=seconds + warmup_s + 60)
     found = json.loads(printed)
-    turns = len(found["latencies_ms"])
-    p50, p99 = percentiles(found["latencies_ms"])
-    return Run(
-        contender,
-        concurrency,
-        concurrency,
-        turns_per_s=turns / seconds,
-        cpu_ms_per_turn=found["cpu_ms"] / turns,
-        p50_ms=p50,
-        p99_ms=p99,
-        server_share=found["cpu_ms"] / 1000 / seconds,
-        others_share=found["others_share"],
-    )
+    return _run(contender, (concurrency, concurrency), found["latencies_ms"], seconds, found["shares"])
+
+
+def _run(
+    contender: str, size: tuple[int, int], latencies_ms: list[float], seconds: float, shares: dict[str, float]
+) -> Run:
+    rate, percents = len(latencies_ms) / seconds, percentiles(latencies_ms)
+    named: dict[str, Any] = {f"{name}_share": share for name, share in shares.items()}
+    return Run(contender, *size, rate, shares["server"] * 1000 / rate, *percents, **named)
 
 
 def percentiles(latencies_ms: list[float]) -> tuple[float, float]:
