@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -104,13 +105,24 @@ def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Formatter that masks the model's key, which a provider's exception may repeat."""
+    """Formatter that masks the model's key, which a provider's exception may repeat.
+
+    It formats the time once a second.
+    """
 
     def __init__(self, secret: str, slot: ProcessSlot | None) -> None:
-        process = f"process={slot.number} " if slot else ""
-        super().__init__(f"%(asctime)s {process}%(levelname)s %(name)s %(message)s")
+        super().__init__()
+        self._process = f"process={slot.number} " if slot else ""
         self._secret = secret
+        self._second, self._time = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         return line.replace(self._secret, "***") if self._secret else line
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._time = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        head = f"{self._time},{int(record.msecs):03d} {self._process}"
+        return f"{head}{record.levelname} {record.name} {record.message}"

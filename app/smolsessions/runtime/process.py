@@ -42,7 +42,9 @@ LARGE_BYTES = 1024 * 1024
 def run_process(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
     """Serve as the role says until told to end, and return the exit status."""
     gc.disable()  # until the service is up: imports make many objects and hardly any garbage
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # the format has none of these
+    # The format has none of these, and the search for the caller costs as much as the rest of a log line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001 - as the documentation of `logging` advises
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_file_limit()
     _return_large_blocks()
