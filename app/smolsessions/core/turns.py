@@ -26,7 +26,7 @@ from smolsessions.core.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
@@ -193,7 +193,7 @@ class TurnSubscription:
         self._subscriptions = subscriptions
         subscriptions.add(self)
 
-    async def events(self, after: int = 0) -> AsyncIterator[Logged | None]:
+    async def events(self, after: int = 0) -> AsyncGenerator[Logged | None, None]:
         """Yield the events after the cursor, and None after a silence. Ends after the final event, or when stopped."""
         with suppress(NotFoundError):  # deleted in the meantime
             async for logged in self.reader.follow(self.turn.number, after):

@@ -32,6 +32,7 @@ MAX_PIPELINED = 16
 MIN_BYTES_PER_S = 1024
 SPARE_CONNECTIONS = 64  # beyond the bound, for probes
 SPARE_S = 2.0
+_IS_GONE, _ON_DISCONNECT = "is_gone", "on_disconnect"
 PROBES = frozenset({"/livez", "/readyz"})
 
 
@@ -40,6 +41,15 @@ def limited_connections(receive_timeout_s: float, max_connections: int) -> Calla
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
     return partial(Connection, receive_timeout_s=receive_timeout_s, max_connections=most)
+
+
+def call_on_disconnect(scope: Scope, call: Callable[[], None]) -> None:
+    """Call a function once if the client leaves before the response is complete. Waiting in `receive` takes a task."""
+    state = scope["state"]
+    if _IS_GONE in state:
+        call()
+    else:
+        state[_ON_DISCONNECT] = call
 
 
 class _Phase(IntEnum):
@@ -134,6 +144,8 @@ class Connection(HttpToolsProtocol):
         self._phase = _Phase.IDLE
         self._disarm()
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # a large body paused it, and the connection must notice that its client leaves
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -209,6 +221,13 @@ class Connection(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            state = self._running.scope["state"]
+            state[_IS_GONE] = True
+            state.pop(_ON_DISCONNECT, _do_nothing)()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _only_probes(app: ASGIApp) -> ASGIApp:
