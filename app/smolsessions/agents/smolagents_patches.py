@@ -100,11 +100,14 @@ class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     """Logger of an agent whose author passed none."""
 
 
+_QUIET = Console(quiet=True)  # its locks and styles are 5 KB
+
+
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     """Logger that neither prints nor formats: prompts and answers do not belong in a service's output."""
 
     def __init__(self) -> None:
-        super().__init__(level=LogLevel.OFF, console=Console(quiet=True))
+        super().__init__(level=LogLevel.OFF, console=_QUIET)
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         pass
