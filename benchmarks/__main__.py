@@ -154,9 +154,9 @@ def _takeover(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _memory(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
-    bounded, records = measure_policies(extent.memories, extent.memory_marks, _progress)
+    bounded, missing = measure_policies(extent.memories, extent.memory_marks, _progress)
     yield "M. A conversation under each memory policy: a turn's cost, and its prompt (tokens are estimated)", bounded
-    yield "   Steps in …/steps at the end", records
+    yield GOALS, [at_most("steps missing in …/steps, of all policies", 0, missing)]
 
 
 def _workers(extent: Extent) -> Iterator[tuple[str, list[Any]]]:

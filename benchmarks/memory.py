@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ POLICIES: dict[str, Policy] = {
         {"name": "token_budget", "max_tokens": 8000},
     ],
 }
-STEPS = {"task": 1, "action": 2}  # of a turn; the actions are an article and the answer
 LONG_MARKS = (5, 10, 50, 100, 200, 500, 1000)
 WINDOW = 5  # a mark's time is the mean of so many turns up to it
 
@@ -54,22 +52,10 @@ class Bounded:
     """Steps that the turn's last prompt omitted."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """Steps in `…/steps` of a policy's conversations at the end."""
-
-    policy: str
-    turns: int
-    steps: int
-    missing: int
-    """Steps that were taken, but are absent or changed."""
-    summaries: int
-
-
 def measure_policies(
     conversations: int, marks: tuple[int, ...], progress: Callable[[str], None]
-) -> tuple[list[Bounded], list[Record]]:
-    """Play conversations under each policy up to the last mark. The policies alternate after each turn."""
+) -> tuple[list[Bounded], int]:
+    """Play conversations under each policy, which alternate after each turn. Count the steps missing at the end."""
     with store() as socket_path, server("service", socket_path, REMEMBERER) as running, closing(Caller(running)) as one:
         pids = (running.pid, store_pid(socket_path))
         ids = {name: [_begun(one, policy) for _ in range(conversations)] for name, policy in POLICIES.items()}
@@ -88,7 +74,8 @@ def measure_policies(
                     last = spent[name][-WINDOW:]
                     ms, cpu, stored = (sum(each) / len(last) / conversations for each in zip(*last, strict=True))
                     found.append(Bounded(name, turn, ms, cpu, stored, *_prompt(one, those[0]), left_out[name]))
-        return found, [_record(one, name, those, marks[-1], progress) for name, those in ids.items()]
+        progress("memory: the record")
+        return found, sum(_missing(one, each, marks[-1]) for those in ids.values() for each in those)
 
 
 def _begun(one: Caller, policy: Policy) -> str:
@@ -113,29 +100,12 @@ def _prompt(one: Caller, conversation: str) -> tuple[int, int, int]:
     return len(texts), sum(map(len, texts)), sum(MESSAGE_TOKENS + estimate(text) for text in texts)
 
 
-def _record(one: Caller, name: str, those: list[str], turns: int, progress: Callable[[str], None]) -> Record:
-    """Read all steps over HTTP and look for each that was taken."""
-    progress(f"memory: the record of {name}")
-    steps = missing = summaries = 0
-    for each in those:
-        there: Counter[tuple[int, str]] = Counter()
-        cursor = "0"
-        while cursor:
-            page = one.ask("GET", f"/conversations/{each}/steps?limit=100&cursor={cursor}&archived=true")
-            there.update((step["turn"], step["type"]) for step in page["items"] if _is_whole(step))
-            steps += len(page["items"])
-            cursor = page["next_cursor"]
-        summaries += sum(count for (_, kind), count in there.items() if kind == "summary")
-        taken = {(turn, kind): count for turn in range(1, turns + 1) for kind, count in STEPS.items()}
-        missing += sum(max(0, count - there[key]) for key, count in taken.items())
-    return Record(name, turns, steps, missing, summaries)
-
-
-def _is_whole(step: dict[str, Any]) -> bool:
-    """Return true if a step still has its original text."""
-    if step["type"] == "task":
-        return bool(step["task"] == order(step["turn"]))
-    if step["type"] == "action":
-        said = article(step["turn"]), answer(step["turn"])
-        return any(text in (step["observations"] or "") for text in said)
-    return True
+def _missing(one: Caller, conversation: str, turns: int) -> int:
+    """Read all steps over HTTP. Return how many texts of the played steps are absent."""
+    missing = {text for topic in range(1, turns + 1) for text in (order(topic), article(topic), answer(topic))}
+    cursor = "0"
+    while cursor:
+        page = one.ask("GET", f"/conversations/{conversation}/steps?limit=100&cursor={cursor}&archived=true")
+        missing -= {step.get("task") or step.get("observations") for step in page["items"]}
+        cursor = page["next_cursor"]
+    return len(missing)
