@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
-from starlette.responses import Response
 
 from smolsessions.core.errors import InvalidRequestError, ServiceError
 from smolsessions.web.event_views import event_view
@@ -18,6 +18,8 @@ from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.types import Receive, Scope, Send
 
     from smolsessions.core.events import Logged
@@ -31,12 +33,6 @@ PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 REVOKED = b": the API key of this stream is not known any more\n\n"
 BROKEN = b": the rest cannot be read; ask for the turn\n\n"
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"keep-alive"),
-    (b"x-accel-buffering", b"no"),
-]
 MAX_CACHED = 512
 LARGE_BYTES = 64 * 1024
 MAX_CURSOR_DIGITS = 15
@@ -67,11 +63,12 @@ class EventStreams:
         return frame
 
 
-class TurnStream(Response):
+class TurnStream(EventSourceResponse):
     """Response with a turn's events after a cursor.
 
     It ends after the final event, at shutdown, if the API key is revoked, and if the client leaves or stops reading.
-    It closes the subscription. It is one coroutine without a task of its own, because thousands are open at once.
+    It closes the subscription. It runs in the request's own task: the `__call__` of sse-starlette starts four more for
+    each reader.
     """
 
     def __init__(
@@ -83,15 +80,16 @@ class TurnStream(Response):
         internal: bool,
         on_disconnect: str | None,
     ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.raw_headers = [*HEADERS, (b"location", location_of(subscription.turn).encode())]
         self._streams = streams
         self._subscription = subscription
-        self._after = after
-        self._internal = internal
         self._cancels = on_disconnect == "cancel"
         self._last_frame = RECONNECT
+        super().__init__(
+            self._frames(after, internal=internal),
+            headers={"Location": location_of(subscription.turn)},
+            sep="\n",
+            send_timeout=streams.send_timeout_s,
+        )
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         subscription = self._subscription
@@ -101,8 +99,8 @@ class TurnStream(Response):
         try:
             with authenticator.watch_key(authorization, subscription.turn.ref.owner, self._revoke):
                 call_on_disconnect(scope, subscription.reader.stop)
-                await self._stream(send)
-        except _SendTimeoutError:
+                await self._stream_response(send)
+        except SendTimeoutError:
             log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:
             self._streams.open_count -= 1
@@ -110,36 +108,22 @@ class TurnStream(Response):
             if self._cancels and not subscription.complete and not subscription.stopped:
                 self._streams.turns.cancel_in_background(subscription.turn)
 
-    async def _stream(self, send: Send) -> None:
+    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:
         subscription, turn = self._subscription, self._subscription.turn
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with aclosing(subscription.events(self._after)) as events:
+            async with aclosing(subscription.events(after)) as events:
                 async for logged in events:
-                    frame = PING if logged is None else self._streams.frame(turn, logged, internal=self._internal)
-                    await self._send(send, frame)
+                    yield PING if logged is None else self._streams.frame(turn, logged, internal=internal)
         except ServiceError as error:  # a request for the rest gets it as its answer
             sentence = f"the events of turn {turn.ref}#{turn.number} end early: {error}"
             log.error(sentence, extra={"action": "stream.broken"})  # noqa: TRY400
-            await self._send(send, BROKEN)
+            yield BROKEN
         if subscription.stopped and not subscription.complete:
-            await self._send(send, self._last_frame)
-        await self._send(send, b"", more=False)
-
-    async def _send(self, send: Send, frame: bytes, *, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(self._streams.send_timeout_s):
-                await send({"type": "http.response.body", "body": frame, "more_body": more})
-        except TimeoutError:
-            raise _SendTimeoutError from None
+            yield self._last_frame
 
     def _revoke(self) -> None:
         self._last_frame = REVOKED
         self._subscription.stop()
-
-
-class _SendTimeoutError(Exception):
-    """The client does not read."""
 
 
 def cursor_of(header: str | None, query: str | None) -> int:
