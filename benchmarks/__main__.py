@@ -80,7 +80,8 @@ def main() -> None:
                 goals += rows
             else:
                 tables[title] = rows
-    tables[GOALS] = goals
+    if goals:
+        tables[GOALS] = goals
     sys.stderr.write("\n")
     print(as_text(about, {title: rows_of(figures) for title, figures in tables.items()}))
     if options.json:
