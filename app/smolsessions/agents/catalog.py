@@ -74,6 +74,7 @@ class Catalog:
         cache_templates()
         mark_default_loggers()
         self._agents: dict[AgentName, CheckedAgent] = {}
+        self.infos: dict[AgentName, AgentInfo] = {}
         for name, factory in factories:
             if not _NAME.fullmatch(name):
                 raise StartError(f"the agent name {name!r} may hold letters, digits, - and _ only; rename it")
@@ -82,16 +83,13 @@ class Catalog:
                     f"two agents are called {name!r}; give each a name of its own in SMOLSESSIONS_AGENTS"
                     " (SMOLSESSIONS_DEMO_AGENTS=0 frees the names demo and demo-code)"
                 )
-            self._agents[AgentName(name)] = check_factory(name, factory)
+            self._agents[AgentName(name)] = checked = check_factory(name, factory)
+            self.infos[AgentName(name)] = checked.info
         preload = {module for agent in self._agents.values() for module in agent.preload}
         self._must_confine = must_confine
         self._fork_client = ForkClient(sorted(preload), hidden, code_folders, must_confine=must_confine)
         self._variable_reader = VariableReader(self._fork_client)
         self._started = False
-
-    @property
-    def infos(self) -> dict[AgentName, AgentInfo]:
-        return {name: agent.info for name, agent in self._agents.items()}
 
     def start(self) -> None:
         """Start the server of processes for model-written code, once all `hidden` files exist."""

@@ -73,17 +73,17 @@ class AgentState:
     def tool_changes(self, tool: Any, before: object) -> dict[str, bytes]:
         """Return the pieces that changed during a tool's call: agents' states and the tool's own state."""
         with self._lock:
-            path, name = self._locate(tool)
             try:
                 changes = self._changed_states()
             except Exception:  # the result of the call stays valid
-                log.exception("what %s changed cannot be kept", name, extra={"action": "state.unkept"})
+                log.exception("what %s changed cannot be kept", tool.name, extra={"action": "state.unkept"})
                 changes = {}
-            piece, state = path + TOOL + name, self._state_of(tool) if before is None else None
-            if state is None:
-                if before == _data_marks(tool):
-                    return changes
-                piece, state = path + RESET + name, b"1"
+            state = self._state_of(tool) if before is None else None
+            if state is None and before == _data_marks(tool):
+                return changes
+            path, name = self._locate(tool)
+            piece = path + (RESET if state is None else TOOL) + name
+            state = b"1" if state is None else state
             if self._tools.get(piece) != state:
                 changes[piece] = self._tools[piece] = state
             return changes
@@ -101,7 +101,7 @@ class AgentState:
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
         for node in self._nodes:
-            if not _in_thread(node):  # a rebuilt agent would not have these values, and a warm one must be the same
+            if node.unkept and not _in_thread(node):  # a rebuilt agent would not have these values, and a warm one must be the same
                 for name in node.unkept:
                     node.agent.state.pop(name, None)
                 _lose(node, node.unkept)
@@ -167,7 +167,7 @@ class AgentState:
 
     def _changed_states(self) -> dict[str, bytes]:
         changes = {}
-        for node in self._nodes:
+        for node in self._with_variables():
             before, now = node.journaled, _state_of_agent(node)
             written = {name: data for name, data in now.items() if before.get(name) != data}
             gone = [name for name in before if name not in now]
@@ -205,7 +205,7 @@ class AgentState:
             return None
 
     def _now(self) -> Iterator[tuple[str, bytes]]:
-        for node in self._nodes:
+        for node in self._with_variables():
             start, state = f"{node.path}:", _state_of_agent(node)
             node.unkept = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:
@@ -221,12 +221,21 @@ class AgentState:
             if logs := node.interpreter.logs if node.interpreter else printed:
                 yield start + LOGS, logs.encode()
         yield from self._tools.items()
-        self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
+        if self._reported:
+            self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
         if self._reported:
             yield f":{REPORTED}", json.dumps(sorted(self._reported)).encode()
 
     def _all_lost(self) -> set[str]:
         return {_full_name(node.path, name) for node in self._nodes for name in _lost_of(node)}
+
+    def _with_variables(self) -> list[AgentNode]:
+        """Return the agents that have or had variables, or may run code."""
+        return [
+            node
+            for node in self._nodes
+            if node.agent.state or node.journaled or node.unkept or node.lost or hasattr(node.agent, "python_executor")
+        ]
 
 
 def _full_name(path: str, name: str) -> str:
@@ -255,6 +264,8 @@ def _lose(node: AgentNode, names: set[str]) -> None:
 def _lost_of(node: AgentNode) -> set[str]:
     """Return the names that an agent has lost, or will lose at the end of the turn."""
     lost = {*(node.interpreter.dropped if node.interpreter else node.lost)}
+    if not (lost or node.unkept):
+        return lost
     return (lost - node.agent.state.keys() - _held_of(node)) | (set() if _in_thread(node) else node.unkept)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
-from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def without_text(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """Return a text unchanged, and any other value as the text of its JSON form."""
     value = json_form(without_text(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json_text(value)
 
 
 @dataclass(frozen=True, slots=True)

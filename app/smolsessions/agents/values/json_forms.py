@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import PIL.Image
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
-from smolagents.agent_types import AgentImage
+from smolagents.agent_types import AgentImage, AgentText
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
@@ -36,6 +36,9 @@ MAX_LABEL_CHARS = MAX_EVENT_CHARS = 2000
 _MAX_EVENT_MEMBERS = 100
 _MAX_POINTER_CHARS = 200
 _NODE_CHARS = 10  # budget of anything except a text
+_TEXT = frozenset({str})
+json_text = json.JSONEncoder(ensure_ascii=False).encode
+"""Returns JSON data as text. Unlike `json.dumps`, it makes no encoder for each call."""
 _COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
 _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
@@ -43,11 +46,20 @@ _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decim
 
 def json_form(value: Any) -> Any:
     """Return a value's JSON form, or its label. Never raises and stays bounded, whatever the value's class does."""
+    kind = type(value)
+    if kind is AgentText:
+        value, kind = str.__str__(value), str
+    if kind is str and len(value) <= MAX_CHARS and value.isascii():
+        return value
+    if kind is dict and _is_flat(flat := value.copy()):
+        return flat
     return _Walk().form(value, MAX_DEPTH)
 
 
 def utf8_text(text: str) -> str:
     """Replace lone surrogates, which models produce by cutting characters and UTF-8 cannot encode."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -76,22 +88,33 @@ def label_of(value: Any) -> str:
 
 def truncated(text: str) -> str:
     """Cut a text for an event, with a mark. The steps hold the whole text."""
-    return utf8_text(_cut(text, MAX_EVENT_CHARS))
+    return text if len(text) <= MAX_EVENT_CHARS and text.isascii() else utf8_text(_cut(text, MAX_EVENT_CHARS))
 
 
 def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """True for a small dict of ASCII texts: most tools' arguments are one, and their JSON form is the same."""
+    if len(value) > _MAX_EVENT_MEMBERS:
+        return False
+    parts = [*value, *value.values()]
+    is_text = {*map(type, parts)} <= _TEXT
+    return is_text and sum(map(len, parts)) <= MAX_EVENT_CHARS and all(map(str.isascii, parts))
+
+
 def truncate_json(value: Any) -> Any:
     """Cut the texts in JSON data for an event. A large list or object becomes one text."""
+    if type(value) is dict and _is_flat(value):
+        return value
     if isinstance(value, str):
         return truncated(value)
     if isinstance(value, dict) and len(value) <= _MAX_EVENT_MEMBERS:
         return {truncated(name): truncate_json(member) for name, member in value.items()}
     if isinstance(value, list) and len(value) <= _MAX_EVENT_MEMBERS:
         return [truncate_json(member) for member in value]
-    return truncated(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict | list) else value
+    return truncated(json_text(value)) if isinstance(value, dict | list) else value
 
 
 def joined_text(parts: Any) -> str | None:
