@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
+from smolsessions.agents.run.tool_proxy import unproxied_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -81,7 +81,10 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
         self.around: Callable[[MemoryStep], AbstractContextManager[None]] | None = None
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
-        with self.around(memory_step) if self.around else nullcontext():
+        if self.around is None:
+            self._call_all(memory_step, kwargs)
+            return
+        with self.around(memory_step):
             self._call_all(memory_step, kwargs)
 
     def _call_all(self, memory_step: MemoryStep, kwargs: dict[str, Any]) -> None:
@@ -130,7 +133,7 @@ def _cached_system_prompt(agent: MultiStepAgent) -> str:
 def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
     tools = [
         (name, tool.__class__, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
-        for name, tool in agent.tools.items()
+        for name, tool in zip(agent.tools, unproxied_all(agent.tools.values()), strict=True)
     ]
     return (
         type(agent),

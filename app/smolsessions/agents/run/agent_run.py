@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from smolagents.memory import ActionStep, PlanningStep
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.recorder import Recorder
     from smolsessions.core.events import StepKind
 
+T = TypeVar("T")
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 
 
@@ -43,6 +44,7 @@ class AgentRun:
         """The open step."""
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = self._checks = 0
+        self._step_id = ""
         self._expected: list[tuple[int, str, Any]] = []
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
@@ -60,12 +62,11 @@ class AgentRun:
         self._models += 1
         return where, f"{where.step_id}.m{self._models}"
 
-    @contextmanager
-    def inside(self, place: str) -> Iterator[None]:
-        """Number the model calls of this thread within a tool call or a check."""
+    def run_inside(self, place: str, act: Callable[[], T]) -> T:
+        """Run a tool call or a check. The model calls of this thread are numbered within it."""
         self._inside.call = [place, 0]
         try:
-            yield
+            return act()
         finally:
             self._inside.call = None
 
@@ -76,21 +77,17 @@ class AgentRun:
             self._expected.append((self._tools, name, arguments))
             self.recorder.parallel_calls.add(f"{self._step_id}.{self._tools}")
 
-    def explains(self, call_id: str, *, is_block: bool = False) -> Callable[[str], bool]:
-        """Return a test of call ids: may an earlier attempt have made that call before this one?
+    def explains(self, call_id: str, other_id: str, *, is_block: bool = False) -> bool:
+        """True if an earlier attempt may have made the other call before this one.
 
-        True for calls that the model requested in parallel, and for the calls that a code block makes.
+        Such calls are those that the model requested in parallel, and those that a code block makes.
         """
-
-        def may_be(other_id: str) -> bool:
-            for own, other in zip(_with_outer_calls(call_id), _with_outer_calls(other_id), strict=False):
-                if own != other:
-                    is_same_step = own.rpartition(".")[0] == other.rpartition(".")[0]
-                    is_parallel = {own, other} <= self.recorder.parallel_calls
-                    return is_same_step and ((is_block and own == call_id) or is_parallel)
-            return True
-
-        return may_be
+        for own, other in zip(_with_outer_calls(call_id), _with_outer_calls(other_id), strict=False):
+            if own != other:
+                is_same_step = own.rpartition(".")[0] == other.rpartition(".")[0]
+                is_parallel = {own, other} <= self.recorder.parallel_calls
+                return is_same_step and ((is_block and own == call_id) or is_parallel)
+        return True
 
     def run_check(self, check: Callable[[], bool]) -> bool:
         """Run a check of the final answer as an effect."""
@@ -102,8 +99,7 @@ class AgentRun:
         journal.begin(key)
         self.recorder.check()
         try:
-            with self.inside(place):
-                passed = check()
+            passed = self.run_inside(place, check)
         except Exception as error:
             journal.write(key, encode_raised(error))
             raise
@@ -128,7 +124,7 @@ class AgentRun:
         )
         call = ToolCallInProgress(self.recorder, where, record)
         if kind:
-            call.look_up(kind, arguments, self.explains(record.call_id, is_block=kind == "code"))
+            call.look_up(kind, arguments, partial(self.explains, record.call_id, is_block=kind == "code"))
         return call
 
     def finish(self, step: MemoryStep) -> StepFinished | None:
@@ -151,16 +147,13 @@ class AgentRun:
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
-    @property
-    def _step_id(self) -> str:
-        return f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
-
     def _open(self, kind: StepKind) -> Where:
         if self._parent_call_id is None and self.recorder.bridge.pause_requested:
             raise TurnStopped  # another worker continues from here
         self._steps += 1
         self._models = self._tools = self._checks = 0
         self._kind = kind
+        self._step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
         self.where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)
         self.recorder.emit(StepStarted(where, kind))
         return where
@@ -228,25 +221,31 @@ class ToolCallInProgress:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         took_ms = round((time.perf_counter() - self._since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms
-        call = replace(self.record, ok=error is None, duration_ms=duration_ms)
-        self._recorder.note_call(call)
+        call = self.record
+        made = (call.call_id, call.name, call.arguments, call.agent, call.step_id, call.internal)
+        self._recorder.note_call(ToolCall(*made, error is None, duration_ms, call.repeated))
         if isinstance(error, TurnStopped) and self._recorder.bridge.hands_over:
             return
-        words = f"{type(error).__name__}: {error_text(error)}" if error else None
-        words = "stopped" if isinstance(error, TurnStopped) else words
+        result = words = None
+        if error is None:
+            result = truncated(as_text(self.result))
+        else:
+            words = f"{type(error).__name__}: {error_text(error)}"
+            words = "stopped" if isinstance(error, TurnStopped) else truncated(words)
         event = ToolReturned(
             self._where,
             call.call_id,
             call.name,
             call.internal,
-            ok=call.ok,
-            result=None if error else truncated(as_text(self.result)),
-            error=words and truncated(words),
+            ok=error is None,
+            result=result,
+            error=words,
             duration_ms=duration_ms,
             repeated=call.repeated,
         )
-        effect = replace(self.effect, duration_ms=duration_ms, repeated=call.repeated) if self.effect else None
-        self._recorder.emit(event, (self._key, effect.to_bytes()) if effect else None)
+        if self.effect:
+            self.effect.duration_ms, self.effect.repeated = duration_ms, call.repeated
+        self._recorder.emit(event, (self._key, self.effect.to_bytes()) if self.effect else None)
 
 
 def _with_outer_calls(call_id: str) -> Iterator[str]:

@@ -101,7 +101,8 @@ class AgentState:
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
         for node in self._nodes:
-            if node.unkept and not _in_thread(node):  # a rebuilt agent would not have these values, and a warm one must be the same
+            # A rebuilt agent would not have these values, and a warm one must be the same.
+            if node.unkept and not _in_thread(node):
                 for name in node.unkept:
                     node.agent.state.pop(name, None)
                 _lose(node, node.unkept)

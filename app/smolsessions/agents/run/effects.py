@@ -52,7 +52,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json_text(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effect:
     """Result of one call. It is opaque, without `returned` and `raised`, if the result cannot be stored.
 
@@ -78,8 +78,11 @@ class Effect:
 
     def to_bytes(self) -> bytes:
         """Return a line of JSON, followed by the returned bytes."""
-        names = _HEAD if self.returned is None else ("form", *_HEAD)
-        head = {name: value for name in names if (value := getattr(self, name))}
+        head: dict[str, Any] = {} if self.returned is None else {"form": self.form}
+        if self.duration_ms:
+            head["duration_ms"] = self.duration_ms
+        if self.kind or self.text or self.raised or self.marks or self.repeated or self.changes:
+            head |= {name: value for name in _RARE if (value := getattr(self, name))}
         return to_json(head, bytes_mode="hex") + b"\n" + (self.returned or b"")
 
     @classmethod
@@ -110,7 +113,7 @@ class Effect:
         return value if self.text is None else ValueWithText(value, self.text)
 
 
-_HEAD = ("kind", "text", "raised", "marks", "duration_ms", "repeated", "changes")
+_RARE = ("kind", "text", "raised", "marks", "repeated", "changes")
 
 
 def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:

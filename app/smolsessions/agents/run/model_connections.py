@@ -8,7 +8,6 @@ Requests outside a model call are not affected.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import logging
 import socket
@@ -29,40 +28,50 @@ LIBRARIES = ("httpcore", "httpcore2")
 DRAIN_S = 0.05  # the end of the body follows the last event of an answer, and usually has arrived already
 _thread = threading.local()
 _lock = threading.Lock()
+_instrumented: set[str] = set()
 
 
 class ModelCall:
     """One model call in progress. As a context manager it is the current call of its thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: set[ModelCall]) -> None:
+        """`running` holds this call while it is the current one."""
+        self._running = running
         self.read_timeout_s: float | None = None
         """Longest wait for the next bytes. None: that of the client."""
-        self.is_cut = threading.Event()
-        """Set once the answer is of no use: its connection is closed instead of read to the end."""
+        self.is_cut = False
+        """True once the answer is of no use: its connection is closed instead of read to the end."""
+        self._pause: threading.Event | None = None
         self.bodies: list[Any] = []
         self._socket: Any = None
         self._outer: ModelCall | None = None
 
     def __enter__(self) -> Self:
-        _instrument()
+        for library in LIBRARIES:
+            if library in sys.modules and library not in _instrumented:
+                _instrument(library)
         self._outer = current_call()
         _thread.call = self
+        self._running.add(self)
         return self
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
         """Release the connections, which clients leave to the garbage collector. Close those of half an answer."""
         if kind:
-            self.is_cut.set()
+            self.is_cut = True
         try:
             for body in self.bodies:
                 with contextlib.suppress(Exception):
                     body.close()
         finally:
             _thread.call = self._outer
+            self._running.discard(self)
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `TurnStopped`."""
-        self.is_cut.set()
+        self.is_cut = True
+        if self._pause:
+            self._pause.set()
         if (connection := self._socket) is not None:
             with contextlib.suppress(OSError):  # the `shutdown` of a TLS socket would destroy what its thread uses
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -79,11 +88,13 @@ class ModelCall:
 
     def wait(self, seconds: float) -> None:
         """Wait before a retry. Raises `TurnStopped` if the call is cut meanwhile."""
-        self.is_cut.wait(seconds)
+        self._pause = threading.Event()
+        if not self.is_cut:
+            self._pause.wait(seconds)
         self._check()
 
     def _check(self) -> None:
-        if self.is_cut.is_set():
+        if self.is_cut:
             raise TurnStopped
 
 
@@ -91,14 +102,13 @@ def current_call() -> ModelCall | None:
     return getattr(_thread, "call", None)
 
 
-def _instrument() -> None:
+def _instrument(library: str) -> None:
     with _lock:
-        for library in LIBRARIES:
-            if library in sys.modules:
-                _instrument_one(library)
+        if library not in _instrumented:
+            _instrument_one(library)
+            _instrumented.add(library)
 
 
-@functools.cache
 def _instrument_one(library: str) -> None:
     try:
         stream: Any = importlib.import_module(f"{library}._backends.sync").SyncStream
@@ -160,7 +170,7 @@ def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
 def _drain(body: Any) -> None:
     """Read the rest of a body, so that its connection can be used again: clients stop at the last event."""
     call, chunks = current_call(), getattr(body, "chunks", None)
-    if call is None or chunks is None or call.is_cut.is_set():
+    if call is None or chunks is None or call.is_cut:
         return
     within_s, call.read_timeout_s = call.read_timeout_s, DRAIN_S
     until = time.monotonic() + DRAIN_S

@@ -15,7 +15,7 @@ from smolsessions.agents.run.effects import MODEL_KEY, decode_message, encode_me
 from smolsessions.agents.run.failures import is_transient
 from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
-from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
+from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied_all
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
@@ -58,19 +58,20 @@ class ModelProxy(Proxy):
         agent_run.before_model_call()
         emitter = self._new_emitter(agent_run, stop_sequences, response_format, tools_to_call_from)
         # Without arguments that the agent left out: a model need not accept them.
-        asked = {
-            "stop_sequences": stop_sequences,
-            "response_format": response_format,
-            "tools_to_call_from": tools_to_call_from and [unproxied(tool) for tool in tools_to_call_from],
-        }
-        options |= {name: value for name, value in asked.items() if value is not None}
+        if stop_sequences is not None:
+            options["stop_sequences"] = stop_sequences
+        if response_format is not None:
+            options["response_format"] = response_format
+        if tools_to_call_from is not None:
+            options["tools_to_call_from"] = unproxied_all(tools_to_call_from)
         message = self._run_once(
-            emitter, lambda: self._request(messages, options, emitter), agent_run.explains(emitter.call_id)
+            emitter, partial(self._request, messages, options, emitter), partial(agent_run.explains, emitter.call_id)
         )
         if tools_to_call_from and type(self._node.agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
         if message.tool_calls:
-            agent_run.expect_calls((call.function.name, _parse(call.function.arguments)) for call in message.tool_calls)
+            functions = [call.function for call in message.tool_calls]
+            agent_run.expect_calls([(function.name, _parse(function.arguments)) for function in functions])
         return message
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
@@ -86,7 +87,7 @@ class ModelProxy(Proxy):
             answer: ChatMessage = model.generate(messages)
             return answer
         emitter = DeltaEmitter(agent_run.recorder, None, f"side{next(agent_run.recorder.side_calls)}")
-        return self._run_once(emitter, lambda: request_message(model, messages, {}, emitter), lambda _: True)
+        return self._run_once(emitter, partial(request_message, model, messages, {}, emitter), lambda _: True)
 
     def _new_emitter(
         self, agent_run: AgentRun, stop_sequences: object, response_format: object, tools: object
@@ -117,7 +118,8 @@ class ModelProxy(Proxy):
             message = decode_message(known)
             emitter.add_message(message)
         else:
-            emitter.restart()
+            if recorder.is_replay:
+                emitter.restart()
             if recorder.bridge.is_late:  # otherwise the call may overlap with earlier writes
                 recorder.bridge.flush()
             try:
@@ -137,6 +139,7 @@ class ModelProxy(Proxy):
         while True:
             try:
                 with emitter.recorder.model_call() as call:
+                    emitter.recorder.check()
                     if retry:
                         emitter.restart(is_retry=True)
                         back_off_s = min(BACK_OFF_S * 2 ** (retry - 1), MAX_BACK_OFF_S)

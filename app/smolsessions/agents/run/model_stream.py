@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 from smolagents import TransformersModel
 from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas, remove_content_after_stop_sequences
 
 from smolsessions.agents.run.partial_texts import PartialJson
-from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.events import MessageDelta
 
 if TYPE_CHECKING:
@@ -72,9 +71,13 @@ class DeltaEmitter:
         if content:
             self._add_content(content)
         for index, call in enumerate(message.tool_calls or ()):
-            arguments = call.function.arguments
-            text = arguments if isinstance(arguments, str) else json.dumps(json_form(arguments), ensure_ascii=False)
-            self._add_arguments(index, call.function.name, text)
+            name, arguments = call.function.name, call.function.arguments
+            if isinstance(arguments, str):
+                self._add_arguments(index, name, arguments)
+            elif name == "final_answer":
+                self._add_answer(json_form(arguments))
+            else:
+                self._add_arguments(index, name, json_text(json_form(arguments)))
         self.flush()
 
     def flush(self) -> None:
@@ -98,6 +101,12 @@ class DeltaEmitter:
             self._emit_all(self._answers.setdefault(index, PartialJson("answer")).feed(text))
         elif text:
             self._emit("arguments", text, index, name)
+
+    def _add_answer(self, arguments: Any) -> None:
+        """Emit the answer of a whole message, as `PartialJson` reads it out of a stream."""
+        answer = arguments.get("answer", "") if isinstance(arguments, dict) else ""
+        if text := answer if isinstance(answer, str) else json_text(answer):
+            self._emit("answer", text)
 
     def _emit_all(self, pieces: Iterable[tuple[str, str]]) -> None:
         for channel, text in pieces:
@@ -145,12 +154,14 @@ def _stream(
 
 def _has_stream(model: Model) -> bool:
     """True if the stream may replace `generate`: not if a class overrides `generate` alone, as a guard does."""
+    if not hasattr(model, "generate_stream"):  # a property may hide it
+        return False
     for holder in (model, *type(model).__mro__):
         if "generate_stream" in vars(holder):
-            return hasattr(model, "generate_stream")  # a property may hide it
+            return True
         if "generate" in vars(holder):
             return False
-    return hasattr(model, "generate_stream")  # of a model that hands attributes on to another
+    return True  # of a model that hands attributes on to another
 
 
 def _join(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:

@@ -9,7 +9,6 @@ import os
 import re
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinishe
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from smolagents.monitoring import TokenUsage
 
@@ -35,6 +34,7 @@ MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
 BEGUN = "begun:"
 _TOOLS = ("tool:", "code:")
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
 MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
 
@@ -46,6 +46,7 @@ class Recorder:
         """`replay` holds the effects and events of earlier attempts, which are not repeated."""
         self.attempt = attempt
         self.journal = Journal(bridge, replay)
+        self.is_replay = replay is not None
         self._filter = ReplayFilter(replay.events) if replay else None
         self.bridge = bridge
         self.parallel_calls: set[str] = set()
@@ -69,8 +70,8 @@ class Recorder:
 
     @property
     def usage(self) -> Usage:
-        used = list(self._used)
-        return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
+        used = self._used.copy()
+        return Usage(sum([each.input_tokens for each in used]), sum([each.output_tokens for each in used]))
 
     def check(self) -> None:
         """Raise `TurnStopped` if a stop was requested. A thread that keeps catching it is blocked here for good."""
@@ -81,26 +82,19 @@ class Recorder:
                     threading.Event().wait()  # the worker abandons this thread
             raise TurnStopped
 
-    @contextmanager
-    def model_call(self) -> Iterator[ModelCall]:
-        """Begin a model call that `cut_model_calls` can end. Raises `TurnStopped` if a stop was requested."""
-        call = ModelCall()
-        self._model_calls.add(call)
-        try:
-            with call:
-                self.check()
-                yield call
-        finally:
-            self._model_calls.discard(call)
+    def model_call(self) -> ModelCall:
+        """Return a model call that `cut_model_calls` can end."""
+        return ModelCall(self._model_calls)
 
     def cut_model_calls(self) -> None:
         for call in self._model_calls.copy():
             call.cut()
 
     def emit(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
-        unseen = self.unseen(event)
-        if unseen or effect:
-            self.bridge.emit(unseen, None, effect)
+        if self._filter:
+            event = self.unseen(event)
+        if event or effect:
+            self.bridge.emit(event, None, effect)
 
     def unseen(self, event: StepEvent | None) -> StepEvent | None:
         """Return the part of an event that earlier attempts did not show."""
@@ -131,12 +125,16 @@ class Journal:
 
     def __init__(self, bridge: EventBridge, replay: ReplayState | None) -> None:
         self._bridge = bridge
-        self._effects = dict(replay.effects) if replay else {}
-        begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)] if replay else []
-        self._begun = {call_of(key): key.rpartition(":")[0] for key in begun}  # without the digest
-        self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
+        self._effects: dict[str, bytes] = {}
+        self._begun: dict[str, str] = {}  # keys without the digest, by call
+        self._done: set[str] = set()
         self._lock = threading.Lock()
         self.diverged = False
+        if replay:
+            self._effects = dict(replay.effects)
+            begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)]
+            self._begun = {call_of(key): key.rpartition(":")[0] for key in begun}
+            self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
 
     def take(self, key: str, explains: Callable[[str], bool]) -> Effect | None:
         """Return the effect that an earlier attempt wrote under a key. None: the call is to be made.
@@ -203,7 +201,7 @@ def digest_of(name: str, arguments: Any) -> str:
     """Hash a call. The order of named arguments does not matter."""
     call = [name, arguments]
     try:
-        asked = json.dumps(call, sort_keys=True).encode()
+        asked = _sorted_json(call).encode()
     except (TypeError, ValueError):
         try:
             asked = dumps(call, in_order=True, max_bytes=MAX_KEY_BYTES)

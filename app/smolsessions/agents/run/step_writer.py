@@ -62,12 +62,9 @@ class StepWriter:
                 self._callbacks.around = self._around_callbacks
 
     @property
-    def _memory(self) -> AgentMemory:
-        return self._agent.memory  # a callback may have replaced it
-
-    @property
     def ran_out(self) -> bool:
-        last = self._memory.steps[-1] if self._memory.steps else None
+        steps = self._agent.memory.steps
+        last = steps[-1] if steps else None
         return isinstance(getattr(last, "error", None), AgentMaxStepsError)
 
     def close(self) -> None:
@@ -80,7 +77,7 @@ class StepWriter:
         self.write_finished(are_whole=True)
         if self._edits:
             self._edits.expect_step(step)
-        memory, before = self._memory, list(self._memory.steps)
+        memory, before = self._agent.memory, list(self._agent.memory.steps)
         try:
             yield
             _check_memory(self._agent.memory)
@@ -90,9 +87,9 @@ class StepWriter:
             if not _is_memory(self._agent.memory):
                 self._agent.memory, memory.steps = memory, before
             if _taken(step):
-                self._memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
+                self._agent.memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
                 self.write_finished(are_whole=True)
-                self._memory.steps = [each for each in self._memory.steps if each is not step]
+                self._agent.memory.steps = [each for each in self._agent.memory.steps if each is not step]
             raise
 
     def write_finished(self, *, are_whole: bool = False) -> None:
@@ -100,7 +97,7 @@ class StepWriter:
 
         With `are_whole` all steps are finished, although a callback may have removed the sign of it.
         """
-        steps = self._memory.steps
+        steps = self._agent.memory.steps
         if self._edits:
             self._next = self._edits.old(steps)
         elif len(steps) == self._seen:  # called at every event of the run
@@ -112,7 +109,7 @@ class StepWriter:
         """Write the changes that callbacks made to older steps."""
         if not self._edits or self._recorded_step():
             return
-        for edit in self._edits.find(self._memory.steps[: self._edits.old(self._memory.steps)]):
+        for edit in self._edits.find(self._agent.memory.steps[: self._edits.old(self._agent.memory.steps)]):
             packed = self._packed(edit)
             self._edits.add(edit)
             self._bridge.emit(None, packed)
@@ -154,7 +151,7 @@ class StepWriter:
                 return entry
             del self._replayed[0]
             if self._edits:
-                self._edits.redo(entry, self._memory.steps)
+                self._edits.redo(entry, self._agent.memory.steps)
         return None
 
     def _restore(self, step: MemoryStep, kept: Step, *, is_last: bool) -> None:
@@ -166,7 +163,7 @@ class StepWriter:
         if step_type(kept) != step_type(step):
             self._agent_run.recorder.journal.diverged = True
             raise ReplayDivergedError
-        self._memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
+        self._agent.memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
         self._bridge.emit(self._finished(kept, self._attachments))
         if is_last and self._changes_variables(step):
             self._state.changes()

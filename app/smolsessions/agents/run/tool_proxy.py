@@ -17,7 +17,7 @@ from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, enco
 from smolsessions.agents.sandbox.guard import tool_stub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from smolagents import MultiStepAgent, Tool
     from smolagents.memory import MemoryStep
@@ -81,8 +81,8 @@ class ToolProxy(Proxy):
                 self._node.state.apply_changes(call.known.changes)
                 call.result = call.known.outcome(self._node.carries)
             else:
-                with agent_run.inside(call.record.call_id):
-                    call.result = self._live(call, functools.partial(self._real, *args, **kwargs))
+                act = functools.partial(self._real, *args, **kwargs)
+                call.result = agent_run.run_inside(call.record.call_id, functools.partial(self._live, call, act))
         return call.result
 
     def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
@@ -96,7 +96,7 @@ class ToolProxy(Proxy):
             return call.run(act, self._encode)
         finally:
             if call.effect:
-                call.effect = replace(call.effect, changes=state.tool_changes(self._real, before))
+                call.effect.changes = state.tool_changes(self._real, before)
 
     def _encode(self, value: Any) -> tuple[Effect, Any]:
         code_runs_in, carries = self._node.code_runs_in, self._node.carries
@@ -229,6 +229,10 @@ def unproxied(thing: Any) -> Any:
     return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
 
 
+def unproxied_all(things: Iterable[Any]) -> list[Any]:
+    return [object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing for thing in things]
+
+
 def _refuse(name: str) -> Any:
     raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=name))
 
@@ -239,7 +243,10 @@ def _data_of(tool: Any) -> dict[str, Any]:
 
 def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a call's arguments by name. A tool also accepts them as one dictionary."""
-    named = {name: value for name, value in kwargs.items() if name != "sanitize_inputs_outputs"}
+    named = kwargs.copy()
+    named.pop("sanitize_inputs_outputs", None)
+    if not args:
+        return named
     if len(args) == 1 and not named and isinstance(args[0], dict) and set(args[0]) <= set(tool.inputs):
         return args[0]
     names = [*tool.inputs, *(str(number) for number in range(len(tool.inputs), len(args)))]
