@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import smolagents.agents
@@ -47,6 +47,12 @@ def mark_default_loggers() -> None:
     smolagents.agents.AgentLogger = DefaultLogger  # type: ignore[attr-defined]
 
 
+def cache_system_prompts() -> None:
+    """Render each system prompt once for all agents with the same inputs: smolagents does it for each agent and run."""
+    for kind, render in _RENDERERS.items():
+        kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
+
+
 def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> PromptBuilder | None:
     """Patch this agent and its managed agents, and return the agent's prompt builder.
 
@@ -55,8 +61,6 @@ def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction
     """
     if type(agent.logger) is DefaultLogger and agent.logger.level in _SILENT:
         agent.logger = agent.monitor.logger = SilentLogger()
-    if type(agent).initialize_system_prompt in _KNOWN_PROMPTS:
-        agent.initialize_system_prompt = partial(_cached_system_prompt, agent)  # type: ignore[method-assign]
     if type(agent.step_callbacks) is CallbackRegistry:
         agent.step_callbacks = CachedCallbacks(agent.step_callbacks)
     for managed in agent.managed_agents.values():
@@ -100,17 +104,17 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
 
 
 class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
-    """Logger of an agent whose author passed none."""
+    """Logger of an agent whose author passed none. All of them share a console, which takes 3 KB."""
 
-
-_QUIET = Console(quiet=True)  # its locks and styles are 5 KB
+    def __init__(self, level: LogLevel = LogLevel.INFO, console: Console | None = None) -> None:
+        super().__init__(level, console or _CONSOLE)
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     """Logger that neither prints nor formats: prompts and answers do not belong in a service's output."""
 
     def __init__(self) -> None:
-        super().__init__(level=LogLevel.OFF, console=_QUIET)
+        super().__init__(level=LogLevel.OFF, console=_QUIET_CONSOLE)
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         pass
@@ -118,16 +122,19 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
 
 
-def _cached_system_prompt(agent: MultiStepAgent) -> str:
-    """Return the rendered system prompt, which all agents with the same inputs share."""
-    inputs = _prompt_inputs(agent)
-    prompt = _rendered.get(inputs)
-    if prompt is None:
-        prompt = type(agent).initialize_system_prompt(agent)
-        if len(_rendered) >= MAX_CACHED_PROMPTS:
-            _rendered.clear()
-        _rendered[inputs] = prompt
-    return prompt
+def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
+    rendered: dict[tuple[Hashable, ...], str] = {}
+
+    def initialize_system_prompt(agent: MultiStepAgent) -> str:
+        inputs = _prompt_inputs(agent)
+        prompt = rendered.get(inputs)
+        if prompt is None:
+            if len(rendered) >= MAX_CACHED_PROMPTS:
+                rendered.clear()
+            prompt = rendered[inputs] = render(agent)
+        return prompt
+
+    return initialize_system_prompt
 
 
 def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
@@ -140,11 +147,14 @@ def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
         agent.prompt_templates["system_prompt"],
         agent.instructions,
         tuple(tools),
-        tuple((name, managed.description) for name, managed in agent.managed_agents.items()),
+        tuple([(name, managed.description) for name, managed in agent.managed_agents.items()]),
         tuple(getattr(agent, "authorized_imports", ())),
         getattr(agent, "code_block_tags", None),
     )
 
 
-_rendered: dict[tuple[Hashable, ...], str] = {}
-_KNOWN_PROMPTS = (ToolCallingAgent.initialize_system_prompt, CodeAgent.initialize_system_prompt)
+_CONSOLE = Console(highlight=False)  # as smolagents' own
+_QUIET_CONSOLE = Console(quiet=True)
+_RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
+    kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
+}

@@ -41,7 +41,7 @@ class AgentState:
         self._nodes = nodes
         self._kept = dict(pieces)
         self._lost_before: set[str] = set()
-        self._reported: set[str] = set(json.loads(pieces.get(f":{REPORTED}", b"[]")))
+        self._reported: set[str] = _names(pieces.get(f":{REPORTED}"))
         self._lock = threading.Lock()
         self._tools: dict[str, bytes] = {}
         self._reset: set[str] = set()
@@ -58,6 +58,8 @@ class AgentState:
     def changes(self) -> dict[str, bytes | None]:
         """Return the pieces that changed since the last call. None stands for a removed one."""
         now = dict(self._now())
+        if now == self._kept:
+            return {}
         changed: dict[str, bytes | None] = {name: data for name, data in now.items() if self._kept.get(name) != data}
         changed |= {name: None for name in self._kept if name not in now}
         self._kept = now
@@ -137,7 +139,7 @@ class AgentState:
         stored = {name.removeprefix(start): data for name, data in self._kept.items() if name.startswith(start)}
         if state := stored.get(STATE):
             node.agent.state.update({name: loads(data, node.carries) for name, data in loads(state).items()})
-        gone, held = (set(json.loads(stored.get(piece, b"[]"))) for piece in (LOST, PROCESS_ONLY))
+        gone, held = _names(stored.get(LOST)), _names(stored.get(PROCESS_ONLY))
         self._found_lost |= {_full_name(node.path, name) for name in held - gone}
         _lose(node, gone | held)
         logs = stored.get(LOGS, b"").decode()
@@ -237,6 +239,10 @@ class AgentState:
             for node in self._nodes
             if node.agent.state or node.journaled or node.unkept or node.lost or hasattr(node.agent, "python_executor")
         ]
+
+
+def _names(data: bytes | None) -> set[str]:
+    return set(json.loads(data)) if data else set()
 
 
 def _full_name(path: str, name: str) -> str:

@@ -48,7 +48,7 @@ def without_text(value: Any) -> Any:
 
 def as_text(value: Any) -> str:
     """Return a text unchanged, and any other value as the text of its JSON form."""
-    value = json_form(without_text(value))
+    value = json_form(value.value if type(value) is ValueWithText else value)
     return value if isinstance(value, str) else json_text(value)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from pydantic_core import from_json, to_json
 from smolagents import CodeAgent
-from smolagents.agents import ActionOutput
-from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
+from smolagents.agents import ActionOutput, ToolOutput
+from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep, ToolCall
 
 from smolsessions.agents.memory.memory_edits import EditTracker
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
 POLICY = "policy"
+_WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
+"""Items of a run that come before the end of their step."""
 ARGUMENTS = """
 You have been provided with these additional arguments, that you can access directly using the keys as variables:
 {arguments}."""
@@ -118,7 +120,8 @@ class AgentSession:
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
-        return replace(outcome, left_out=self._prompt_builder.left_out()) if self._prompt_builder else outcome
+        left_out = self._prompt_builder.left_out() if self._prompt_builder else None
+        return replace(outcome, left_out=left_out) if left_out else outcome
 
     def cut_model_calls(self) -> None:
         agent_run = self._root.agent_run
@@ -165,7 +168,8 @@ class AgentSession:
         writer.write_finished()  # the task, before anything can stop the turn
         answer = None
         for item in run:
-            writer.write_finished()
+            if type(item) not in _WITHIN_STEP:
+                writer.write_finished()
             if isinstance(item, ActionOutput) and item.is_final_answer:
                 writer.answer = without_text(item.output)
             elif isinstance(item, FinalAnswerStep):

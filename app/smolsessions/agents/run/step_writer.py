@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from smolsessions.core.records import PackedStep, StepImage
 
 
+_TAKEN = (ActionStep, PlanningStep)
+"""Steps that the agent takes itself: not tasks, notes and summaries."""
+
+
 class StepWriter:
     """Writer of one turn's steps. A half step is never written."""
 
@@ -86,8 +90,8 @@ class StepWriter:
         except BaseException:
             if not _is_memory(self._agent.memory):
                 self._agent.memory, memory.steps = memory, before
-            if _taken(step):
-                self._agent.memory.steps.append(step)  # type: ignore[arg-type]  # an action or a plan
+            if isinstance(step, _TAKEN):
+                self._agent.memory.steps.append(step)  # an action or a plan
                 self.write_finished(are_whole=True)
                 self._agent.memory.steps = [each for each in self._agent.memory.steps if each is not step]
             raise
@@ -117,23 +121,23 @@ class StepWriter:
     def _write(self, whole: list[Any]) -> None:
         while whole and isinstance(whole[-1], NoteStep | SummaryStep):
             del whole[-1]
-        if whole:
+        if whole and self._edits:
             self.write_edits()
         for step in whole:
-            if recorded := self._recorded_step():
+            if self._replayed and (recorded := self._recorded_step()):
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
             kept = self._with_answer(step)
             packed = self._packed(kept)
-            if step is whole[-1] and self._changes_variables(step):
-                packed = replace(packed, variables=self._state.changes())
+            if step is whole[-1] and self._changes_variables(step) and (changes := self._state.changes()):
+                packed = replace(packed, variables=changes)
             self._bridge.emit(self._finished(kept, packed.attachments), packed)
             self._add(step)
 
     def _add(self, step: Step) -> None:
         if self._edits:
             self._edits.add(step)
-        self._written += _taken(step)
+        self._written += isinstance(step, _TAKEN)
         self._next += 1
 
     def _packed(self, entry: Step) -> PackedStep:
@@ -170,7 +174,7 @@ class StepWriter:
         self._add(kept)
 
     def _changes_variables(self, step: MemoryStep) -> bool:
-        return _taken(step) or self.task_changes_variables
+        return isinstance(step, _TAKEN) or self.task_changes_variables
 
     def _with_answer(self, step: Step) -> Step:
         """Return the final step with the images of its answer, which a ToolCallingAgent leaves out of its step."""
@@ -183,14 +187,15 @@ class StepWriter:
         return step
 
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
-        event = self._agent_run.finish(step) if _taken(step) else None
+        event = self._agent_run.finish(step) if isinstance(step, _TAKEN) else None
         if attachments and isinstance(step, ActionStep):
             images = output_images(step.action_output, attachments)
             if step.is_final_answer:
                 self.images = images
             if event and images:
                 event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))))
-        return self._agent_run.recorder.unseen(event)
+        recorder = self._agent_run.recorder
+        return recorder.unseen(event) if recorder.is_replay else event
 
     def write_rest(self) -> None:
         """Write the finished steps of a failed run, up to one that cannot be stored."""
@@ -222,8 +227,3 @@ def _check_memory(memory: Any) -> None:
 def _is_memory(memory: Any) -> bool:
     steps = getattr(memory, "steps", None)
     return isinstance(memory, AgentMemory) and isinstance(steps, list) and all(isinstance(each, Step) for each in steps)
-
-
-def _taken(step: MemoryStep) -> bool:
-    """True for a step that the agent took itself: not for tasks, notes and summaries."""
-    return isinstance(step, ActionStep | PlanningStep)
