@@ -20,12 +20,7 @@ from smolsessions.agents.run.session import AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
-from smolsessions.agents.smolagents_patches import (
-    cache_system_prompts,
-    cache_templates,
-    mark_default_loggers,
-    skip_torch_lookup,
-)
+from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
@@ -75,10 +70,7 @@ class Catalog:
         must_confine: bool = False,
     ) -> None:
         """Model-written code cannot see `hidden` files and folders. It may read `code_folders`."""
-        skip_torch_lookup()
-        cache_templates()
-        cache_system_prompts()
-        mark_default_loggers()
+        patch_smolagents()
         self._agents: dict[AgentName, CheckedAgent] = {}
         self.infos: dict[AgentName, AgentInfo] = {}
         for name, factory in factories:

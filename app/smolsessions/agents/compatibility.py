@@ -25,8 +25,8 @@ NAMES = {
     "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
     "TokenUsage Tool ToolCallingAgent TransformersModel local_python_executor",
     "smolagents.agent_types": "AgentAudio AgentImage AgentText handle_agent_output_types",
-    # The first two are replaced in smolagents_patches.py.
-    "smolagents.agents": "AgentLogger Template ActionOutput ToolOutput",
+    # The first three are replaced in smolagents_patches.py.
+    "smolagents.agents": "AgentLogger FinalAnswerTool Template ActionOutput ToolOutput",
     "smolagents.default_tools": "FinalAnswerTool",
     "smolagents.local_python_executor": "BASE_PYTHON_TOOLS DANGEROUS_MODULES check_safer_result "
     "CodeOutput ExecutionTimeoutError FinalAnswerException InterpreterError "

@@ -1,17 +1,19 @@
-"""Patches for values that smolagents rebuilds on every run: system prompt, messages of finished steps, log panels."""
+"""Patches for values that smolagents rebuilds for each agent or run: prompts, messages of old steps, log panels."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import sys
-from functools import lru_cache
+from copy import copy
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
@@ -31,24 +33,14 @@ _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})
 """Levels at which a default logger prints nothing. INFO is smolagents' default, and a service is no console."""
 
 
-def skip_torch_lookup() -> None:
-    """Mark torch as missing if it is not installed: smolagents searches the whole path for it at every answer."""
+def patch_smolagents() -> None:
+    """Replace parts of smolagents that cost time at each new agent, run or answer. The results stay the same."""
     if importlib.util.find_spec("torch") is None:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-
-
-def cache_templates() -> None:
-    """Compile each template text once: smolagents does it at every use, which is most of the cost of an agent."""
-    smolagents.agents.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)  # type: ignore[attr-defined, assignment]
-
-
-def mark_default_loggers() -> None:
-    """Make default loggers distinguishable from those that an author passes as `logger=`."""
-    smolagents.agents.AgentLogger = DefaultLogger  # type: ignore[attr-defined]
-
-
-def cache_system_prompts() -> None:
-    """Render each system prompt once for all agents with the same inputs: smolagents does it for each agent and run."""
+        sys.modules["torch"] = None  # type: ignore[assignment]  # every answer would search the whole path for it
+    names: Any = smolagents.agents
+    names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
+    names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # the check of a new one takes half of an agent's time
+    names.AgentLogger = DefaultLogger
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
 
@@ -123,6 +115,7 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
 
 
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return a method that renders a system prompt once for all agents with the same inputs."""
     rendered: dict[tuple[Hashable, ...], str] = {}
 
     def initialize_system_prompt(agent: MultiStepAgent) -> str:

@@ -186,6 +186,8 @@ class ToolCallInProgress:
         """Look for this call in the journal. `explains` is True for calls that may have been made before this one."""
         journal, record = self._recorder.journal, self.record
         self._key = f"{kind}:{record.call_id}:{record.name}:{digest_of(record.name, arguments)}"
+        if not self._recorder.is_replay:
+            return
         known = journal.take(self._key, explains)
         if known and not known.is_opaque:
             self.known = known

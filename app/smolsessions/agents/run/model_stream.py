@@ -78,7 +78,8 @@ class DeltaEmitter:
                 self._add_answer(json_form(arguments))
             else:
                 self._add_arguments(index, name, json_text(json_form(arguments)))
-        self.flush()
+        if self._reader or self._answers:
+            self.flush()
 
     def flush(self) -> None:
         """Emit the text that was held back, at the end of the message."""

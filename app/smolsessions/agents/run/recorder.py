@@ -62,11 +62,7 @@ class Recorder:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
-        return tuple(
-            sorted(
-                self._calls.copy().values(), key=lambda call: [int(number) for number in _NUMBER.findall(call.call_id)]
-            )
-        )
+        return tuple(sorted(self._calls.copy().values(), key=_place_of))
 
     @property
     def usage(self) -> Usage:
@@ -208,6 +204,10 @@ def digest_of(name: str, arguments: Any) -> str:
         except CodecError:
             asked = _ADDRESS.sub(b"", dumps(json_form(call), in_order=True))
     return hashlib.sha256(asked).hexdigest()[:16]
+
+
+def _place_of(call: ToolCall) -> list[int]:
+    return [*map(int, _NUMBER.findall(call.call_id))]
 
 
 def call_of(key: str) -> str:

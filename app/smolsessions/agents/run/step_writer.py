@@ -127,7 +127,7 @@ class StepWriter:
             if self._replayed and (recorded := self._recorded_step()):
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
-            kept = self._with_answer(step)
+            kept = self._with_answer(step) if getattr(step, "is_final_answer", False) else step
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step) and (changes := self._state.changes()):
                 packed = replace(packed, variables=changes)
@@ -178,7 +178,7 @@ class StepWriter:
 
     def _with_answer(self, step: Step) -> Step:
         """Return the final step with the images of its answer, which a ToolCallingAgent leaves out of its step."""
-        if not isinstance(step, ActionStep) or not step.is_final_answer or step.action_output is not None:
+        if not isinstance(step, ActionStep) or step.action_output is not None:
             return step
         if images_in(self.answer):
             strip(step)
