@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.sandbox.variables import SavedVariables, Variables
+from smolsessions.agents.sandbox.variable_chunks import chunk_id
+from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Fetch:
 def new_executor() -> LocalPythonExecutor:
     imports = [*IMPORTS, *LIBRARIES, "PIL.*", "socket", "collections.abc"]
     executor = LocalPythonExecutor(imports, timeout_seconds=None)
+    use_state(executor)
     executor.send_tools({"echo": echo, "fetch": Fetch(), "final_answer": final_answer})  # type: ignore[dict-item]
     return executor
 
@@ -214,6 +216,7 @@ def test_a_reference_to_a_missing_tool_is_lost_and_named() -> None:
     executor("f = fetch; n = 1")
     chunks = Variables(executor, MAX_BYTES).save().changed
     other = LocalPythonExecutor([], timeout_seconds=None)
+    use_state(other)
     other.send_tools({})
     variables = Variables(other, MAX_BYTES)
     assert variables.load({**chunks, "odd": b"no chunk"}) == ["f", "odd"]
@@ -226,6 +229,7 @@ def test_a_module_is_restored_only_if_it_is_authorized() -> None:
     executor("import socket")
     chunks = Variables(executor, MAX_BYTES).save().changed
     other = LocalPythonExecutor([], timeout_seconds=None)
+    use_state(other)
     other.send_tools({})
     assert Variables(other, MAX_BYTES).load(chunks) == ["socket"]
 
@@ -401,3 +405,46 @@ def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too() -> None:
 
 def test_a_large_array_is_pickled(another_process: Callable[..., Any]) -> None:
     carried(another_process, "import numpy as np\na = np.zeros(400_000)\na[7] = 1; b = a[5:9]", "b[2] = 5; print(a[7])")
+
+
+def resumed(code: str) -> tuple[LocalPythonExecutor, Variables, dict[str, bytes]]:
+    """Run a block, and return another executor with its variables, their owner and their chunks."""
+    executor = new_executor()
+    executor(code)
+    chunks = Variables(executor, MAX_BYTES).save().changed
+    executor = new_executor()
+    variables = Variables(executor, MAX_BYTES)
+    assert variables.load(chunks) == []
+    return executor, variables, chunks
+
+
+def test_plain_data_is_loaded_when_code_uses_its_name() -> None:
+    executor, variables, chunks = resumed("a = [1]\nb = [2]\nc = [3]\nd = 4\nlast = 5")
+    executor("a.append(2)\nb = 0\ndel c\nlst = [d for _ in a if d]")
+    saved = variables.save()
+    assert not saved.dropped
+    assert [len(saved.changed), saved.removed] == [3, [chunk_id(("c",))]]
+    assert said(executor, "print(a, b, d, lst, last)") == "[1, 2] 0 4 [4, 4] 5\n"
+    assert variables.save() == SavedVariables({}, [], [])
+    assert saved.changed.keys() - chunks.keys() == {chunk_id(("lst",))}
+
+
+def test_scopes_share_the_value_that_the_first_of_them_loaded() -> None:
+    executor, variables, _ = resumed("def add():\n    a.append(2)\n    return a\na = [1]")
+    executor("b = add()")
+    assert said(executor, "print(a, a is b)") == "[1, 2] True\n"
+    executor, variables, _ = resumed("def add():\n    a.append(2)\na = [1]")
+    executor("add()")
+    (chunk,) = variables.save().changed
+    assert chunk == chunk_id(("a",))
+    assert said(executor, "print(a)") == "[1, 2]\n"
+
+
+def test_a_plain_chunk_that_cannot_be_loaded_is_gone() -> None:
+    executor = new_executor()
+    variables = Variables(executor, MAX_BYTES)
+    assert variables.load({chunk_id((name,)): b'[["%s"],[],true]\nbad' % name.encode() for name in "abc"}) == []
+    assert "The variable `a` is gone" in said(executor, "print(a)")
+    assert "The variable `b` is gone" in said(executor, "b += 1")
+    saved = variables.save()
+    assert (sorted(saved.removed), saved.dropped) == (sorted(chunk_id((name,)) for name in "ab"), ["a", "b"])

@@ -18,7 +18,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.variable_chunks import chunk_id
-from smolsessions.agents.sandbox.variables import Variables
+from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
@@ -35,6 +35,7 @@ MB = 1024 * 1024
 def pieces_of(code: str) -> dict[str, bytes]:
     """Return the chunks of the names that a block defines."""
     executor = LocalPythonExecutor(["math", "functools", "collections", "datetime"], timeout_seconds=None)
+    use_state(executor)
     executor.send_tools({})
     variables = Variables(executor, 4_000_000)
     executor(code)
@@ -48,6 +49,7 @@ def in_piece(changed: dict[str, bytes]) -> dict[str, bytes]:
 def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
     """Return the chunks of values, as if a block had defined them."""
     executor = LocalPythonExecutor([], timeout_seconds=None)
+    use_state(executor)
     executor.send_tools({})
     executor.state.update(values)
     return in_piece(Variables(executor, 4_000_000).save().changed)
@@ -56,11 +58,12 @@ def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
 def values_in(pieces: dict[str, bytes]) -> dict[str, Any]:
     """Return the variables that the first agent's code finds."""
     executor = LocalPythonExecutor([], timeout_seconds=None)
+    use_state(executor)
     executor.send_tools({})
     variables = Variables(executor, 4_000_000)
     given = {name.removeprefix(":v:"): data for name, data in pieces.items() if name.startswith(":v:")}
     assert variables.load(given) == []
-    return {name: value for name, value in executor.state.items() if not name.startswith("_")}
+    return {name: executor.state[name] for name in sorted(executor.state.keys()) if not name.startswith("_")}
 
 
 def missing(portable: Any) -> dict[str, str]:

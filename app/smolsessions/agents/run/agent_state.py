@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
 from smolsessions.agents.run.tool_proxy import unproxied
-from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, InterpreterState
+from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import utf8_text
 
@@ -63,10 +63,15 @@ class AgentState:
         changed: dict[str, bytes | None] = {name: data for name, data in now.items() if self._kept.get(name) != data}
         changed |= {name: None for name in self._kept if name not in now}
         self._kept = now
+        for node in self._nodes:
+            if node.interpreter:
+                start = f"{node.path}:{VARIABLE}"
+                changed |= {start + name: data for name, data in node.interpreter.take_changes().items()}
         return changed
 
     def size(self) -> int:
-        return sum(map(len, self._kept.values()))
+        interpreters = [node.interpreter for node in self._nodes if node.interpreter]
+        return sum(map(len, self._kept.values())) + sum(each.variables_bytes for each in interpreters)
 
     def snapshot_tool(self, tool: Any) -> object:
         """Return a snapshot of a tool before its call, for `tool_changes`."""
@@ -144,13 +149,13 @@ class AgentState:
         _lose(node, gone | held)
         logs = stored.get(LOGS, b"").decode()
         if node.interpreter:
-            variables = {
-                name.removeprefix(VARIABLE): data for name, data in stored.items() if name.startswith(VARIABLE)
-            }
-            node.interpreter.variables, node.interpreter.logs = variables, logs
+            variables = [name for name in stored if name.startswith(VARIABLE)]
+            node.interpreter.restore(
+                {name.removeprefix(VARIABLE): self._kept.pop(start + name) for name in variables}, logs
+            )
         elif executor := _in_thread(node):
-            executor.state = names = InterpreterState(executor.state)
-            names.dropped, names.functions = frozenset(gone | held), executor.custom_tools
+            names = use_state(executor)
+            names.dropped = frozenset(gone | held)
             names["_print_outputs"] = PrintContainer().append(logs)
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
@@ -216,9 +221,6 @@ class AgentState:
             for piece, names in ((LOST, _lost_of(node)), (PROCESS_ONLY, _held_of(node))):
                 if names:
                     yield start + piece, json.dumps(sorted(names)).encode()
-            if node.interpreter:
-                for name, data in node.interpreter.variables.items():
-                    yield start + VARIABLE + name, data
             executor = _in_thread(node)
             printed = utf8_text(str(executor.state.get("_print_outputs", ""))) if executor else ""
             if logs := node.interpreter.logs if node.interpreter else printed:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import socket
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
@@ -13,18 +16,20 @@ from smolsessions.agents.run.effects import rebuild_error
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.sandbox.json_export import json_answers
-from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.sandbox.limits import MB, CodeLimits
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
-from smolsessions.agents.sandbox.variables import InterpreterState, Variables
+from smolsessions.agents.sandbox.variable_chunks import pack_chunks, unpack_chunks
+from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable
 
     from smolsessions.agents.sandbox.confinement.levels import Confinement
 
+_WARM_UPS = 10
+_EXECUTOR = LocalPythonExecutor([], timeout_seconds=None)  # made once, since it looks for all modules of its imports
 MAX_TEXT_CHARS = 100_000  # of an output's text; the model reads fewer
 
 
@@ -47,16 +52,32 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
         pass
 
 
+def warm_up() -> None:
+    """Run blocks in the fork server, so that its processes share what Python creates and specializes at first use."""
+    limits, (ours, theirs) = CodeLimits(), socket.socketpair()
+    setup = {"carries": [], "max_print": 0, "imports": [], "authorized": [], "tools": [], "variables": pack_chunks({})}
+    setup |= {"inputs": {}, "inputs_are_new": True, "dropped": [], "logs": "", "limits": asdict(limits)}
+    with ours, theirs:
+        for _ in range(_WARM_UPS):
+            Channel(ours, MB).send(setup)
+            channel = Channel(theirs, MB)
+            runner = _CodeRunner(channel, channel.receive(), limits)
+            runner.restore(setup)
+            for code in ("data = {'a': [1]}", "print(data['a'])"):
+                runner.send_result(code)
+
+
 class _CodeRunner:
     def __init__(self, channel: Channel, setup: dict[str, Any], limits: CodeLimits) -> None:
         self._channel = channel
         self._running = False
         self._carries = tuple(_classes(setup["carries"]))
-        self._executor = LocalPythonExecutor([], max_print_outputs_length=setup["max_print"], timeout_seconds=None)
+        self._executor = copy.copy(_EXECUTOR)
+        self._executor.state, self._executor.custom_tools = dict(_EXECUTOR.state), {}
+        self._executor.max_print_outputs_length = setup["max_print"]
         self._executor.additional_authorized_imports = setup["imports"]
         self._executor.authorized_imports = setup["authorized"]  # in the parent's order, which error sentences show
-        self._executor.state = self._state = InterpreterState(self._executor.state)
-        self._state.functions = self._executor.custom_tools
+        self._state = use_state(self._executor)
         tools: dict[str, Any] = {name: self._stub(name, description) for name, description in setup["tools"]}
         self._executor.send_tools(tools)
         self._max_bytes = limits.output_bytes
@@ -68,8 +89,9 @@ class _CodeRunner:
         new_inputs = setup["inputs_are_new"]
         if not new_inputs:  # an earlier process had the same inputs: variables that replaced them win
             self._set_inputs(setup["inputs"])
-        self._generators = RandomGenerators(setup["variables"].pop(RANDOM_CHUNK, b""))
-        lost = self._variables.load(setup["variables"])
+        chunks = unpack_chunks(setup["variables"])
+        self._generators = RandomGenerators(chunks.pop(RANDOM_CHUNK, b""))
+        lost = self._variables.load(chunks)
         if new_inputs:
             self._set_inputs(setup["inputs"])
         self._state.dropped = frozenset([*setup["dropped"], *lost])
@@ -99,9 +121,12 @@ class _CodeRunner:
         if "inputs" in request:
             self._set_inputs(request["inputs"])
         self._generators.begin_block(request["seed"])
+        self.send_result(request["code"])
+
+    def send_result(self, code: str) -> None:
         self._running = True
         try:
-            result = self._execute(request["code"])
+            result = self._execute(code)
         finally:
             self._running = False
         logs = self._executor.state.get("_print_outputs")
@@ -127,7 +152,7 @@ class _CodeRunner:
         try:
             random_states = self._generators.end_block()
             saved = self._variables.save()
-            defined = {*self._state, *self._executor.custom_tools}
+            defined = {*self._state.keys(), *self._executor.custom_tools}
             self._state.dropped = frozenset(saved.dropped) | (self._state.dropped - defined)
             changed = saved.changed | random_states
             return {"changed": changed, "removed": saved.removed, "inputs": self._changed_inputs(), "full": False}

@@ -86,6 +86,8 @@ class Pickler(cloudpickle.Pickler):
         """Ids of the functions and classes in the last object that model-written code made."""
         self.needs: set[str] = set()
         """Names of the classes that the last object refers to."""
+        self.is_plain = True
+        """True if the last object consists of exact builtin data, which runs no code when it loads."""
 
     def write(self, obj: Any, class_names: Mapping[int, str]) -> None:
         """Pickle one object. Classes whose `id` is in `class_names` are only named: the reader has them already."""
@@ -93,10 +95,12 @@ class Pickler(cloudpickle.Pickler):
         self.globals_ref.clear()
         self.made_here.clear()
         self.needs.clear()
+        self.is_plain = True
         self._class_names = class_names
         pickle.Pickler.dump(self, obj)
 
     def reducer_override(self, obj: Any) -> Any:
+        self.is_plain = False
         kind = type(obj)
         if id(obj) in self._scope.tool_names:
             return _bare_tool, (self._scope.tool_names[id(obj)],)

@@ -25,6 +25,7 @@ def main() -> None:
         with contextlib.suppress(BaseException):  # code that imports the module gets the error
             importlib.import_module(name)
     guard.install()
+    child.warm_up()
     confinement = Confinement(map(Path, arguments["hidden"]), map(Path, arguments["folders"]))
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes

@@ -12,6 +12,7 @@ from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, 
 from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.limits import MB, Stopwatch
+from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
 
@@ -112,6 +113,8 @@ class ChildInterpreter(PythonExecutor):
         self._calls: list[tuple[str, bytes]] = []
         self._called_bytes = 0
         self.variables: dict[str, bytes] = {}
+        self._changes: dict[str, bytes | None] = {}
+        self.variables_bytes = 0
         self.dropped: frozenset[str] = frozenset()
         self.logs = ""
         """Output that the last block printed."""
@@ -122,6 +125,16 @@ class ChildInterpreter(PythonExecutor):
     def send_variables(self, variables: dict[str, Any]) -> None:
         self._inputs = variables  # the agent's own dictionary, so that its values follow changes in place
         self._has_new_inputs = True
+
+    def restore(self, variables: dict[str, bytes], logs: str) -> None:
+        """Take the chunks of the variables and the output of the last block from an earlier session."""
+        self.variables, self.logs = variables, logs
+        self.variables_bytes = sum(map(len, variables.values()))
+
+    def take_changes(self) -> dict[str, bytes | None]:
+        """Return the chunks that changed since the last call. None stands for a removed one."""
+        changes, self._changes = self._changes, {}
+        return changes
 
     def __call__(self, code_action: str) -> CodeOutput:
         """Run a block. Raises the interpreter's own errors."""
@@ -221,7 +234,7 @@ class ChildInterpreter(PythonExecutor):
                 "carries": [[kind.__module__, kind.__qualname__] for kind in self.carries],
                 "inputs": self._encoded_inputs(),
                 "inputs_are_new": self._has_new_inputs,
-                "variables": self.variables,
+                "variables": pack_chunks(self.variables),
                 "dropped": sorted(self.dropped),
                 "logs": self.logs,
                 "limits": asdict(limits),
@@ -264,12 +277,16 @@ class ChildInterpreter(PythonExecutor):
             inputs = {name: loads(data, self.carries) for name, data in result.inputs.items()}
         except CodecError as error:
             raise MisbehavedError("a value cannot be decoded") from error
-        variables = self.variables | result.changed
+        before, variables = self.variables, self.variables | result.changed
         for chunk in result.removed:
             variables.pop(chunk, None)
-        if len(variables) > MAX_CHUNKS or sum(map(len, variables.values())) > 2 * self.limits.variables_bytes:
+        size = sum(map(len, variables.values()))
+        if len(variables) > MAX_CHUNKS or size > 2 * self.limits.variables_bytes:
             raise MisbehavedError("the variables are too large")
-        self.variables, self.dropped = variables, result.dropped
+        self.variables, self.variables_bytes, self.dropped = variables, size, result.dropped
+        for chunk in (*result.changed, *result.removed):
+            if variables.get(chunk) != before.get(chunk):
+                self._changes[chunk] = variables.get(chunk)
         self._inputs.update(inputs)
         return result, output
 

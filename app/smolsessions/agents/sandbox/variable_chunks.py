@@ -1,4 +1,7 @@
-"""Chunk of variables: a line of JSON with their names and the classes they need, and a pickle of their values."""
+"""Chunk of variables: a line of JSON, and a pickle of their values by name.
+
+The line holds the names, the names of the classes that the values need, and `true` for plain data.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ import enum
 import fractions
 import hashlib
 import io
-import json
+import pickle
 import re
 import sys
 import threading
 import types
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smolsessions.agents.sandbox.code_values import Pickler, Unpickler
+from pydantic_core import from_json, to_json
+
+from smolsessions.agents.sandbox.code_values import PROTOCOL, Pickler, Unpickler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -36,8 +41,7 @@ _MAX_PASSES = 8
 _MAX_DEPTH, _DEEP_STACK_BYTES = 50_000, 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A function's key is its name with `()`."""
 
     id: str
@@ -63,7 +67,9 @@ class ChunkPickler:
             except RecursionError:
                 self._reset()
                 _on_deep_stack(lambda: self._pickler.write(values, class_names))
-            return _chunk(tuple(values), sorted(self._pickler.needs), self._file.take()), self._shared(values)
+                self._pickler.is_plain = False  # its reader would need a deep stack
+            needs, is_plain = sorted(self._pickler.needs), self._pickler.is_plain
+            return _chunk(tuple(values), needs, self._file.take(), is_plain=is_plain), self._shared(values)
         except BaseException:
             self._reset()
             raise
@@ -134,7 +140,7 @@ def restore(chunks: Mapping[str, bytes], scope: Scope) -> list[str]:
     similar name instead. Chunks that failed or ran code are therefore loaded again after the others.
     """
     operations = scope.begin_loading()
-    failed = waiting = sorted(chunks, key=lambda chunk: len(_header(chunks[chunk])[1]))
+    failed = waiting = sorted(chunks, key=lambda chunk: len(read_header(chunks[chunk])[1]))
     for _ in range(_MAX_PASSES):
         before, failed_before, failed, again = operations["counter"], len(failed), [], []
         for chunk in waiting:
@@ -162,27 +168,43 @@ def load(data: bytes, scope: Scope) -> bool:
     return True
 
 
+def pack_chunks(chunks: Mapping[str, bytes]) -> list[Any]:
+    """Return chunks by id as a few large parts, since each part of a message costs an encoding."""
+    return [",".join(chunks), [*map(len, chunks.values())], b"".join(chunks.values())]
+
+
+def unpack_chunks(packed: list[Any]) -> dict[str, bytes]:
+    ids, sizes, data = packed
+    ends = [*accumulate(sizes)]
+    return {chunk: data[end - size : end] for chunk, size, end in zip(ids.split(","), sizes, ends, strict=False)}
+
+
 def chunk_id(keys: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(keys).encode(), digest_size=8).hexdigest()
 
 
 def chunk_names(chunk: str, data: bytes) -> list[str]:
     """Return the names of the variables in a chunk, or its id if it has no valid header."""
-    keys, _ = _header(data)
-    return [key.removesuffix("()") for key in keys] or [chunk]
+    return [key.removesuffix("()") for key in read_header(data)[0]] or [chunk]
 
 
-def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
-    data = json.dumps([keys, needs]).encode() + b"\n" + pickled
-    return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
+def plain_chunk(name: str, value: Any) -> Chunk:
+    """Return the chunk of one variable with plain data."""
+    return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL), is_plain=True)
 
 
-def _header(data: bytes) -> tuple[list[str], list[str]]:
+def read_header(data: bytes) -> tuple[list[str], list[str], bool]:
+    """Return names, needed classes, and whether a chunk is plain. Code may have forged it: an invalid line is empty."""
     try:
-        keys, needs = json.loads(data.partition(b"\n")[0])
-        return list(map(str, keys)), list(map(str, needs))
-    except (ValueError, TypeError, RecursionError):
-        return [], []
+        keys, needs, *marks = from_json(data[: data.find(b"\n")])
+        return [*map(str, keys)], [*map(str, needs)], marks == [True]
+    except (ValueError, TypeError):
+        return [], [], False
+
+
+def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes, *, is_plain: bool) -> Chunk:
+    data = to_json([keys, needs, True] if is_plain else [keys, needs]) + b"\n" + pickled
+    return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
 
 
 class _BoundedFile(io.BytesIO):

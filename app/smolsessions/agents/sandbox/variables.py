@@ -1,12 +1,15 @@
 """Variables of model-written code as chunks of bytes. Runs in the child process only.
 
-Variables that share an object are in one chunk, so that aliases stay aliases. No two chunks share an object.
+Variables that share an object are in one chunk, so that aliases stay aliases. No two chunks share an object. A variable
+with plain data is therefore loaded when code uses its name: until then it cannot have changed.
 """
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from smolagents.local_python_executor import InterpreterError
 
@@ -19,6 +22,8 @@ from smolsessions.agents.sandbox.variable_chunks import (
     SharedObjects,
     chunk_names,
     load,
+    plain_chunk,
+    read_header,
     restore,
 )
 
@@ -30,24 +35,75 @@ if TYPE_CHECKING:
 INTERNAL_NAMES = frozenset({"__name__", PRINTED, COUNTED})
 
 
+class UnloadedVariable:
+    """Variable with plain data. All scopes that use it get the same object."""
+
+    def __init__(self, name: str, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.is_loaded = self.is_broken = False
+        self._name = name
+
+    def value(self) -> Any:
+        """Load the value, and replace the chunk by the one that the value would have now."""
+        if not self.is_loaded:
+            try:
+                self._value = pickle.loads(self.chunk.data.partition(b"\n")[2])[self._name]  # noqa: S301 - see restore
+                self.chunk = plain_chunk(self._name, self._value)
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - code has forged the chunk
+                self.is_broken = True
+                raise InterpreterError(gone_sentence(self._name)) from None
+            self.is_loaded = True
+        return self._value
+
+
 class InterpreterState(dict[str, Any]):
     """The interpreter's names. A dropped one raises an error, since smolagents would look up a similar name."""
 
     dropped: frozenset[str] = frozenset()
     functions: Collection[str] = ()
+    unloaded: Mapping[str, UnloadedVariable] = MappingProxyType({})
+    """Variables that the dictionary itself does not hold until they are used."""
 
     def __contains__(self, name: object) -> bool:
-        if dict.__contains__(self, name):
+        if dict.__contains__(self, name) or name in self.unloaded:
             return True
         if name in self.dropped and name not in self.functions:
-            raise InterpreterError(f"The variable `{name}` is gone: its value could not be kept. Define it again.")
+            raise InterpreterError(gone_sentence(name))
         return False
+
+    def __missing__(self, name: str) -> Any:
+        value = self[name] = self.unloaded[name].value()
+        return value
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name, None)
+        self.unloaded = {other: variable for other, variable in self.unloaded.items() if other != name}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self.unloaded else super().get(name, default)
+
+    def keys(self) -> Any:
+        return super().keys() | self.unloaded.keys()
 
     def copy(self) -> InterpreterState:
         """Copy the names for a function's own scope."""
         state = InterpreterState(self)
-        state.dropped, state.functions = self.dropped, self.functions
+        state.dropped, state.functions, state.unloaded = self.dropped, self.functions, self.unloaded
         return state
+
+
+def use_state(executor: LocalPythonExecutor) -> InterpreterState:
+    """Replace the names of an executor that has run nothing."""
+    state = InterpreterState(executor.state)
+    state.functions = executor.custom_tools
+    vars(executor)["state"] = state
+    return state
+
+
+def gone_sentence(name: object) -> str:
+    return f"The variable `{name}` is gone: its value could not be kept. Define it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +119,9 @@ class Variables:
     """Variables and functions of one executor, and the digests of the chunks that the parent has of them."""
 
     def __init__(self, executor: LocalPythonExecutor, max_bytes: int) -> None:
-        """The executor has its tools. `max_bytes` bounds all chunks together."""
+        """The executor has its tools and uses an `InterpreterState`. `max_bytes` bounds all chunks together."""
         self._executor = executor
+        self._state = cast("InterpreterState", executor.state)
         self._scope = Scope(executor)
         self._max_bytes = max_bytes
         self._excluded: dict[str, Any] = {}
@@ -74,12 +131,11 @@ class Variables:
 
     def exclude(self, names: Iterable[str]) -> None:
         """Leave out these names while they have their present values, which the parent has just sent."""
-        state = self._executor.state
-        self._excluded.update({name: state[name] for name in names if name in state})
+        self._excluded.update({name: self._state[name] for name in names if name in self._state})
 
     def save(self) -> SavedVariables:
         """Pickle the variables. A value that cannot be pickled is dropped and never raises."""
-        dropped: set[str] = set()
+        dropped = self._bind_loaded()
         chunks = self._pickle(dropped)
         while bad := self._unreadable(chunks) or self._too_large(chunks):
             dropped |= bad
@@ -91,13 +147,41 @@ class Variables:
 
     def load(self, chunks: Mapping[str, bytes]) -> list[str]:
         """Bind the variables of the chunks. Returns the names that could not be restored."""
-        failed = restore(chunks, self._scope)
+        unloaded: dict[str, UnloadedVariable] = {}
+        rest: dict[str, bytes] = {}
+        for name, data in chunks.items():
+            keys, _, is_plain = read_header(data)
+            if is_plain and len(keys) == 1 and keys[0].isidentifier() and keys[0] not in INTERNAL_NAMES:
+                unloaded[keys[0]] = UnloadedVariable(keys[0], Chunk(name, tuple(keys), (), data, b""))
+                self._state.pop(keys[0], None)
+            else:
+                rest[name] = data
+        self._state.unloaded = unloaded
+        failed = restore(rest, self._scope)
+        self._bind_loaded()
         now = self._pickle(set())
         self._digests = {name: now[name].digest if name in now else b"" for name in chunks}
         return sorted({name for chunk in failed for name in chunk_names(chunk, chunks[chunk])})
 
+    def _bind_loaded(self) -> set[str]:
+        """Bind the variables that code has loaded, in whatever scope. Returns the names that could not be loaded."""
+        unloaded = dict[str, UnloadedVariable]()
+        broken = set()
+        for name, variable in self._state.unloaded.items():
+            if variable.is_loaded:
+                self._state.setdefault(name, variable.value())
+                self._digests[variable.chunk.id] = variable.chunk.digest
+            elif dict.__contains__(self._state, name):  # code has replaced it
+                continue
+            elif variable.is_broken:
+                broken.add(name)
+            else:
+                unloaded[name] = variable
+        self._state.unloaded = unloaded
+        return broken
+
     def _own(self) -> Iterator[tuple[str, Any]]:
-        for name, value in list(self._executor.state.items()):
+        for name, value in list(self._state.items()):
             is_excluded = name in self._excluded and self._excluded[name] is value
             if type(name) is str and name not in INTERNAL_NAMES and not is_excluded:
                 yield name, value
@@ -135,7 +219,7 @@ class Variables:
                 dropped.update(keys)
                 return self._pickle(dropped)
             chunks[chunk.id] = chunk
-        return chunks
+        return chunks | {one.chunk.id: one.chunk for name, one in self._state.unloaded.items() if name not in dropped}
 
     def _pickle_alone(self, key: str, value: Any, class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
         is_scalar = type(value) in SCALARS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,7 @@ from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
-from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names
+from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names, plain_chunk
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.values import CodecError, dumps, loads
@@ -201,13 +200,13 @@ def _code_chunks(found: _VariablesIn, target: ImportTarget, pointer: str) -> Ite
     for name, value in found.code.items():
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "code", name), "is no name that code could give")
-        chunk = json.dumps([[name], []]).encode() + b"\n" + pickle.dumps({name: value}, 5)
-        left -= len(chunk)
+        chunk = plain_chunk(name, value)
+        left -= len(chunk.data)
         if left < 0:
             raise InvalidRequestError.at(
                 f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
             )
-        yield VARIABLE + chunk_id((name,)), chunk
+        yield VARIABLE + chunk.id, chunk.data
     for index, name in enumerate(found.gone):
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")

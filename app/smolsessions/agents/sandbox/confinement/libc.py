@@ -6,11 +6,12 @@ import ctypes
 import os
 from typing import Any
 
+LIBC: Any = ctypes.CDLL(None, use_errno=True)
 SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
 
 
 def call(name: str, *args: Any) -> int:
-    result: int = getattr(ctypes.CDLL(None, use_errno=True), name)(*args)
+    result: int = getattr(LIBC, name)(*args)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
