@@ -140,8 +140,11 @@ class Conversations:
         record = await self.history.record(ref)
         steps = with_gaps(record.steps)
         agent = record.conversation.agent
-        portable = await asyncio.to_thread(self._agents.export, agent, steps, record.attachments, record.pieces)
-        return document_of(record, portable)
+
+        def document() -> dict[str, Any]:
+            return document_of(record, self._agents.export(agent, steps, record.attachments, record.pieces))
+
+        return await asyncio.to_thread(document)
 
     async def bring_in(
         self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None

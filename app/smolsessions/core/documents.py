@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError
@@ -24,6 +24,7 @@ FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
+_TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
 _OF_TURN = ("message", "agent", "timing", "options", "attempts", "images")
 
 
@@ -95,8 +96,8 @@ def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[st
 
 def _turn_document(turn: Turn) -> dict[str, Any]:
     """Return a turn. It has no members for images if it has no images."""
-    of_turn = {name: value for name, value in asdict(replace(turn, outcome=None)).items() if name in _OF_TURN}
-    outcome = asdict(turn.outcome or Outcome("cancelled"))
+    of_turn = _TURN.dump_python(turn, include=set(_OF_TURN))
+    outcome = _OUTCOME.dump_python(turn.outcome or Outcome("cancelled"))
     images = {"images": of_turn.pop("images"), "output_images": outcome.pop("images")}
     return {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in images.items() if found}}
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_FIELDS = 50
+_DATA = frozenset({bool, int, float, str, dict, type(None)})
+"""Types of members that are the same in the object. A dict is JSON of the caller."""
 MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 
 
@@ -42,6 +44,8 @@ class Encoder(NamedTuple):
     """
 
     encode: Encode
+    kept: frozenset[type] = frozenset()
+    """Types of values that need no encoding. A text needs none if it is ASCII."""
 
 
 class Strict(BaseModel):
@@ -56,7 +60,9 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (len(data) > MAX_FIELDS or not all(map(_is_name, data))):
+        if type(data) is not dict or data.keys() <= cls.model_fields.keys():
+            return data
+        if len(data) > MAX_FIELDS or not all(map(_is_name, data)):
             raise _refusal("has far too many members, or one whose name is no text")
         return data
 
@@ -69,13 +75,21 @@ class Strict(BaseModel):
     def encode(cls, source: Any, pointer: str, labels: set[str]) -> dict[str, Any]:
         """Return an object as JSON data. `labels` collects pointers to texts and data that replace other values."""
         values = cls.computed(source)
-        return {
-            name: encode(values[name] if name in values else getattr(source, name), f"{pointer}/{name}", labels)
-            for name, encode in _encoders(cls).items()
-        }
+        encoded = {}
+        for name, (encode, kept) in _encoders(cls).items():
+            value = values[name] if name in values else getattr(source, name)
+            if type(value) in kept and (type(value) is not str or value.isascii()):
+                encoded[name] = value
+            else:
+                encoded[name] = encode(value, f"{pointer}/{name}", labels)
+        return encoded
 
     def fields(self) -> dict[str, Any]:
-        return {name: _made(value) for name, value in vars(self).items() if name not in self.own}
+        return {
+            name: value if type(value) in _DATA else _made(value)
+            for name, value in vars(self).items()
+            if name not in self.own
+        }
 
     def made(self) -> Any:
         """Return the object."""
@@ -106,28 +120,30 @@ def _made(value: Any) -> Any:
 
 
 @cache
-def _encoders(model: type[Strict]) -> dict[str, Encode]:
+def _encoders(model: type[Strict]) -> dict[str, Encoder]:
     hints = get_type_hints(model, include_extras=True)
     return {name: _encoder_of(hints[name]) for name in model.model_fields if name not in model.own}
 
 
-def _encoder_of(hint: Any) -> Encode:
+def _encoder_of(hint: Any) -> Encoder:
     """Return the encoder of a field's type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found = (one.encode for one in args if isinstance(one, Encoder))
+        found = (one for one in args if isinstance(one, Encoder))
         return next(found, None) or _encoder_of(args[0])
     if origin in {Union, UnionType}:
-        optional = _encoder_of(args[0])
-        return lambda value, pointer, labels: None if value is None else optional(value, pointer, labels)
+        encode, kept = _encoder_of(args[0])
+        return Encoder(encode, kept | {type(None)})
     if origin is list:
-        member = _encoder_of(args[0])
-        return lambda values, pointer, labels: [
-            member(value, f"{pointer}/{index}", labels) for index, value in enumerate(values)
-        ]
+        encode_member, _ = _encoder_of(args[0])
+        return Encoder(
+            lambda values, pointer, labels: [
+                encode_member(value, f"{pointer}/{index}", labels) for index, value in enumerate(values)
+            ]
+        )
     if isinstance(hint, type) and issubclass(hint, Strict):
-        return hint.encode
-    return lambda value, _pointer, _labels: value
+        return Encoder(hint.encode)
+    return Encoder(lambda value, _pointer, _labels: value, frozenset({bool, int, float, str}))
 
 
 def _is_name(name: object) -> bool:
@@ -182,8 +198,8 @@ def _encode_count(count: Any, _pointer: str, _labels: set[str]) -> int:
     return int(count) if type(count) in {int, float} and 0 <= count <= MAX_COUNT else 0
 
 
-Text = Annotated[str, AfterValidator(_whole), Encoder(_encode_text)]
-Json = Annotated[Any, AfterValidator(_json), Encoder(_encode_json)]
-Output = Annotated[Any, AfterValidator(_text_or_parts), Encoder(_encode_output)]
+Text = Annotated[str, AfterValidator(_whole), Encoder(_encode_text, frozenset({str}))]
+Json = Annotated[Any, AfterValidator(_json), Encoder(_encode_json, frozenset({str, type(None)}))]
+Output = Annotated[Any, AfterValidator(_text_or_parts), Encoder(_encode_output, frozenset({str, type(None)}))]
 """Output of a model: a text, a list of content parts, or null."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT), Encoder(_encode_count)]
