@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.agents import CALL_MS
+from benchmarks.code import goals_of as code_goals
+from benchmarks.code import measure_code
 from benchmarks.cpu import OTHER_CORE
 from benchmarks.goals import at_most
 from benchmarks.growth import MARKS, measure_growth
@@ -133,6 +135,12 @@ def _readers(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
     yield f"E. Readers of {TOPICS} running turns, an event a second each; one server process", crowds
 
 
+def _code(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
+    rows = measure_code(extent.conversations, _progress)
+    yield "F. Code in a process of its own (or the turn's thread), and long conversations, on all cores; 1 client", rows
+    yield GOALS, [*code_goals(rows)]
+
+
 def _takeover(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
     found = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
     replays = measure_replays(extent.replays, _progress)
@@ -184,6 +192,7 @@ PARTS: dict[str, Callable[[Extent], Iterator[tuple[str, list[Any]]]]] = {
     "startup": _startup,
     "streams": _streams,
     "readers": _readers,
+    "code": _code,
     "takeover": _takeover,
     "memory": _memory,
     "workers": _workers,
