@@ -222,7 +222,7 @@ def refusals(raw: Raw) -> int:
     return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
 
 
-def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> Any:
+def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, worker: str = "") -> Any:
     """Run submit.lua directly."""
     named: dict[str, str | bytes | int] = {
         "owner": "local",
@@ -240,6 +240,9 @@ def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject") -> 
         "most_queued": 1000,
         "idem": "",
         "digest": "",
+        "worker": worker,
+        "lease_us": 10_000_000,
+        "fingerprint": "",
     }
     return raw.execute_command(*script("submit").command(PARTITION, (), named))
 

@@ -245,8 +245,23 @@ class Lease(Protocol):
 L = TypeVar("L", bound=Lease)
 
 
+M_contra = TypeVar("M_contra", bound=Lease, contravariant=True)
+
+
+class Intake(Protocol[M_contra]):
+    """Worker of this process, which begins the turns that this process submits if a thread is free for them."""
+
+    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+        """Reserve a thread for a turn of this agent. Return all agents with their fingerprints, or None."""
+
+    def start(self, lease: M_contra | None) -> None:
+        """Begin a turn in the reserved thread. None: free the thread."""
+
+
 class Scheduler(Protocol[L]):
     """Assignment of ready conversations to workers. A lease lasts `lease_s` from its claim or renewal."""
+
+    intake: Intake[L] | None
 
     @property
     def lease_s(self) -> float: ...

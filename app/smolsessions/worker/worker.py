@@ -14,7 +14,7 @@ from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.events import ReplayState
@@ -74,7 +74,10 @@ class Worker:
         self._sessions = sessions
         self._threads = threads
         self._on_end = on_end
+        self._fingerprints = {name: info.fingerprint for name, info in agents.infos.items()}
         self._running: set[_Run] = set()
+        self._reserved = 0
+        self._turns: asyncio.TaskGroup | None = None
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -84,8 +87,11 @@ class Worker:
             keeper = tasks.create_task(self._keep_leases())
             sweeper = tasks.create_task(self._sweep())
             async with asyncio.TaskGroup() as turns:
+                self._turns, self._scheduler.intake = turns, self
                 await self._claim_until_drained(turns)
                 self._scheduler.stop_claiming()
+                await self._wait_for_reserved()
+            self._turns = None
             with suppress(TimeoutError):  # the leases expire instead
                 async with asyncio.timeout(LATE_CLAIMS_S):
                     await self._scheduler.all_given_back()
@@ -106,6 +112,38 @@ class Worker:
         for run in self._running:
             run.bridge.request_stop("drained")
 
+    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+        if self._draining.is_set() or self._threads.free <= 0 or self._runs_suspect or agent not in self._fingerprints:
+            return None
+        self._threads.busy += 1
+        self._reserved += 1
+        return self._fingerprints
+
+    def start(self, lease: Lease | None) -> None:
+        self._reserved -= 1
+        self._threads.busy -= 1
+        self._slot_free.set()
+        if not (lease and self._turns):
+            return  # a lease that comes after the end of `run` expires
+        if self._draining.is_set():
+            self._turns.create_task(self._hand_back(lease))
+        else:
+            self._begin(self._turns, lease)
+
+    def _begin(self, turns: asyncio.TaskGroup, lease: Lease) -> None:
+        self._threads.busy += 1
+        run = _Run(lease, LoopEventBridge(lease))
+        self._running.add(run)
+        turns.create_task(self._run_turn(run))
+
+    async def _wait_for_reserved(self) -> None:
+        """Wait for the turns that are being submitted, which are handed back. Without the store, leases expire."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LATE_CLAIMS_S):
+                while self._reserved:
+                    self._slot_free.clear()
+                    await self._slot_free.wait()
+
     async def _claim_until_drained(self, turns: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
             free = self._threads.free
@@ -116,18 +154,14 @@ class Worker:
                         await self._slot_free.wait()
                 continue
             most = min(free, MOST_AT_ONCE)
-            agents = {name: info.fingerprint for name, info in self._agents.infos.items()}
             # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
-            idle = all(run.lease.has_progressed for run in self._running)
-            leases = await self._scheduler.claim(agents, most, idle=idle)
+            idle = not self._reserved and all(run.lease.has_progressed for run in self._running)
+            leases = await self._scheduler.claim(self._fingerprints, most, idle=idle)
             if self._draining.is_set():
                 await asyncio.gather(*map(self._hand_back, leases))
                 return
             for lease in leases:
-                self._threads.busy += 1
-                run = _Run(lease, LoopEventBridge(lease))
-                self._running.add(run)
-                turns.create_task(self._run_turn(run))
+                self._begin(turns, lease)
             if len(leases) < most:
                 await self._scheduler.wait_for_work(POLL_S)
 

@@ -5,12 +5,35 @@
 -- - A known Idempotency-Key (`idem`, with the request's `digest`) returns its turn. A refusal is not recorded.
 -- - At most `most_queued` conversations of an agent wait for a thread. An owner may have three times as many of them as places
 --   are left, so that each owner leaves a quarter of the places that it found.
--- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest
+-- - A `worker` (or empty) with a free thread, who plays `agents`, gets the lease at once if no other conversation waits for it and
+--   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew, as only the lost reply named it.
+-- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest worker lease_us fingerprint ...agents
 local known = find_request(idem, digest)
 if known then return known end
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
+end
+local conversation_key, run = key('conversation', ref), key('run', ref, turn)
+local function is_next()
+  local others = {partition .. ':alone', run, key('journal', ref, turn)}
+  for _, name in ipairs(agents) do others[#others + 1] = key('ready', name) end
+  local last = string.match(redis.call('HGET', conversation_key, 'committed') or '', '^%d+:(.-):')
+  return (not last or last == worker) and redis.call('EXISTS', unpack(others)) == 0
+end
+local function is_claimed_for_lost_reply()
+  return string.match(redis.call('HGET', conversation_key, 'fence') or '', ':(.*):') == worker and first_turn(ref) == turn
+    and redis.call('EXISTS', key('journal', ref, turn)) == 0
+end
+local function claim()
+  local state = redis.call('HMGET', conversation_key, 'generation', 'head', 'terms')
+  local stored = redis.call('LLEN', key('steps', ref, state[1] or ''))
+  local chunks, at = redis.call('HGET', key('variables', ref, state[1] or ''), ''), now()
+  local fence = redis.call('HINCRBY', conversation_key, 'fences', 1) .. ':' .. worker .. ':' .. at
+  redis.call('ZADD', leases, at + lease_us, ref)
+  redis.call('HSET', conversation_key, 'fence', fence)
+  redis.call('HSET', run, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0, 'written', 0, 'claimed', at)
+  return {fence, state[1] or '', state[2] or '', stored, chunks or '', state[3] or ''}
 end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
 if not found[1] then
@@ -22,7 +45,9 @@ if not found[1] then
   create(owner, ref, agent, conversation)
 else
   if not found[2] then damaged('conversation') end
-  if redis.call('LINDEX', key('turns', ref), turn - 1) == record then return {'ok', 1} end  -- a retry after a lost reply
+  if redis.call('LINDEX', key('turns', ref), turn - 1) == record then  -- a retry after a lost reply
+    return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim() or {})}
+  end
   if conversation ~= '' and idem ~= '' then return {'taken'} end
   found[2] = count_turns(ref)
   first = first_turn(ref)
@@ -33,12 +58,20 @@ else
 end
 redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
 refresh_ttl(ref)
+local is_sound, may_claim = pcall(is_next)
+may_claim = worker ~= '' and not first and is_sound and may_claim
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)
-redis.call('HSET', key('run', ref, turn), 'input', input)
+redis.call('HSET', run, 'input', input)
 redis.call('SADD', key('watch', ref, turn), own_channel)
 local seq = append(ref, turn, 'turn.queued', event, event, own_channel)
-if not first then
+local claimed = {}
+if may_claim then
+  is_sound, claimed = pcall(claim)
+  if not is_sound then claimed = {} end  -- damaged: claim.lua mends it
+end
+if #claimed > 0 then  -- the caller's worker begins at once
+elseif not first then
   make_ready(ref, wake)
 elseif on_busy ~= 'enqueue' then
   request_stop(ref, first, on_busy .. ':' .. turn)
@@ -47,4 +80,4 @@ if idem ~= '' then
   local created = redis.call('HGET', key('conversation', ref), 'created')
   redis.call('SET', key('idem', idem), table.concat({ref, turn, created, digest}, '\n'), 'EX', 86400)
 end
-return {'ok', seq}
+return {'ok', seq, unpack(claimed)}

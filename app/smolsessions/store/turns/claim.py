@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
 from smolsessions.core.records import (
@@ -68,16 +68,47 @@ class Claim:
     """Set if the state cannot be read. The lease can only end the turn."""
 
 
-def open_claim(scope: Scope, reply: ClaimReply) -> Claim:
-    """Decode a claim. Raises `SealBrokenError` if not even its turn can be named."""
+def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int, fields: list[Any]) -> ClaimReply:
+    """Return the claim of a turn that was claimed as it was submitted, from the fields of submit.lua's reply."""
+    fence, generation, head, stored_steps, chunk_list, terms = fields
+    return ClaimReply(
+        scope.name.encode(),
+        str(turn.number).encode(),
+        fence,
+        attempt=1,
+        running_us=0,
+        record=b"",
+        input=b"",
+        generation=generation,
+        head=head,
+        stored_steps=stored_steps,
+        logged=logged,
+        stop_flag=b"",
+        watchers=[],
+        chunk_list=chunk_list,
+        crashes=0,
+        fingerprint=fingerprint.encode(),
+        terms=terms,
+        flaw=b"",
+    )
+
+
+def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput] | None = None) -> Claim:
+    """Decode a claim. Raises `SealBrokenError` if not even its turn can be named.
+
+    The records of a turn that this process has just `submitted` are not read.
+    """
     number, ref = codec.number(reply.turn), codec.ref_of(scope.name)
     claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:
         claim.policy = scope.terms(reply.terms).policy
         claim.head = open_head(scope, reply.generation, reply.head)
         claim.chunks = open_chunk_list(scope, claim.head, reply.chunk_list)
-        claim.turn = codec.decode_turn(scope.open(reply.record, "turn", number), ref, number)
-        claim.turn_input = codec.decode_input(scope.open(reply.input, "input", number))
+        if submitted:
+            claim.turn, claim.turn_input = submitted
+        else:
+            claim.turn = codec.decode_turn(scope.open(reply.record, "turn", number), ref, number)
+            claim.turn_input = codec.decode_input(scope.open(reply.input, "input", number))
         _check_claim(reply, claim)
     except SealBrokenError as error:
         claim.defect = error

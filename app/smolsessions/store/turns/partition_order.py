@@ -35,6 +35,11 @@ class PartitionOrder:
             self.all_due()
         return sorted(self._due, key=self._rank) or list(self._partitions)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no partition is due."""
+        return not self._due
+
     def all_due(self) -> None:
         self._due = dict.fromkeys(self._partitions, UNKNOWN_OWNER) | self._due
         self._all_due_at = time.monotonic() + CHECK_ALL_S

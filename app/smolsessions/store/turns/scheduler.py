@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from smolsessions.core.records import AgentName
+    from smolsessions.core.store_ports import Intake
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Options, Partition, Partitions
     from smolsessions.store.scripts.loader import Argument
@@ -36,6 +37,15 @@ _STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, stop fl
 LONGEST_ALONE_S = 60.0  # limit for the wait of a suspect turn for an idle worker
 LATE_S = 0.5  # limit for the delay that one partition causes to the others
 QUEUES_S = 1.0
+
+
+class Offer(NamedTuple):
+    """Free thread of this process's worker, for a turn that is being submitted."""
+
+    worker: str
+    lease_us: int
+    fingerprint: str
+    agents: list[AgentName]
 
 
 class Scheduler:
@@ -51,7 +61,10 @@ class Scheduler:
         self._late: dict[Partition, Reply] = {}
         self._pause_s = math.inf  # until a postponed partition can be asked again
         self._room = 0
-        self._stopped = False
+        self._stopped = self._is_claiming = False
+        self._offers = 0
+        self.intake: Intake[HeldLease] | None = None
+        """Worker that begins turns as they are submitted. Set by the worker itself."""
         self._claimed: list[HeldLease] = []
         self._releases: set[asyncio.Task[None]] = set()
         self._running: dict[tuple[str, Partition], asyncio.Task[int]] = {}
@@ -87,9 +100,49 @@ class Scheduler:
         self._pause_s = math.inf
         self._has_work.clear()
 
+    def offer(self, agent: AgentName) -> Offer | None:
+        """Offer a free thread to a turn that is about to be submitted, unless other turns may wait for it.
+
+        The caller must call `settle` once.
+        """
+        is_free = self.intake and not (self._stopped or self._is_claiming or self._late) and self._order.is_empty
+        fingerprints = self.intake.reserve(agent) if self.intake and is_free else None
+        if fingerprints is None:
+            return None
+        self._offers += 1
+        return Offer(self._worker, self._lease_us, fingerprints[agent], list(fingerprints))
+
+    def settle(self, lease: HeldLease | None) -> None:
+        """Begin the turn that took the offer. None: it was not taken."""
+        assert self.intake
+        self._offers -= 1
+        if lease:
+            self._order.served(lease.turn.ref.owner)
+        self.intake.start(lease)
+
+    def hold(self, lease: HeldLease, at: float) -> HeldLease:
+        """Note a lease that was requested `at` (monotonic clock), so that stop requests reach it."""
+        lease.confirm(at)
+        name = (lease.scope.name, lease.turn.number)
+        self._held[name] = lease
+        if name in self._early_stops:
+            lease.cancel(self._early_stops[name])
+        return lease
+
     async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
         """Ask the due partitions until `most` leases are held."""
         self._room = 0 if self._stopped else most - len(self._claimed)
+        self._is_claiming = True  # a suspect turn may be among the claims, which must be alone
+        try:
+            await self._claim_in_all(agents, idle=idle)
+        finally:
+            self._is_claiming = False
+        if not self._offers:
+            self._early_stops.clear()
+        leases, self._claimed = self._claimed, []
+        return leases
+
+    async def _claim_in_all(self, agents: Mapping[AgentName, str], *, idle: bool) -> None:
         for partition in self._order.next():
             if self._room <= 0:
                 break
@@ -102,9 +155,6 @@ class Scheduler:
             except StoreUnavailableError:
                 self._order.due(partition)
                 self._pause_s = min(self._pause_s, LATE_S)
-        self._early_stops.clear()
-        leases, self._claimed = self._claimed, []
-        return leases
 
     async def _claim_in(self, partition: Partition, agents: Mapping[AgentName, str], *, idle: bool) -> None:
         at = time.monotonic()
@@ -162,12 +212,7 @@ class Scheduler:
             _log_removed(fields[:1])
             self._start_release(_release(partition, *fields[:3], is_damaged=True))
             return None
-        lease.confirm(at)
-        name = (scope.name, lease.turn.number)
-        self._held[name] = lease
-        if name in self._early_stops:
-            lease.cancel(self._early_stops[name])
-        return lease
+        return self.hold(lease, at)
 
     def _release_all(self, leases: list[HeldLease]) -> None:
         for lease in leases:

@@ -31,14 +31,16 @@ from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import AgentName, Outcome, Page, Ref
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
+from smolsessions.store.turns.claim import claim_of_submission, open_claim
+from smolsessions.store.turns.lease import HeldLease
+from smolsessions.store.turns.scheduler import Offer
 from smolsessions.store.turns.turn_log import LogReader
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import IdempotentRequest, Owner, Submission, Terms, Turn
+    from smolsessions.core.records import IdempotentRequest, Owner, Submission, Terms, Turn, TurnInput
     from smolsessions.store.partition import Options, Partition, Partitions, Scope
-    from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.scheduler import Scheduler
 
 MOST_GUESSES = 10_000
@@ -49,6 +51,7 @@ NUMBER_PATIENCE_S = 10.0  # limit for retries while other submissions take each 
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
 LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
+NO_OFFER = Offer("", 0, "", [])
 LARGE_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 
 
@@ -217,12 +220,15 @@ class TurnStore:
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = replace(new.turn, number=number, agent=new.version_of(agent))
-        state, *rest = await self._send(turn, new)
+        offer, lease = self._scheduler.offer(agent), None
+        try:
+            state, *rest = await self._send(turn, new, offer)
+            if state == b"ok":
+                lease = self._accepted(turn, new.turn_input, offer, rest)
+        finally:
+            if offer:
+                self._scheduler.settle(lease)
         if state == b"ok":
-            self._remember(ref, number + 1, agent)
-            partition = self._partitions.of(ref)
-            partition.log.deliver(ref, number, Logged(rest[0], TurnQueued()))
-            self._scheduler.nudge(partition, ref.owner)
             return turn, True
         if state == b"attached":
             return await self._attached(ref.owner, *rest), False
@@ -232,6 +238,18 @@ class TurnStore:
         if rest[0] == agent.encode():
             self._remember(ref, rest[1], agent)
         return None
+
+    def _accepted(self, turn: Turn, turn_input: TurnInput, offer: Offer | None, reply: list[Any]) -> HeldLease | None:
+        """Note an accepted turn, and return its lease if it was claimed, too."""
+        seq, *claimed, sent_at = reply
+        ref, scope = turn.ref, self._partitions.scope(turn.ref)
+        self._remember(ref, turn.number + 1, turn.agent.name)
+        scope.partition.log.deliver(ref, turn.number, Logged(seq, TurnQueued()))
+        if not (offer and claimed):
+            self._scheduler.nudge(scope.partition, ref.owner)
+            return None
+        claim = claim_of_submission(scope, turn, offer.fingerprint, seq, claimed)
+        return self._scheduler.hold(HeldLease(scope, open_claim(scope, claim, (turn, turn_input))), sent_at)
 
     async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
         ref = codec.ref_of(codec.text(scope))
@@ -248,14 +266,20 @@ class TurnStore:
         agent, _, _ = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
         return turns + 1, agent
 
-    async def _send(self, turn: Turn, new: Submission) -> Any:
-        """Run submit.lua, and retry for a moment: the same sealed record makes no second turn."""
+    async def _send(self, turn: Turn, new: Submission, offer: Offer | None) -> list[Any]:
+        """Run submit.lua, and retry for a moment: the same sealed record makes no second turn.
+
+        The time of the request follows the reply `ok`.
+        """
         scope = self._partitions.scope(turn.ref)
         arguments = await self._sealed(scope, turn, new)
+        arguments |= (offer or NO_OFFER)._asdict()
+        agents = arguments.pop("agents")
         give_up_at, is_retry = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:
+            sent_at = time.monotonic()
             try:
-                reply = await scope.call("submit", **arguments)
+                reply: list[Any] = await scope.call("submit", *agents, **arguments)
                 break
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
@@ -263,10 +287,10 @@ class TurnStore:
             is_retry = True
             await asyncio.sleep(RETRY_S)
         if is_retry and reply[0] != b"ok" and await self._is_stored(turn):
-            return [b"ok", 1]  # the first reply was lost, and the turn has progressed since
-        return reply
+            return [b"ok", 1, sent_at]  # the first reply was lost, and the turn has progressed since
+        return [*reply, sent_at] if reply[0] == b"ok" else reply
 
-    async def _sealed(self, scope: Scope, turn: Turn, new: Submission) -> dict[str, Argument]:
+    async def _sealed(self, scope: Scope, turn: Turn, new: Submission) -> dict[str, Any]:
         conversation, data = b"", codec.encode_input(new.turn_input)
         if new.create is not None:
             conversation = scope.seal(codec.encode_conversation(turn.agent.name, new.create), "conversation")
