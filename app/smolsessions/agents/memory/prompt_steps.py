@@ -152,8 +152,10 @@ class PromptMemory:
         return is_longer and all(map(is_, newest, memory[end - len(newest) : end]))
 
     def _examined(self, memory: list[Any]) -> list[PromptStep]:
-        """Return the steps with their present contents."""
+        """Return the steps with their present contents, which are kept if they may change."""
         known, steps = {id(one.step): one for one in self._steps}, []
+        if self._only_grows:
+            return [known.get(id(step)) or PromptStep(step) for step in memory]
         for step in memory:
             content, one = content_of(step), known.get(id(step))
             if one is None or one.content != content:
