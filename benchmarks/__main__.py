@@ -144,13 +144,7 @@ def _code(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
 def _takeover(extent: Extent) -> Iterator[tuple[str, list[Any]]]:
     found = measure_takeovers(extent.kills, extent.restarts, extent.handovers, _progress)
     replays = measure_replays(extent.replays, _progress)
-    rows = [
-        spread("s: SIGKILL, a process beside it: from the kill", [kill.waited_s for kill in found.kills]),
-        spread("s: SIGKILL, embedded store: from the kill", [kill.waited_s for kill in found.restarts]),
-        spread("s: the same, from the start of serving", [kill.after_start_s or 0 for kill in found.restarts]),
-        spread("ms: SIGTERM, a process beside it: from the call's end", [each.waited_ms for each in found.handovers]),
-        spread("ms: the rest of that call", [each.rest_ms for each in found.handovers]),
-    ]
+    rows = [spread(what, times) for what, times in found.items()]
     for model_ms in dict.fromkeys(replay.model_ms for replay in replays):
         same = [replay for replay in replays if replay.model_ms == model_ms]
         what = f"ms: from an attempt's start to the last step's call, a model of {model_ms} ms"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
@@ -14,6 +13,7 @@ from benchmarks.contenders import server, store
 from benchmarks.cpu import CORES
 from benchmarks.goals import at_most
 from benchmarks.report import Row, spread
+from benchmarks.watching import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,31 +22,10 @@ AGENTS = ",".join(["bench=benchmarks.agents:make_agent", *(f"{mode}=benchmarks.c
 STEPS_A_TURN, TURNS = 3, 334
 
 
-class _Client:
-    """One keep-alive connection."""
-
-    def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-    def ask(self, path: str, body: bytes | None = None) -> tuple[float, Any]:
-        """Return the milliseconds of a call, and its answer. A body makes it a POST."""
-        start = time.perf_counter()
-        self._connection.request("GET" if body is None else "POST", path, body, {"Content-Type": "application/json"})
-        answer = self._connection.getresponse()
-        said, took_ms = answer.read(), (time.perf_counter() - start) * 1000
-        if answer.status not in {200, 201}:
-            raise RuntimeError(f"{path} was answered with {answer.status} {said!r}")
-        return took_ms, json.loads(said)
-
-    def play(self, agent: str, message: str, conversation: str = "") -> tuple[float, Any]:
-        begun = {"conversation_id": conversation} if conversation else {"agent": agent}
-        return self.ask("/turn", json.dumps({"message": message, **begun}).encode())
-
-
 def measure_code(times: int, progress: Callable[[str], None]) -> list[Row]:
     """Measure on all cores, so that a child process may run beside the service."""
     with store() as socket_path, server("service", socket_path, {"AGENTS": AGENTS}, CORES) as running:
-        client, prober = _Client(running.port), _Client(running.port)
+        client, prober = Caller(running), Caller(running)
         progress("code: blocks and variables")
         rows = [*_blocks_of(client, times), *_variables_of(client, times)]
         progress("code: export and import")
@@ -63,35 +42,47 @@ def goals_of(rows: list[Row]) -> Iterator[Row]:
     yield at_most("an import of 1,000 steps, ms", 60, imported)
 
 
-def _blocks_of(client: _Client, times: int) -> Iterator[Row]:
+def _blocks_of(client: Caller, times: int) -> Iterator[Row]:
     found: dict[str, list[list[float]]] = {mode: [] for mode in MODES}
     for _ in range(times + 1):
         for mode in MODES:
-            found[mode].append(json.loads(client.play(mode, "Run count 1")[1]["reply"]))
+            found[mode].append(json.loads(_play(client, mode, "Run count 1")[1]["reply"]))
     for mode in MODES:  # the first turn of each loads all that is loaded once
         yield spread(f"ms: first block of a turn, {mode}", [first for first, *_ in found[mode][1:]])
         yield spread(f"ms: each further block, {mode}", [ms for _, *more in found[mode][1:] for ms in more])
 
 
-def _variables_of(client: _Client, times: int) -> Iterator[Row]:
+def _variables_of(client: Caller, times: int) -> Iterator[Row]:
     for mode in MODES:
-        conversation = client.play(mode, "Run all 0")[1]["conversation_id"]
-        turns = [client.play(mode, f"Run one {number}", conversation)[0] for number in range(times)]
+        conversation = _play(client, mode, "Run all 0")[1]["conversation_id"]
+        turns = [_play(client, mode, f"Run one {number}", conversation)[0] for number in range(times)]
         yield spread(f"ms: turn that changes 1 of {VARIABLES:,} variables, {mode}", turns)
 
 
-def _documents_of(client: _Client, prober: _Client, times: int) -> Iterator[Row]:
+def _documents_of(client: Caller, prober: Caller, times: int) -> Iterator[Row]:
     conversation = ""
     for number in range(1, TURNS + 1):
-        conversation = client.play("bench", question(number), conversation)[1]["conversation_id"]
-    document = json.dumps(client.ask(f"/conversations/{conversation}/export")[1]).encode()
+        conversation = _play(client, "bench", question(number), conversation)[1]["conversation_id"]
+    document = json.dumps(_timed(client, f"/conversations/{conversation}/export")[1]).encode()
     calls = {"export": (f"/conversations/{conversation}/export", None), "import": ("/conversations/import", document)}
     for name, call in calls.items():
-        yield spread(f"ms: {name} of {TURNS * STEPS_A_TURN:,} steps", [client.ask(*call)[0] for _ in range(times)])
-        thread = threading.Thread(target=lambda call=call: [client.ask(*call) for _ in range(times)])
+        yield spread(f"ms: {name} of {TURNS * STEPS_A_TURN:,} steps", [_timed(client, *call)[0] for _ in range(times)])
+        thread = threading.Thread(target=lambda call=call: [_timed(client, *call) for _ in range(times)])
         thread.start()
         probes = [0.0]
         while thread.is_alive():
-            probes.append(prober.ask("/livez")[0])
+            probes.append(_timed(prober, "/livez")[0])
             time.sleep(0.001)
         yield spread(f"ms: /livez beside that {name}", probes[1:])
+
+
+def _play(client: Caller, agent: str, message: str, conversation: str = "") -> tuple[float, Any]:
+    begun = {"conversation_id": conversation} if conversation else {"agent": agent}
+    return _timed(client, "/turn", json.dumps({"message": message, **begun}).encode())
+
+
+def _timed(client: Caller, path: str, body: bytes | None = None) -> tuple[float, Any]:
+    """Return the milliseconds of a call, and its answer. A body makes it a POST."""
+    start = time.perf_counter()
+    said = client.raw("GET" if body is None else "POST", path, body)
+    return (time.perf_counter() - start) * 1000, json.loads(said)

@@ -37,35 +37,6 @@ NS_PER_MS, NS_PER_S = 1e6, 1e9
 
 
 @dataclass(frozen=True)
-class Kill:
-    """A process that was killed in the middle of a turn. Times are in seconds."""
-
-    waited_s: float
-    """From the kill to `turn.started`, attempt 2, at a reader of another process."""
-    after_start_s: float | None = None
-    """Embedded store only: to the same event, from the moment at which the next process serves."""
-
-
-@dataclass(frozen=True)
-class Handover:
-    """A process that received SIGTERM in the middle of a call. Times are in milliseconds."""
-
-    rest_ms: float
-    """From the signal to the call's end."""
-    waited_ms: float
-    """From the call's end to `turn.started`, attempt 2, at a reader of another process."""
-
-
-@dataclass(frozen=True)
-class Takeovers:
-    """All of table G except the replays."""
-
-    kills: list[Kill]
-    restarts: list[Kill]
-    handovers: list[Handover]
-
-
-@dataclass(frozen=True)
 class Site:
     """A store, a process on it that survives, and the settings for starting others beside it."""
 
@@ -77,20 +48,28 @@ class Site:
         return _serving(self.socket_path, self.settings)
 
 
-def measure_takeovers(kills: int, restarts: int, handovers: int, progress: Callable[[str], None]) -> Takeovers:
+def measure_takeovers(
+    kills: int, restarts: int, handovers: int, progress: Callable[[str], None]
+) -> dict[str, list[float]]:
     """Kill, stop and restart the given numbers of processes. The service's processes are on all cores."""
-    found = Takeovers([], [], [])
+    killed, stopped, restarted = [], [], []
     with site() as where:
         for number in range(kills):
             progress(f"takeover: SIGKILL {number + 1} of {kills}")
-            found.kills.append(_kill(where, (number + random.random()) / kills))
+            killed.append(_kill(where, (number + random.random()) / kills))
         for number in range(handovers):
             progress(f"takeover: SIGTERM {number + 1} of {handovers}")
-            found.handovers.append(_hand_over(where, (number + random.random()) / handovers))
+            stopped.append(_hand_over(where, (number + random.random()) / handovers))
     for number in range(restarts):
         progress(f"takeover: SIGKILL with the embedded store, {number + 1} of {restarts}")
-        found.restarts.append(_restart())
-    return found
+        restarted.append(_restart())
+    return {
+        "s: SIGKILL, a process beside it: from the kill": killed,
+        "s: SIGKILL, embedded store: from the kill": [from_kill for from_kill, _ in restarted],
+        "s: the same, from the start of serving": [from_start for _, from_start in restarted],
+        "ms: SIGTERM, a process beside it: from the call's end": [waited for _, waited in stopped],
+        "ms: the rest of that call": [rest for rest, _ in stopped],
+    }
 
 
 @contextmanager
@@ -133,8 +112,8 @@ def _serving(socket_path: Path, settings: Mapping[str, str]) -> Iterator[Server]
         yield found
 
 
-def _kill(where: Site, phase: float) -> Kill:
-    """Kill a process at a phase (0 to 1) of a renewal interval. Its lease's renewals are not in step with the phase."""
+def _kill(where: Site, phase: float) -> float:
+    """Kill a process at a phase (0 to 1) of a renewal interval, with which the lease's renewals are not in step."""
     with where.doomed() as doomed:
         first, _ = begin(doomed, BUSY)
         with closing(first):
@@ -143,11 +122,11 @@ def _kill(where: Site, phase: float) -> Kill:
             killed_ns = _kill_now(doomed)
             at_ns, _ = watcher.wait_for("turn.started", is_second)
         end(where.survivor, watcher)
-    return Kill((at_ns - killed_ns) / NS_PER_S)
+    return (at_ns - killed_ns) / NS_PER_S
 
 
-def _hand_over(where: Site, phase: float) -> Handover:
-    """Send SIGTERM to a process early (0) or late (1) in a call."""
+def _hand_over(where: Site, phase: float) -> tuple[float, float]:
+    """Send SIGTERM early (0) or late (1) in a call. Return the rest of the call, and the wait for the next attempt."""
     with where.doomed() as doomed:
         first, _ = begin(doomed, RESTING)
         with closing(first):
@@ -161,11 +140,11 @@ def _hand_over(where: Site, phase: float) -> Handover:
         end(where.survivor, watcher)
     assert made
     ended_ns = max(made.ended_ns, told_ns)  # on a busy machine the signal may arrive between two calls
-    return Handover((ended_ns - told_ns) / NS_PER_MS, (at_ns - ended_ns) / NS_PER_MS)
+    return ((ended_ns - told_ns) / NS_PER_MS, (at_ns - ended_ns) / NS_PER_MS)
 
 
-def _restart() -> Kill:
-    """Kill a process with an embedded store, and start it again."""
+def _restart() -> tuple[float, float]:
+    """Kill a process with an embedded store, and start it again. Return the wait from the kill, and from serving."""
     with TemporaryDirectory(prefix="smolbench-") as folder:
         command = [sys.executable, "-m", "smolsessions", "serve"]
         settings = {**PLAYERS, "PORT": "0", "DATA_DIR": f"{folder}/data"}
@@ -179,7 +158,7 @@ def _restart() -> Kill:
                 watcher = Watcher.of(restarted, first.path)
                 at_ns, _ = watcher.wait_for("turn.started", is_second)
                 end(restarted, watcher)
-    return Kill((at_ns - killed_ns) / NS_PER_S, (at_ns - ready_ns) / NS_PER_S)
+    return (at_ns - killed_ns) / NS_PER_S, (at_ns - ready_ns) / NS_PER_S
 
 
 def _kill_now(server: Server) -> int:

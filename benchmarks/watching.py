@@ -29,14 +29,17 @@ class Caller:
         self._connection.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Return the decoded answer. A body that is no bytes is sent as JSON. Raises if the status is no success."""
-        data = body if isinstance(body, bytes | None) else json.dumps(body)
+        """Send a body as JSON, and return the decoded answer."""
+        return json.loads(self.raw(method, path, None if body is None else json.dumps(body)))
+
+    def raw(self, method: str, path: str, data: bytes | str | None = None) -> bytes:
+        """Return the answer's bytes. Raises if the status is no success."""
         self._connection.request(method, path, data, JSON)
         answer = self._connection.getresponse()
         said = answer.read()
         if answer.status not in {200, 201, 202}:
             raise RuntimeError(f"{method} {path} was answered with {answer.status} {said!r}")
-        return json.loads(said)
+        return said
 
 
 class Watcher:
