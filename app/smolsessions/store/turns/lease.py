@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -103,7 +102,7 @@ class HeldLease:
     """
 
     def __init__(self, scope: Scope, claim: Claim) -> None:
-        reply, self._loop = claim.reply, asyncio.get_running_loop()
+        reply = claim.reply
         self.turn = claim.turn
         self.attempt = reply.attempt
         self.fence = reply.fence.decode()
@@ -112,7 +111,7 @@ class HeldLease:
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
         self.policy = claim.policy
-        self.stop_reason: asyncio.Future[StopReason] = self._loop.create_future()
+        self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.has_progressed = self.lost = False
         self.is_over = claim.defect is not None
         self.scope = scope
@@ -134,8 +133,8 @@ class HeldLease:
             "own_channel": self._partition.channel,
         }
         self._made = self._unsent = 0
-        self._writes: deque[Write] = deque()
-        self._callbacks: deque[tuple[int, Callable[[], object]]] = deque()
+        self._writes: list[Write] = []  # an empty deque takes 0.7 KB
+        self._callbacks: list[tuple[int, Callable[[], object]]] = []
         self._is_delay_logged = False
         self._held_until = 0.0
         if reply.stop_flag:
@@ -219,7 +218,7 @@ class HeldLease:
         self._writes.append(Write(self._made, time.monotonic(), arguments, events, bool(result)))
         self._unsent += 1
         if self._unsent == 1:
-            self._loop.call_soon(self._send)
+            asyncio.get_running_loop().call_soon(self._send)
 
     def when_written(self, call: Callable[[], object]) -> None:
         if self._writes:
@@ -323,7 +322,7 @@ class HeldLease:
         """Send all unsent writes."""
         if not self._unsent:
             return
-        batch = list(self._writes)[-self._unsent :]
+        batch = self._writes[-self._unsent :]
         self._unsent = 0
         lease_us = int(self._partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
@@ -353,12 +352,12 @@ class HeldLease:
             log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", why)
         self._is_delay_logged = True
         self._unsent = len(self._writes)
-        self._loop.call_later(RETRY_S, self._send)  # always: no other call may be scheduled
+        asyncio.get_running_loop().call_later(RETRY_S, self._send)  # always: no other call may be scheduled
 
     def _on_written(self, batch: list[Write], seqs: list[int], sent_at: float) -> None:
         """Deliver new events to the readers of this process. The number of a repeated event is 0."""
         while self._writes and self._writes[0].serial <= batch[-1].serial:
-            self._writes.popleft()
+            self._writes.pop(0)
         self._unsent = min(self._unsent, len(self._writes))
         self._is_delay_logged = False
         self.confirm(sent_at)
@@ -389,4 +388,4 @@ class HeldLease:
     def _run_callbacks(self) -> None:
         first = self._writes[0].serial if self._writes else self._made + 1
         while self._callbacks and self._callbacks[0][0] < first:
-            self._callbacks.popleft()[1]()
+            self._callbacks.pop(0)[1]()
