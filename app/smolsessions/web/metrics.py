@@ -75,7 +75,8 @@ class Metrics:
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
         self._turns.labels(turn.agent.name, outcome.status, code).inc()
-        self._taken_over.inc(max(0, turn.attempts - 1))
+        if turn.attempts > 1:
+            self._taken_over.inc(turn.attempts - 1)
         if timing.started_at is None or timing.finished_at is None:
             return
         self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
