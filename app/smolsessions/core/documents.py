@@ -183,7 +183,7 @@ def _check_numbers(document: ConversationDocument) -> None:
 
 
 def _turn(ref: Ref, document: TurnDocument) -> Turn:
-    told = dict(document)
+    told = vars(document).copy()
     of_turn = {name: told.pop(name) for name in _OF_TURN}
     number, images = told.pop("turn"), told.pop("output_images")
     return Turn(ref, number, outcome=Outcome(**told, images=images), **of_turn)

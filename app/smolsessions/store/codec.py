@@ -157,8 +157,8 @@ def decode_step(data: bytes, index: int, head: Head | None = None) -> StoredStep
     names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
     if head is None:
         return StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden=False)
-    marks = (bool(places >> index & 1) for places in (head.archived, head.rolled_back))
-    return StoredStep(index, _TYPES[kind], turn, data[end:], names, index < head.shown_from, *marks)
+    archived, rolled_back = bool(head.archived >> index & 1), bool(head.rolled_back >> index & 1)
+    return StoredStep(index, _TYPES[kind], turn, data[end:], names, index < head.shown_from, archived, rolled_back)
 
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:

@@ -60,7 +60,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, data: Any) -> Any:
-        if type(data) is not dict or data.keys() <= cls.model_fields.keys():
+        if type(data) is not dict or data.keys() <= _names(cls):
             return data
         if len(data) > MAX_FIELDS or not all(map(_is_name, data)):
             raise _refusal("has far too many members, or one whose name is no text")
@@ -117,6 +117,11 @@ def _made(value: Any) -> Any:
     if type(value) is list:
         return [_made(one) for one in value] if value and hasattr(value[0], "made") else value
     return value.made() if hasattr(value, "made") else value  # isinstance() of a pydantic class is slow
+
+
+@cache
+def _names(model: type[Strict]) -> frozenset[str]:
+    return frozenset(model.model_fields)
 
 
 @cache
