@@ -57,12 +57,11 @@ class AgentState:
 
     def changes(self) -> dict[str, bytes | None]:
         """Return the pieces that changed since the last call. None stands for a removed one."""
-        now = dict(self._now())
-        if now == self._kept:
-            return {}
-        changed: dict[str, bytes | None] = {name: data for name, data in now.items() if self._kept.get(name) != data}
-        changed |= {name: None for name in self._kept if name not in now}
-        self._kept = now
+        now, changed = dict(self._now()), dict[str, bytes | None]()
+        if now != self._kept:
+            changed = {name: data for name, data in now.items() if self._kept.get(name) != data}
+            changed |= {name: None for name in self._kept if name not in now}
+            self._kept = now
         for node in self._nodes:
             if node.interpreter:
                 start = f"{node.path}:{VARIABLE}"
