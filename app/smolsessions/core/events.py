@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from smolsessions.core.records import StepImage, ToolCall, Turn, Usage
+from smolsessions.core.records import StepImage, ToolCall, Turn, Usage, record
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Where:
     """Step of an event.
 
@@ -26,14 +26,14 @@ class Where:
     attempt: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnQueued:
     """The turn was accepted."""
 
     type: ClassVar[Literal["turn.queued"]] = "turn.queued"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnStarted:
     """A worker runs the turn. `attempt` counts from 1, `at` is the worker's clock in Unix seconds."""
 
@@ -42,7 +42,7 @@ class TurnStarted:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepStarted:
     """An agent begins a step."""
 
@@ -51,7 +51,7 @@ class StepStarted:
     kind: StepKind
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MessageDelta:
     """Part of the model's text in its call `call_id`. `index` and `name` name the tool call of `arguments`."""
 
@@ -69,7 +69,7 @@ class MessageDelta:
         return self.call_id, self.channel, self.index
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MessageRestarted:
     """A model call is repeated: the text of its `call_id` so far is void."""
 
@@ -78,7 +78,7 @@ class MessageRestarted:
     call_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolCalled:
     """A tool, a managed agent or a code block is about to run. `arguments` is JSON with long texts cut.
 
@@ -94,7 +94,7 @@ class ToolCalled:
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolReturned:
     """The call returned (`result`, cut) or failed (`error`, cut)."""
 
@@ -110,7 +110,7 @@ class ToolReturned:
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepError:
     """Error of a step, as its agent's model sees it: smolagents' class of error and its message, cut."""
 
@@ -118,7 +118,7 @@ class StepError:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepFinished:
     """A step is over. A step of the turn's own agent is stored now. `observations` is cut."""
 
@@ -133,7 +133,7 @@ class StepFinished:
     duration_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnEnded:
     """The final event, exactly one: `turn.finished`, `turn.failed` or `turn.cancelled`. It holds the whole turn."""
 
@@ -155,7 +155,7 @@ FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished",
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Logged:
     """Event with its place in the turn's log. `seq` counts from 1."""
 
@@ -163,7 +163,7 @@ class Logged:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplayState:
     """Earlier attempts at a turn.
 

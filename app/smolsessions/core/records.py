@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, dataclass_transform
 
 from pydantic import Field, SkipValidation
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
 
 T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(kind: type[T]) -> type[T]:
+    """Make a class a dataclass. The type checker keeps it frozen: at run time a check would double the cost of each."""
+    return dataclass(slots=True, unsafe_hash=True)(kind)
+
 
 Owner = NewType("Owner", str)
 AgentName = NewType("AgentName", str)
@@ -41,7 +48,7 @@ class Ref(NamedTuple):
         return f"{self.owner}/{self.id}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AgentVersion:
     """Version of an agent: its configured name, its class, the release of smolagents."""
 
@@ -50,7 +57,7 @@ class AgentVersion:
     smolagents: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AgentInfo:
     """Description of an agent, as `GET /agents` returns it."""
 
@@ -65,7 +72,7 @@ class AgentInfo:
     """Its memory policy, used if the conversation has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origin:
     """Conversation and turn from which a conversation was forked."""
 
@@ -73,7 +80,7 @@ class Origin:
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rollback:
     """Rollback: turns after `after` continue from turn `to`."""
 
@@ -81,7 +88,7 @@ class Rollback:
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Terms:
     """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order."""
 
@@ -100,7 +107,7 @@ class Terms:
         return turn > place
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConversationFields:
     """Fields that a caller may change. `policy` None: the agent's. `ttl_s` None: it never expires."""
 
@@ -109,7 +116,7 @@ class ConversationFields:
     ttl_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conversation:
     """Conversation in the store. Times are Unix seconds. `step_counts` leaves out archived and rolled back steps."""
 
@@ -129,7 +136,7 @@ class Conversation:
     forked_from: tuple[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """Failure of a turn: a stable code, a sentence for the caller, and whether a retry may work."""
 
@@ -138,7 +145,7 @@ class Failure:
     retryable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolCall:
     """Tool call of a turn. `arguments` is JSON. `ok` is true if the tool returned.
 
@@ -156,7 +163,7 @@ class ToolCall:
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """Tokens that the model reported, summed over the turn's finished steps."""
 
@@ -164,7 +171,7 @@ class Usage:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PromptSize:
     """Size of a prompt or a part of it. Tokens are reported by the model, or an estimate."""
 
@@ -174,7 +181,7 @@ class PromptSize:
     is_estimate: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrunePreview:
     """Effect of a prune: the prompt before and after, and the places of the steps that it leaves out.
 
@@ -189,7 +196,7 @@ class PrunePreview:
     """Places of the later versions of these steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeftOut:
     """Part of a turn's last prompt that the memory policy left out: whole steps, and cuts of others."""
 
@@ -199,7 +206,7 @@ class LeftOut:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """Times of a turn: accepted, claimed first, ended. Unix seconds."""
 
@@ -208,7 +215,7 @@ class Timing:
     finished_at: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnOptions:
     """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start."""
 
@@ -217,7 +224,7 @@ class TurnOptions:
     deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepImage:
     """Image of a step: its name in the conversation (a content hash) and its size in pixels."""
 
@@ -231,7 +238,7 @@ def image_name(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:IMAGE_NAME_DIGITS]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """End of a turn, as its session returns it."""
 
@@ -249,7 +256,7 @@ class Outcome:
     """Images of the answer, stored with the last step."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Turn:
     """One user message and everything that the agent does until it answers.
 
@@ -277,7 +284,7 @@ class Turn:
         return "queued" if self.timing.started_at is None else "running"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnInput:
     """Input of a turn that its record does not repeat: images as files, arguments as JSON."""
 
@@ -285,7 +292,7 @@ class TurnInput:
     additional_args: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IdempotentRequest:
     """Request that the caller may retry: its Idempotency-Key, and its fields as bytes."""
 
@@ -293,7 +300,7 @@ class IdempotentRequest:
     request: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Submission:
     """Turn for the store, which sets its number and agent.
 
@@ -311,7 +318,7 @@ class Submission:
     once: IdempotentRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackedStep:
     """Finished step as bytes, with its images as attachments by content hash.
 
@@ -325,7 +332,7 @@ class PackedStep:
     variables: dict[str, bytes | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExportedMemory:
     """Memory of a conversation as JSON data (docs/export.md).
 
@@ -339,7 +346,7 @@ class ExportedMemory:
     not_exported: tuple[dict[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ImportedMemory:
     """Memory from a document. `archived` and `hidden` are positions in `steps`."""
 
@@ -349,7 +356,7 @@ class ImportedMemory:
     variables: dict[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoredStep:
     """Step as the store returns it."""
 
@@ -371,7 +378,7 @@ def with_gaps(steps: Sequence[StoredStep]) -> list[bytes]:
     return [data.get(index, b"") for index in range(min(data), max(data) + 1)] if data else []
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Page(Generic[T]):
     """Page of a list. `next_cursor` is None on the last page."""
 
@@ -379,7 +386,7 @@ class Page(Generic[T]):
     next_cursor: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Queue:
     """Number of an agent's conversations that wait for a thread, and the age of the oldest."""
 
@@ -387,7 +394,7 @@ class Queue:
     oldest_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Queues:
     """Queues by agent, of the partitions that answered. `silent` is the number of the others."""
 
@@ -395,7 +402,7 @@ class Queues:
     silent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Memory:
     """Memory of a conversation between turns. A change with `version` fails if the memory has changed since."""
 
@@ -406,7 +413,7 @@ class Memory:
     attachments: dict[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Version:
     """Version of a memory: sealed head and terms, as stored."""
 
@@ -414,7 +421,7 @@ class Version:
     terms: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConversationRecord:
     """Whole conversation for an export, without events. `pieces` are its variables."""
 
@@ -426,7 +433,7 @@ class ConversationRecord:
     pieces: dict[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ImportedConversation:
     """Conversation for an import."""
 
@@ -435,7 +442,7 @@ class ImportedConversation:
     memory: ImportedMemory
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Head:
     """Sealed summary of a conversation's steps: generation, count, and a running hash over their tags.
 

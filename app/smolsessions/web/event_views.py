@@ -82,10 +82,10 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
     elif isinstance(event, TurnEnded):
         view |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
     elif not isinstance(event, TurnQueued):
-        for name in Where.__slots__:
-            view[name] = getattr(event.where, name)
-        for name in event.__slots__:
-            view[name] = getattr(event, name)
+        records: tuple[Any, Any] = event.where, event
+        for record in records:
+            for name in record.__slots__:
+                view[name] = getattr(record, name)
         del view["where"]
         if isinstance(event, MessageDelta) and event.index is None:
             del view["index"], view["name"]
