@@ -49,13 +49,14 @@ class AgentRun:
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
-        self._inside = threading.local()
+        self._inside: dict[int, list[Any]] = {}
+        """Place and number of model calls of each thread that runs a tool call or a check."""
 
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.recorder.check()
         where = self.where or self._open(kind)
-        inside = getattr(self._inside, "call", None)
+        inside = self._inside.get(threading.get_ident())
         if inside:  # a replay may skip the tool or check that asks, so its calls have numbers of their own
             inside[1] += 1
             return where, f"{inside[0]}.m{inside[1]}"
@@ -64,11 +65,12 @@ class AgentRun:
 
     def run_inside(self, place: str, act: Callable[[], T]) -> T:
         """Run a tool call or a check. The model calls of this thread are numbered within it."""
-        self._inside.call = [place, 0]
+        thread = threading.get_ident()
+        self._inside[thread] = [place, 0]
         try:
             return act()
         finally:
-            self._inside.call = None
+            self._inside.pop(thread, None)
 
     def expect_calls(self, calls: Iterable[tuple[str, Any]]) -> None:
         """Number the tool calls of a message, so that parallel ones keep the order of the model."""
