@@ -118,7 +118,7 @@ def _plain_message(message: ChatMessage, usage: TokenUsage | None, tokens: Plain
     plain: list[Plain] = []
     for call in calls or ():
         function = call.function
-        if (type(call), len(vars(call)), type(function), len(vars(function))) != _REQUEST:
+        if (type(call), type(function)) != _REQUEST:  # the journal has no other attributes of them either
             raise _UnusualError
         plain.append(((function.arguments, function.name, function.description), call.id, call.type))
     if used is not usage:
@@ -141,4 +141,4 @@ _TIMING = (Timing, 2)
 _USAGE = (TokenUsage, 3)
 _CALL = (ToolCall, 3, str, str)
 _MESSAGE = (ChatMessage, 5, ROLE)
-_REQUEST = (ChatMessageToolCall, 3, ChatMessageToolCallFunction, 3)
+_REQUEST = (ChatMessageToolCall, ChatMessageToolCallFunction)

@@ -29,26 +29,15 @@ class PromptStep:
     Slots without a value are computed by `_LAZY` at their first access.
     """
 
-    __slots__ = (
-        *("step", "_copied", "_copies", "_lent", "content", "messages", "summary_messages", "text", "characters"),
-        *("estimate", "call_ids", "observed", "is_always_shown"),
-    )
+    __slots__ = ("_copied", "_copies", "_lent", "content", "estimate", "messages", "step")
     step: MemoryStep
     _copied: PromptStep | None
     _copies: dict[Hashable, PromptStep]
     _lent: dict[str, MemoryStep]
     content: tuple[object, ...]
     messages: list[ChatMessage]
-    summary_messages: list[ChatMessage]
-    text: str
-    """The step as the model sees it, without images."""
-    characters: int
     estimate: int
     """Estimated tokens."""
-    call_ids: tuple[str, ...]
-    observed: float
-    """Characters of an action's observations, infinite if it observed images."""
-    is_always_shown: bool
 
     def __init__(self, step: MemoryStep, copy_of: PromptStep | None = None) -> None:
         self.step = step
@@ -69,6 +58,34 @@ class PromptStep:
     @property
     def is_copy(self) -> bool:
         return self._copied is not None
+
+    @property
+    def summary_messages(self) -> list[ChatMessage]:
+        return messages_of(self.step, summary_mode=True)
+
+    @property
+    def text(self) -> str:
+        """The step as the model sees it, without images."""
+        return "\n".join(map(text_in, self.messages))
+
+    @property
+    def characters(self) -> int:
+        return sum(len(text_in(message)) for message in self.messages)
+
+    @property
+    def call_ids(self) -> tuple[str, ...]:
+        return tuple(call.id for call in getattr(self.step, "tool_calls", None) or ())
+
+    @property
+    def observed(self) -> float:
+        """Characters of an action's observations, infinite if it observed images."""
+        if not isinstance(self.step, ActionStep):
+            return 0
+        return float("inf") if self.step.observations_images else len(self.step.observations or "")
+
+    @property
+    def is_always_shown(self) -> bool:
+        return isinstance(self.step, TaskStep | NoteStep)
 
     def copy(self, name: Hashable, make: Callable[[], MemoryStep]) -> PromptStep:
         """Return the copy under this name, made at the first call."""
@@ -212,16 +229,6 @@ def content_of(step: MemoryStep) -> tuple[object, ...]:
     return (*content, tuple(map(_call, calls))) if calls else content
 
 
-def _call_ids(step: Any) -> tuple[str, ...]:
-    return tuple(call.id for call in getattr(step, "tool_calls", None) or ())
-
-
-def _observed(step: MemoryStep) -> float:
-    if not isinstance(step, ActionStep):
-        return 0
-    return float("inf") if step.observations_images else len(step.observations or "")
-
-
 def _call(call: Any) -> tuple[object, ...]:
     arguments = call.arguments
     return (call.name, call.id, tuple(arguments.items()) if isinstance(arguments, dict) else arguments)
@@ -243,11 +250,5 @@ _LAZY: dict[str, Callable[[PromptStep], Any]] = {
     "_lent": lambda _: {},
     "content": lambda one: content_of(one.step),
     "messages": lambda one: messages_of(one.step),
-    "summary_messages": lambda one: messages_of(one.step, summary_mode=True),
-    "text": lambda one: "\n".join(map(text_in, one.messages)),
-    "characters": lambda one: sum(len(text_in(message)) for message in one.messages),
     "estimate": lambda one: estimate_messages(one.messages),
-    "call_ids": lambda one: _call_ids(one.step),
-    "observed": lambda one: _observed(one.step),
-    "is_always_shown": lambda one: isinstance(one.step, TaskStep | NoteStep),
 }

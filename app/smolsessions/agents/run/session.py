@@ -117,6 +117,7 @@ class AgentSession:
             outcome = self._run(turn, turn_input, recorder.journal, writer)
         finally:
             writer.close()
+            agent_run.before_model_call = lambda: None  # without this cycle, run and writer are freed at once
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
