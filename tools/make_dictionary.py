@@ -23,7 +23,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession
 from smolsessions.agents.sandbox.fork_client import ForkClient
-from smolsessions.core.events import TurnQueued, TurnStarted
+from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
 from smolsessions.core.records import (
     AgentName,
     AgentVersion,
@@ -39,9 +39,9 @@ from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.store import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from smolsessions.core.events import StepEvent
+    from smolsessions.core.events import Event, StepEvent
 
 SIZE_BYTES = 16 * 1024
 WORDS = "order invoice Berlin weather report user total flight search ticket status price query result page".split()
@@ -78,7 +78,6 @@ class Heard:
 
 
 def samples() -> Iterator[bytes]:
-    kept: list[PackedStep] = []
     fork_client = ForkClient([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
         session, kind = AgentSession(make(), Overlay(), {}, (), fork_client), make.__name__
@@ -91,22 +90,33 @@ def samples() -> Iterator[bytes]:
             turn = codec.started(turn, time.time(), 1)
             heard = Heard()
             outcome = session.run_turn(turn, TurnInput(), heard)
-            kept += heard.steps
-            yield codec.encode_turn(
-                replace(turn, outcome=outcome, timing=replace(turn.timing, finished_at=time.time()))
-            )
-            events = [TurnQueued(), TurnStarted(1, time.time()), *heard.events]
-            written = [(event.type, codec.encode_event(event)) for event in events]
+            steps = [*heard.steps, *([pack(_plan(message), number)] if number % 10 == 0 else [])]
+            joined = [TurnQueued(), TurnStarted(1, time.time()), *_joined(heard.events)]
+            timing = replace(turn.timing, finished_at=time.time())
+            yield codec.encode_turn(replace(turn, outcome=outcome, timing=timing, last_seq=len(joined) + 1))
+            yield codec.pack_events(_encoded(joined))
             if number % 5 == 0:
-                yield from (data for _, data in written)
-            if number % 3 == 0:
-                yield codec.pack_events(written)
+                yield from (data for _, data in _encoded(joined))
+            if number % 6 == 0:  # a reader watched
+                yield codec.pack_events(_encoded([*joined[:2], *heard.events]))
             yield codec.encode_head(Head(0, number * 3, b"\1" * 16, 0, b"", {"task": number, "action": number * 2}))
-            yield codec.encode_input(TurnInput())
-            if number % 10 == 0:
-                kept.append(pack(_plan(message), number))
-    # Twice: steps stay, events go after a while, so what they need is to win.
-    yield from (codec.encode_step(step) for step in (*kept, *kept))
+            # Twice: most of the lasting bytes are steps.
+            yield from (codec.encode_step(step) for step in (*steps, *steps))
+
+
+def _joined(events: Iterable[StepEvent]) -> Iterator[StepEvent]:
+    """Join the deltas of each message, as the event bridge of a turn without watchers does."""
+    for delta, group in itertools.groupby(
+        events, lambda event: replace(event, text="") if isinstance(event, MessageDelta) else event
+    ):
+        if isinstance(delta, MessageDelta):
+            yield replace(delta, text="".join(event.text for event in group if isinstance(event, MessageDelta)))
+        else:
+            yield delta
+
+
+def _encoded(events: Iterable[Event]) -> list[tuple[str, bytes]]:
+    return [(event.type, codec.encode_event(event)) for event in events]
 
 
 def _plan(message: str) -> PlanningStep:
@@ -121,7 +131,7 @@ def main() -> None:
     found: list[bytes | bytearray | memoryview] = [sample for sample in samples() if sample]
     data = zstandard.train_dictionary(SIZE_BYTES, found, level=3).as_bytes()
     Path(sys.argv[1]).write_bytes(data)
-    compressor = zstandard.ZstdCompressor(level=3, dict_data=zstandard.ZstdCompressionDict(data))
+    compressor = zstandard.ZstdCompressor(level=5, dict_data=zstandard.ZstdCompressionDict(data))
     packed = sum(len(compressor.compress(sample)) for sample in found)
     print(f"{len(data)} bytes from {len(found)} samples: {sum(map(len, found))} → {packed} bytes")
 

@@ -27,9 +27,10 @@ _EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent))
 _EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in _EVENT_TYPES}
 _EVENT_ENCODERS = {kind: _EVENTS[kind.type].serializer.to_json for kind in _EVENT_TYPES}
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
+_HASHES = struct.Struct("17p17p17p")  # of a head: each of 16 bytes, or empty
 NAME_BYTES = 16
 MOST_DIGITS = 16
-HEAD_MEMBERS = frozenset({7, 10})  # the last three, sets of removed steps, are left out if all are empty
+HEAD_MEMBERS = frozenset({4, 7})  # the last three, sets of removed steps, are left out if all are empty
 _NO_INPUT = b'{"sizes": [], "args": {}}\n'
 # Stored by number: append only.
 _TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
@@ -108,20 +109,19 @@ def decode_chunk_list(data: bytes) -> dict[str, bytes]:
 
 
 def encode_head(head: Head) -> bytes:
-    hidden = [head.shown_from, head.shown_hash.hex()]
-    fields = [head.generation, head.count, head.hash.hex(), *hidden, head.step_counts, head.variables.hex()]
+    fields = [head.generation, head.count, head.shown_from, head.step_counts]
     out = [f"{places:x}" for places in (head.archived, head.rolled_back, head.destroyed)] if head.out else []
-    return to_json([*fields, *out])
+    return _HASHES.pack(head.hash, head.shown_hash, head.variables) + to_json([*fields, *out])
 
 
 def decode_head(data: bytes) -> Head:
-    members = from_json(data)
+    running, shown_hash, variables = _HASHES.unpack_from(data)
+    members = from_json(data[_HASHES.size :])
     if len(members) not in HEAD_MEMBERS:
         raise SealBrokenError(f"a conversation's head {NEWER}")
-    generation, count, running, shown_from, shown_hash, step_counts, variables, *out = members
-    hashes = (bytes.fromhex(running), bytes.fromhex(shown_hash), bytes.fromhex(variables))
+    generation, count, shown_from, step_counts, *out = members
     places = [int(each, 16) for each in out]
-    return Head(generation, count, hashes[0], shown_from, hashes[1], step_counts, hashes[2], *places)
+    return Head(generation, count, running, shown_from, shown_hash, step_counts, variables, *places)
 
 
 def encode_input(turn_input: TurnInput) -> bytes:

@@ -1,6 +1,7 @@
 """Sealing of all stored data: zstd, then AES-256-GCM bound to its place. Keys are parsed here, too.
 
-Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`. Each conversation
+Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext), a frame
+without magic number`. Each conversation
 has a key derived from the master key and its name, so that random nonces stay far from their bound. The associated data
 is the place: kind, generation, index.
 """
@@ -35,6 +36,9 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
 MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
+SMALL_BYTES = 16 * 1024
+SMALL_LEVEL, LARGE_LEVEL = 5, 3
+_FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 _KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
 
 
@@ -51,8 +55,9 @@ class Sealer:
     def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
         """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both."""
         nonce = os.urandom(NONCE_BYTES)
-        packed = _zstd().compressor.compress(plaintext)
-        return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, _bind(place))
+        packed = (_zstd.small if len(plaintext) <= SMALL_BYTES else _zstd.large).compress(plaintext)
+        bound = b"".join(map(_bound, place))
+        return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound)
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Return the plaintext. Raises `SealBrokenError` before any of it is decoded."""
@@ -66,12 +71,12 @@ class Sealer:
             raise SealBrokenError(f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks")
         nonce, sealed = blob[start : start + NONCE_BYTES], blob[start + NONCE_BYTES :]
         try:
-            packed = self._cipher(key_id, scope).decrypt(nonce, sealed, _bind(place))
+            packed = self._cipher(key_id, scope).decrypt(nonce, sealed, b"".join(map(_bound, place)))
         except InvalidTag:
             raise SealBrokenError from None
-        if zstandard.frame_content_size(packed) > MAX_PLAINTEXT_BYTES:
+        if zstandard.get_frame_parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
             raise SealBrokenError("a stored record is larger than this release reads")
-        return _zstd().decompressor.decompress(packed)
+        return _zstd.decompressor.decompress(packed)
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
@@ -128,10 +133,6 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
     return keys
 
 
-def _bind(place: tuple[str | int, ...]) -> bytes:
-    return b"".join(map(_bound, place))
-
-
 @lru_cache(maxsize=4096)
 def _bound(part: str | int) -> bytes:
     encoded = str(part).encode()
@@ -139,15 +140,20 @@ def _bound(part: str | int) -> bytes:
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread."""
+    """Compressors and a decompressor for each thread."""
 
     def __init__(self) -> None:
         shared = _dictionary()
-        self.compressor = zstandard.ZstdCompressor(level=3, dict_data=shared, write_checksum=False, write_dict_id=False)
-        self.decompressor = zstandard.ZstdDecompressor(dict_data=shared)
-
-
-_zstd = cache(_Zstd)
+        self.small, self.large = (
+            zstandard.ZstdCompressor(
+                dict_data=shared,
+                compression_params=zstandard.ZstdCompressionParameters(
+                    format=_FORMAT, compression_level=level, write_content_size=True
+                ),
+            )
+            for level in (SMALL_LEVEL, LARGE_LEVEL)
+        )
+        self.decompressor = zstandard.ZstdDecompressor(dict_data=shared, format=_FORMAT)
 
 
 @cache
@@ -156,3 +162,6 @@ def _dictionary() -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(
         importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
     )
+
+
+_zstd = _Zstd()
