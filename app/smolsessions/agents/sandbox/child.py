@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import select
 import socket
 import sys
 from dataclasses import asdict
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.sandbox.confinement.levels import Confinement
 
-_WARM_UPS = 10
 _EXECUTOR = LocalPythonExecutor([], timeout_seconds=None)  # made once, since it looks for all modules of its imports
 MAX_TEXT_CHARS = 100_000  # of an output's text; the model reads fewer
 
@@ -37,6 +37,10 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
     """Answer the parent's requests until it closes the socket."""
     channel = Channel(sock, 2**31)
     try:
+        arrived = select.poll()
+        arrived.register(sock, select.POLLIN)
+        if not arrived.poll(0):
+            warm_up(1)  # the model still thinks: take the pages of memory that the first block changes
         setup = channel.receive()
         limits = CodeLimits(**setup["limits"])
         if "export" in setup:
@@ -52,13 +56,13 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
         pass
 
 
-def warm_up() -> None:
-    """Run blocks in the fork server, so that its processes share what Python creates and specializes at first use."""
+def warm_up(times: int) -> None:
+    """Run blocks. The processes of the fork server share what Python creates and specializes at first use."""
     limits, (ours, theirs) = CodeLimits(), socket.socketpair()
     setup = {"carries": [], "max_print": 0, "imports": [], "authorized": [], "tools": [], "variables": pack_chunks({})}
     setup |= {"inputs": {}, "inputs_are_new": True, "dropped": [], "logs": "", "limits": asdict(limits)}
     with ours, theirs:
-        for _ in range(_WARM_UPS):
+        for _ in range(times):
             Channel(ours, MB).send(setup)
             channel = Channel(theirs, MB)
             runner = _CodeRunner(channel, channel.receive(), limits)

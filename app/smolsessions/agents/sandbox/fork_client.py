@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -19,9 +20,11 @@ from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from concurrent.futures import Future
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 2  # the server forks one after the other
 FORK_TIMEOUT_S = 30.0  # the first fork waits until the server is up
 _INHERITED = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ"),
@@ -66,6 +69,7 @@ class ForkClient:
         self._must_confine = must_confine
         self._level: Level | None = None
         self._lock = threading.Lock()
+        self._early = ThreadPoolExecutor(_AT_ONCE, "code-fork")
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -93,8 +97,15 @@ class ForkClient:
             ours.close()
             raise
 
+    def fork_early(self) -> Future[ChildProcess] | None:
+        """Fork a process that will be needed soon, in a thread. Returns None after `close`."""
+        with contextlib.suppress(RuntimeError):
+            return self._early.submit(self.fork)
+        return None
+
     def close(self) -> None:
         """End the server and with it every process."""
+        self._early.shutdown(wait=False, cancel_futures=True)
         if control := self._control:
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that holds the lock

@@ -17,6 +17,8 @@ from smolsessions.agents.sandbox import child, guard
 from smolsessions.agents.sandbox.confinement.levels import Confinement
 from smolsessions.agents.sandbox.process_group import ProcessGroup
 
+WARM_UPS = 10
+
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -25,7 +27,7 @@ def main() -> None:
         with contextlib.suppress(BaseException):  # code that imports the module gets the error
             importlib.import_module(name)
     guard.install()
-    child.warm_up()
+    child.warm_up(WARM_UPS)
     confinement = Confinement(map(Path, arguments["hidden"]), map(Path, arguments["folders"]))
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes

@@ -18,6 +18,7 @@ from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
@@ -101,6 +102,7 @@ class ChildInterpreter(PythonExecutor):
         self._tools: dict[str, Callable[..., Any]] = {}
         self._inputs: dict[str, Any] = {}
         self._has_new_inputs = False
+        self._early: Future[ChildProcess] | None = None
         self._child: ChildProcess | None = None
         self._channel: Channel | None = None
         self._is_busy = False
@@ -120,7 +122,10 @@ class ChildInterpreter(PythonExecutor):
         """Output that the last block printed."""
 
     def send_tools(self, tools: Mapping[str, Any]) -> None:
+        """Take the tools of a run, and fork its process while the model thinks."""
         self._tools = {**tools, **self.original.additional_functions}
+        if not self._child and not self._early:
+            self._early = self.fork_client.fork_early()
 
     def send_variables(self, variables: dict[str, Any]) -> None:
         self._inputs = variables  # the agent's own dictionary, so that its values follow changes in place
@@ -177,7 +182,9 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        self._child = self._channel = None
+        if self._early:
+            self._early.add_done_callback(_kill)
+        self._early = self._child = self._channel = None
 
     def _abort(self, error: str) -> None:
         self.stop()
@@ -201,7 +208,7 @@ class ChildInterpreter(PythonExecutor):
         """Run the block in the child, which calls tools here. Returns the child's last message."""
         self._is_busy = True
         is_new = self._child is None
-        self._child = child = self._child or self.fork_client.fork()
+        self._child = child = self._child or self._fork()
         stopwatch = Stopwatch(self.limits, child.cpu_s)
 
         def check() -> None:
@@ -221,6 +228,10 @@ class ChildInterpreter(PythonExecutor):
             if "call" not in message:
                 return message
             channel.send(self._call_tool(message, stopwatch), check)
+
+    def _fork(self) -> ChildProcess:
+        early, self._early = self._early, None
+        return early.result() if early else self.fork_client.fork()
 
     def _start(self, child: ChildProcess, check: Callable[[], None]) -> Channel:
         limits, original = self.limits, self.original
@@ -300,6 +311,11 @@ class ChildInterpreter(PythonExecutor):
         if str(output) != result.text:
             output = ValueWithText(output, result.text)  # the model reads the text that the value had in the process
         return CodeOutput(output=output, logs=result.logs, is_final_answer=result.final)
+
+
+def _kill(early: Future[ChildProcess]) -> None:
+    if not early.cancelled() and not early.exception():
+        early.result().kill()
 
 
 def _validated(kind: type[M], message: dict[str, Any]) -> M:
