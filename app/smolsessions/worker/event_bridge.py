@@ -110,11 +110,15 @@ class LoopEventBridge:
             self.reason = reason
             self.stopping.set_result(None)
 
+    def hear_stop(self, reason: asyncio.Future[StopReason]) -> None:
+        self.request_stop(reason.result())
+
     def close(self) -> None:
         """Write the queue, and ignore later events."""
         if not self._open:
             return
         self._open = False
+        self._lease.stop_reason.remove_done_callback(self.hear_stop)  # else only the garbage collector frees both
         self._take(len(self._queue))
         if not self._lease.buffer_events(self._events):
             self._emit()

@@ -233,7 +233,7 @@ class Worker:
         passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
         left_s = max(0.0, deadline_s - passed_s)
         timer = asyncio.get_running_loop().call_later(left_s, bridge.request_stop, "deadline")
-        lease.stop_reason.add_done_callback(lambda reason: bridge.request_stop(reason.result()))
+        lease.stop_reason.add_done_callback(bridge.hear_stop)
         try:
             outcome = await self._attempt(run)
             if bridge.reason == "broken":
