@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,5 +80,16 @@ class Threads:
         threading.Thread(target=self._work, name="turn", daemon=True).start()
 
     def _work(self) -> None:
+        _run_after_others()
         while self._jobs.get()():
             pass  # a thread that was given up has been replaced: it ends with its job
+
+
+def _run_after_others() -> None:
+    """Keep this thread from interrupting the event loop, which wakes it while holding the interpreter's lock.
+
+    It would only wait for the lock: two switches for nothing. Processes that it starts do not inherit this.
+    """
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        with suppress(OSError):  # a sandbox forbids it
+            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
