@@ -7,14 +7,11 @@ import inspect
 import sys
 from copy import copy
 from functools import lru_cache, partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
-from rich.panel import Panel
-from rich.text import Text
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry
@@ -44,7 +41,6 @@ def patch_smolagents() -> None:
     names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
     names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # the check of a new one takes half of an agent's time
     names.AgentLogger = DefaultLogger
-    names.Panel, names.Text = partial(Unrendered, Panel), partial(Unrendered, Text)
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
 
@@ -92,26 +88,11 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
             for call in self._callbacks.get(kind, ()):
                 takes_one = self._takes_one.get(id(call))
                 if takes_one is None:
-                    takes_one = self._takes_one[id(call)] = _count_parameters(call) == 1
+                    takes_one = self._takes_one[id(call)] = len(inspect.signature(call).parameters) == 1
                 if takes_one:
                     call(memory_step)
                 else:
                     call(memory_step, **kwargs)
-
-
-class Unrendered(partial):  # type: ignore[type-arg]
-    """Call of a class of rich, made when a logger prints it or looks at it. The silent one does neither."""
-
-    __slots__ = ()
-
-    def __rich__(self) -> Any:
-        return self()
-
-    def __str__(self) -> str:
-        return str(self())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self(), name)
 
 
 class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
@@ -131,14 +112,6 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
         pass
 
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
-
-
-def _count_parameters(call: Callable[..., Any]) -> int:
-    function = getattr(call, "__func__", None)
-    if type(function) is FunctionType and not (function.__dict__ or function.__code__.co_flags & _VARIABLE):
-        code = function.__code__  # a plain method: a signature takes 20 µs
-        return code.co_argcount + code.co_kwonlyargcount - 1
-    return len(inspect.signature(call).parameters)
 
 
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -173,7 +146,6 @@ def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
     )
 
 
-_VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _CONSOLE = Console(highlight=False)  # as smolagents' own
 _QUIET_CONSOLE = Console(quiet=True)
 _RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
