@@ -124,16 +124,17 @@ async def test_a_turn_that_waits_behind_another_is_not_claimed(stores: tuple[Sto
 
 
 @pytest.mark.usefixtures("stores")
-async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw: Raw) -> None:
-    first = submit_raw(raw, 1, "sealed", worker="me")
-    again = submit_raw(raw, 1, "sealed", worker="me")
+@pytest.mark.parametrize("idem", ["", "digest of a key"])
+async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw: Raw, idem: str) -> None:
+    first = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
+    again = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
     assert (first[:2], again[:2]) == (["ok", 1], ["ok", 1])
     assert first[2] != again[2]
     assert again[2] == raw.hget(key_of("conversation", "c"), "fence")
     assert raw.hget(key_of("run", "c", 1), "attempts") == "1"
-    assert submit_raw(raw, 1, "sealed", worker="another") == ["ok", 1]
+    assert submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
     raw.hset(key_of("journal", "c", 1), "started:1", "")
-    assert submit_raw(raw, 1, "sealed", worker="me") == ["ok", 1]
+    assert submit_raw(raw, 1, "sealed", worker="me", idem=idem) == ["ok", 1]
 
 
 async def test_a_lease_of_a_submission_expires_like_any_other(stores: tuple[Store, Store], raw: Raw) -> None:

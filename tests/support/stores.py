@@ -222,7 +222,9 @@ def refusals(raw: Raw) -> int:
     return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
 
 
-def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, worker: str = "") -> Any:
+def submit_raw(
+    raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, worker: str = "", idem: str = ""
+) -> Any:
     """Run submit.lua directly."""
     named: dict[str, str | bytes | int] = {
         "owner": "local",
@@ -238,7 +240,7 @@ def submit_raw(raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, 
         "on_busy": on_busy,
         "most_waiting": 2,
         "most_queued": 1000,
-        "idem": "",
+        "idem": idem,
         "digest": "",
         "worker": worker,
         "lease_us": 10_000_000,

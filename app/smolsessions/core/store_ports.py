@@ -243,8 +243,6 @@ class Lease(Protocol):
 
 
 L = TypeVar("L", bound=Lease)
-
-
 M_contra = TypeVar("M_contra", bound=Lease, contravariant=True)
 
 

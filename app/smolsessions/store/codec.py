@@ -115,6 +115,8 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head:
+    if len(data) < _HASHES.size:
+        raise SealBrokenError(f"a conversation's head {NEWER}")
     running, shown_hash, variables = _HASHES.unpack_from(data)
     members = from_json(data[_HASHES.size :])
     if len(members) not in HEAD_MEMBERS:

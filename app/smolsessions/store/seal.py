@@ -1,9 +1,8 @@
 """Sealing of all stored data: zstd, then AES-256-GCM bound to its place. Keys are parsed here, too.
 
-Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext), a frame
-without magic number`. Each conversation
-has a key derived from the master key and its name, so that random nonces stay far from their bound. The associated data
-is the place: kind, generation, index.
+Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`, where the zstd frame
+has no magic number. Each conversation has a key derived from the master key and its name, so that random nonces stay
+far from their bound. The associated data is the place: kind, generation, index.
 """
 
 from __future__ import annotations
@@ -74,9 +73,12 @@ class Sealer:
             packed = self._cipher(key_id, scope).decrypt(nonce, sealed, b"".join(map(_bound, place)))
         except InvalidTag:
             raise SealBrokenError from None
-        if zstandard.get_frame_parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
-            raise SealBrokenError("a stored record is larger than this release reads")
-        return _zstd.decompressor.decompress(packed)
+        try:
+            if zstandard.get_frame_parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
+                raise SealBrokenError("a stored record is larger than this release reads")
+            return _zstd.decompressor.decompress(packed)
+        except zstandard.ZstdError:
+            raise SealBrokenError("a stored record is compressed as no release does") from None
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))

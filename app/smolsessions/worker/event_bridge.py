@@ -120,7 +120,8 @@ class LoopEventBridge:
         self._open = False
         self._lease.stop_reason.remove_done_callback(self.hear_stop)  # else only the garbage collector frees both
         self._take(len(self._queue))
-        if not self._lease.buffer_events(self._events):
+        # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
+        if self.hands_over or not self._lease.buffer_events(self._events):
             self._emit()
         self._room.set()
 

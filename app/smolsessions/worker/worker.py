@@ -88,10 +88,12 @@ class Worker:
             sweeper = tasks.create_task(self._sweep())
             async with asyncio.TaskGroup() as turns:
                 self._turns, self._scheduler.intake = turns, self
-                await self._claim_until_drained(turns)
-                self._scheduler.stop_claiming()
-                await self._wait_for_reserved()
-            self._turns = None
+                try:
+                    await self._claim_until_drained(turns)
+                    self._scheduler.stop_claiming()
+                    await self._wait_for_reserved()
+                finally:
+                    self._turns = self._scheduler.intake = None
             with suppress(TimeoutError):  # the leases expire instead
                 async with asyncio.timeout(LATE_CLAIMS_S):
                     await self._scheduler.all_given_back()
@@ -114,6 +116,8 @@ class Worker:
 
     def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
         if self._draining.is_set() or self._threads.free <= 0 or self._runs_suspect or agent not in self._fingerprints:
+            return None
+        if 2 * self._reserved >= self._threads.count:  # the store may be silent: others go on with the other half
             return None
         self._threads.busy += 1
         self._reserved += 1

@@ -50,7 +50,7 @@ _TEMPORARY = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
 
 
 class Pipeline:
-    """Sends the commands of all tasks in as few packets as possible. Replies come in order.
+    """Sends the commands of all tasks over one connection. Replies come in order.
 
     A command in flight when the connection breaks fails with `StoreUnavailableError`: its outcome is unknown, so the
     caller decides about a retry. Commands queue while a connection is made. All connections of a pipeline lead to one

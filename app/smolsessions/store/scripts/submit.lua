@@ -6,10 +6,9 @@
 -- - At most `most_queued` conversations of an agent wait for a thread. An owner may have three times as many of them as places
 --   are left, so that each owner leaves a quarter of the places that it found.
 -- - A `worker` (or empty) with a free thread, who plays `agents`, gets the lease at once if no other conversation waits for it and
---   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew, as only the lost reply named it.
+--   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew if only the lost reply named it: the caller
+--   names no `worker` if it holds the turn already.
 -- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest worker lease_us fingerprint ...agents
-local known = find_request(idem, digest)
-if known then return known end
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
@@ -35,6 +34,11 @@ local function claim()
   redis.call('HSET', run, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0, 'written', 0, 'claimed', at)
   return {fence, state[1] or '', state[2] or '', stored, chunks or '', state[3] or ''}
 end
+if redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then  -- a retry after a lost reply
+  return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim() or {})}
+end
+local known = find_request(idem, digest)
+if known then return known end
 local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
 if not found[1] then
   check_not_damaged(ref)
@@ -45,9 +49,6 @@ if not found[1] then
   create(owner, ref, agent, conversation)
 else
   if not found[2] then damaged('conversation') end
-  if redis.call('LINDEX', key('turns', ref), turn - 1) == record then  -- a retry after a lost reply
-    return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim() or {})}
-  end
   if conversation ~= '' and idem ~= '' then return {'taken'} end
   found[2] = count_turns(ref)
   first = first_turn(ref)

@@ -100,13 +100,15 @@ class Scheduler:
         self._pause_s = math.inf
         self._has_work.clear()
 
-    def offer(self, agent: AgentName) -> Offer | None:
+    def offer(self, partition: Partition, agent: AgentName) -> Offer | None:
         """Offer a free thread to a turn that is about to be submitted, unless other turns may wait for it.
 
         The caller must call `settle` once.
         """
-        is_free = self.intake and not (self._stopped or self._is_claiming or self._late) and self._order.is_empty
-        fingerprints = self.intake.reserve(agent) if self.intake and is_free else None
+        may_wait = self._stopped or self._is_claiming or self._late or not self._order.is_empty
+        if may_wait or not (self.intake and partition.is_up):
+            return None
+        fingerprints = self.intake.reserve(agent)
         if fingerprints is None:
             return None
         self._offers += 1
@@ -114,11 +116,15 @@ class Scheduler:
 
     def settle(self, lease: HeldLease | None) -> None:
         """Begin the turn that took the offer. None: it was not taken."""
-        assert self.intake
         self._offers -= 1
         if lease:
             self._order.served(lease.turn.ref.owner)
-        self.intake.start(lease)
+        if self.intake:  # otherwise the worker has ended, and the lease expires
+            self.intake.start(lease)
+
+    def holds(self, name: str, number: int) -> bool:
+        """True if this process holds the lease of a turn, by its conversation's name."""
+        return (name, number) in self._held
 
     def hold(self, lease: HeldLease, at: float) -> HeldLease:
         """Note a lease that was requested `at` (monotonic clock), so that stop requests reach it."""

@@ -220,7 +220,7 @@ class TurnStore:
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = replace(new.turn, number=number, agent=new.version_of(agent))
-        offer, lease = self._scheduler.offer(agent), None
+        offer, lease = self._scheduler.offer(self._partitions.of(ref), agent), None
         try:
             state, *rest = await self._send(turn, new, offer)
             if state == b"ok":
@@ -286,6 +286,8 @@ class TurnStore:
                     raise
             is_retry = True
             await asyncio.sleep(RETRY_S)
+            if self._scheduler.holds(scope.name, turn.number):  # it was made ready, and claimed since
+                arguments["worker"] = ""
         if is_retry and reply[0] != b"ok" and await self._is_stored(turn):
             return [b"ok", 1, sent_at]  # the first reply was lost, and the turn has progressed since
         return [*reply, sent_at] if reply[0] == b"ok" else reply
