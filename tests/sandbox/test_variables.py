@@ -3,62 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+from smolagents.local_python_executor import LocalPythonExecutor
 
-from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
+from tests.support.executors import MAX_BYTES, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-IMPORTS = ["abc", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "io", "operator", "threading"]
-LIBRARIES = [name for name in ("numpy", "pandas") if find_spec(name)]
-MAX_BYTES = 4_000_000
-
-
-def echo(text: object) -> str:
-    """Tool of another process."""
-    return f"<{text}>"
-
-
-def final_answer(answer: object) -> object:
-    return answer
-
-
-class Fetch:
-    """Tool that is an object with a secret."""
-
-    def __init__(self) -> None:
-        self.secret = "sk-secret"
-
-    def __call__(self, text: object) -> str:
-        return f"{text} with {len(self.secret)}"
-
-
-def new_executor() -> LocalPythonExecutor:
-    imports = [*IMPORTS, *LIBRARIES, "PIL.*", "socket", "collections.abc"]
-    executor = LocalPythonExecutor(imports, timeout_seconds=None)
-    use_state(executor)
-    executor.send_tools({"echo": echo, "fetch": Fetch(), "final_answer": final_answer})  # type: ignore[dict-item]
-    return executor
-
-
-def said(executor: LocalPythonExecutor, code: str) -> str:
-    """Return the output and answer of a block of code, or its error."""
-    try:
-        result = executor(code)
-    except InterpreterError as error:
-        return re.sub("0x[0-9a-f]+", "0x", f"{executor.state['_print_outputs']}{error}")
-    return f"{result.logs}{result.output if result.is_final_answer else ''}"
 
 
 def in_another_process(chunks: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:
@@ -405,46 +363,3 @@ def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too() -> None:
 
 def test_a_large_array_is_pickled(another_process: Callable[..., Any]) -> None:
     carried(another_process, "import numpy as np\na = np.zeros(400_000)\na[7] = 1; b = a[5:9]", "b[2] = 5; print(a[7])")
-
-
-def resumed(code: str) -> tuple[LocalPythonExecutor, Variables, dict[str, bytes]]:
-    """Run a block, and return another executor with its variables, their owner and their chunks."""
-    executor = new_executor()
-    executor(code)
-    chunks = Variables(executor, MAX_BYTES).save().changed
-    executor = new_executor()
-    variables = Variables(executor, MAX_BYTES)
-    assert variables.load(chunks) == []
-    return executor, variables, chunks
-
-
-def test_plain_data_is_loaded_when_code_uses_its_name() -> None:
-    executor, variables, chunks = resumed("a = [1]\nb = [2]\nc = [3]\nd = 4\nlast = 5")
-    executor("a.append(2)\nb = 0\ndel c\nlst = [d for _ in a if d]")
-    saved = variables.save()
-    assert not saved.dropped
-    assert [len(saved.changed), saved.removed] == [3, [chunk_id(("c",))]]
-    assert said(executor, "print(a, b, d, lst, last)") == "[1, 2] 0 4 [4, 4] 5\n"
-    assert variables.save() == SavedVariables({}, [], [])
-    assert saved.changed.keys() - chunks.keys() == {chunk_id(("lst",))}
-
-
-def test_scopes_share_the_value_that_the_first_of_them_loaded() -> None:
-    executor, variables, _ = resumed("def add():\n    a.append(2)\n    return a\na = [1]")
-    executor("b = add()")
-    assert said(executor, "print(a, a is b)") == "[1, 2] True\n"
-    executor, variables, _ = resumed("def add():\n    a.append(2)\na = [1]")
-    executor("add()")
-    (chunk,) = variables.save().changed
-    assert chunk == chunk_id(("a",))
-    assert said(executor, "print(a)") == "[1, 2]\n"
-
-
-def test_a_plain_chunk_that_cannot_be_loaded_is_gone() -> None:
-    executor = new_executor()
-    variables = Variables(executor, MAX_BYTES)
-    assert variables.load({chunk_id((name,)): b'[["%s"],[],true]\nbad' % name.encode() for name in "abc"}) == []
-    assert "The variable `a` is gone" in said(executor, "print(a)")
-    assert "The variable `b` is gone" in said(executor, "b += 1")
-    saved = variables.save()
-    assert (sorted(saved.removed), saved.dropped) == (sorted(chunk_id((name,)) for name in "ab"), ["a", "b"])

@@ -6,6 +6,7 @@ with plain data is therefore loaded when code uses its name: until then it canno
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,12 +49,13 @@ class UnloadedVariable:
         if not self.is_loaded:
             try:
                 self._value = pickle.loads(self.chunk.data.partition(b"\n")[2])[self._name]  # noqa: S301 - see restore
-                self.chunk = plain_chunk(self._name, self._value)
-            except MemoryError:
+            except (MemoryError, RecursionError):
                 raise
             except Exception:  # noqa: BLE001 - code has forged the chunk
                 self.is_broken = True
                 raise InterpreterError(gone_sentence(self._name)) from None
+            with contextlib.suppress(Exception):  # near the limit of recursion: `save` then pickles it as a new value
+                self.chunk = plain_chunk(self._name, self._value)
             self.is_loaded = True
         return self._value
 
