@@ -110,6 +110,26 @@ def templates(file: str, system_prompt: str) -> Any:
     return {**agents._templates(file), "system_prompt": system_prompt}  # noqa: SLF001
 
 
+class Described(Tool):  # type: ignore[misc, unused-ignore]
+    """Describes itself to the model, by data that it gets after it was made."""
+
+    name, description, output_type = "look_up", "Look something up.", "string"
+    inputs: dict[str, Any] = {}  # noqa: RUF012 - as smolagents has it
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.table = "no table"
+
+    def forward(self) -> str:
+        return self.table
+
+    def to_code_prompt(self) -> str:
+        return f"def look_up() -> str:  # in {self.table}"
+
+    def to_tool_calling_prompt(self) -> str:
+        return f"look_up: in {self.table}"
+
+
 @dataclass(frozen=True)
 class Case:
     """One argument. `options` make the difference, and `others` are common to both agents."""
@@ -118,6 +138,8 @@ class Case:
     options: Callable[[str], Options]
     script: list[dict[str, Any]]
     others: Callable[[str], Options] = field(default=lambda _: {})
+    finish: Callable[[Any], object] = lambda _: None
+    """What the factory does to the agent after its constructor. The agent without the argument is left as it is."""
     is_seen: bool = True
     """Whether the prompts, or the notes beside them, differ from those of an agent without it."""
 
@@ -147,8 +169,33 @@ def helped(case: str, **options: Any) -> Options:
 
 CASES: dict[str, Case] = {
     "tools": Case(TOOLS, lambda _: {"tools": [agents.compute]}, [ECHO, DONE]),
+    "tools with prompts of their own": Case(
+        TOOLS,
+        lambda _: {},
+        [DONE],
+        others=lambda _: {"tools": [Described()]},
+        finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
+    ),
+    "tools with prompts of their own of a coder": Case(
+        CODE,
+        lambda _: {},
+        [DONE],
+        others=lambda _: {"tools": [Described()]},
+        finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
+    ),
     "model": Case(TOOLS, lambda case: {"model": Noting(case, "another")}, [DONE]),
     "prompt_templates": Case(TOOLS, lambda _: {"prompt_templates": templates(TOOLS, "Own prompt.")}, [DONE]),
+    "prompt_templates that show a tool's attribute": Case(
+        TOOLS,
+        lambda _: {},
+        [DONE],
+        others=lambda _: {
+            "tools": [Described()],
+            "prompt_templates": templates(TOOLS, "Tables: {{ tools['look_up'].table }}"),
+        },
+        finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
+    ),
+    "instructions as a list": Case(TOOLS, lambda _: {"instructions": ["Be brief."]}, [DONE]),
     "instructions": Case(TOOLS, lambda _: {"instructions": "Be brief."}, [DONE]),
     "max_steps": Case(TOOLS, lambda _: {"max_steps": 2}, [ECHO, ECHO, ECHO, DONE]),
     "verbosity_level": Case(TOOLS, lambda _: {"verbosity_level": LogLevel.OFF}, [ECHO, DONE], is_seen=False),
@@ -167,6 +214,13 @@ CASES: dict[str, Case] = {
     "planning_interval": Case(TOOLS, lambda _: {"planning_interval": 2}, [ECHO, ECHO, ECHO, DONE]),
     "name": Case(TOOLS, lambda case: helped(case, name="aide"), [DONE], others=helped),
     "description": Case(TOOLS, lambda case: helped(case, description="Aids."), [DONE], others=helped),
+    "managed_agents with inputs of their own": Case(
+        TOOLS,
+        lambda _: {},
+        [DONE],
+        others=helped,
+        finish=lambda agent: agent.managed_agents["helper"].inputs["task"].update(description="A table."),
+    ),
     "provide_run_summary": Case(
         TOOLS, lambda case: helped(case, provide_run_summary=True), [HELP, DONE], others=helped
     ),
@@ -254,7 +308,10 @@ def make(case: str, *, with_it: bool = True) -> MultiStepAgent:
         **it.others(case),
         **(it.options(case) if with_it else {}),
     }
-    return (ToolCallingAgent if it.kind == TOOLS else CodeAgent)(**options)
+    agent = (ToolCallingAgent if it.kind == TOOLS else CodeAgent)(**options)
+    if with_it:
+        it.finish(agent)
+    return agent
 
 
 NAMES = {case: f"case{number}" for number, case in enumerate(CASES)}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import importlib.util
 import inspect
 import sys
 from copy import copy
 from functools import lru_cache, partial
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
-from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
@@ -120,7 +122,12 @@ def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
 
     def initialize_system_prompt(agent: MultiStepAgent) -> str:
         inputs = _prompt_inputs(agent)
-        prompt = rendered.get(inputs)
+        if inputs is None:
+            return render(agent)
+        try:
+            prompt = rendered.get(inputs)
+        except TypeError:  # an input without a hash, as a list of instructions
+            return render(agent)
         if prompt is None:
             if len(rendered) >= MAX_CACHED_PROMPTS:
                 rendered.clear()
@@ -130,22 +137,49 @@ def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
     return initialize_system_prompt
 
 
-def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...]:
-    tools = [
-        (name, tool.__class__, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema))
-        for name, tool in zip(agent.tools, unproxied_all(agent.tools.values()), strict=True)
+def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...] | None:
+    """Return all inputs of a system prompt. None if the author's own template or tools may take others."""
+    template, tools = agent.prompt_templates["system_prompt"], unproxied_all(agent.tools.values())
+    if not _is_smolagents_own(template) or not all(map(_has_usual_prompts, tools)):
+        return None
+    shown = [
+        (tool.name, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema)) for tool in tools
+    ]
+    managed = [
+        (one.name, one.description, str(getattr(one, "inputs", None)), getattr(one, "output_type", None))
+        for one in agent.managed_agents.values()
     ]
     return (
         type(agent),
-        agent.prompt_templates["system_prompt"],
+        template,
         agent.instructions,
-        tuple(tools),
-        tuple([(name, managed.description) for name, managed in agent.managed_agents.items()]),
+        tuple(shown),
+        tuple(managed),
         tuple(getattr(agent, "authorized_imports", ())),
         getattr(agent, "code_block_tags", None),
     )
 
 
+@lru_cache(maxsize=64)
+def _is_smolagents_own(template: str) -> bool:
+    """Return whether smolagents' files hold the template, and so all expressions in it are known."""
+    part = indent(template, "  ")
+    return any(part in text for text in _OWN_TEMPLATES)
+
+
+def _has_usual_prompts(tool: Any) -> bool:
+    if not isinstance(tool, Tool):
+        return False
+    prompts = [getattr(method, "__func__", None) for method in (tool.to_code_prompt, tool.to_tool_calling_prompt)]
+    return prompts == _USUAL_PROMPTS
+
+
+_OWN_TEMPLATES = [
+    file.read_text("utf-8")
+    for file in importlib.resources.files("smolagents.prompts").iterdir()
+    if file.name.endswith(".yaml")
+]
+_USUAL_PROMPTS = [Tool.to_code_prompt, Tool.to_tool_calling_prompt]
 _CONSOLE = Console(highlight=False)  # as smolagents' own
 _QUIET_CONSOLE = Console(quiet=True)
 _RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
