@@ -137,11 +137,11 @@ class Variables:
 
     def save(self) -> SavedVariables:
         """Pickle the variables. A value that cannot be pickled is dropped and never raises."""
-        dropped = self._bind_loaded()
-        chunks = self._pickle(dropped)
+        dropped = set[str]()
+        chunks = self._bind_and_pickle(dropped)
         while bad := self._unreadable(chunks) or self._too_large(chunks):
             dropped |= bad
-            chunks = self._pickle(dropped)
+            chunks = self._bind_and_pickle(dropped)
         changed = {name: chunk.data for name, chunk in self._new(chunks).items()}
         removed = [name for name in self._digests if name not in chunks]
         self._digests = {name: chunk.digest for name, chunk in chunks.items()}
@@ -160,10 +160,17 @@ class Variables:
                 rest[name] = data
         self._state.unloaded = unloaded
         failed = restore(rest, self._scope)
-        self._bind_loaded()
-        now = self._pickle(set())
+        now = self._bind_and_pickle(set())
         self._digests = {name: now[name].digest if name in now else b"" for name in chunks}
         return sorted({name for chunk in failed for name in chunk_names(chunk, chunks[chunk])})
+
+    def _bind_and_pickle(self, dropped: set[str]) -> dict[str, Chunk]:
+        """Pickle again if that loads a variable, as a closure's captured names do: the two may share an object."""
+        while True:
+            dropped |= self._bind_loaded()
+            chunks = self._pickle(dropped)
+            if not any(one.is_loaded or one.is_broken for one in self._state.unloaded.values()):
+                return chunks
 
     def _bind_loaded(self) -> set[str]:
         """Bind the variables that code has loaded, in whatever scope. Returns the names that could not be loaded."""
