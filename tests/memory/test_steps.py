@@ -10,7 +10,9 @@ import io
 import json
 import math
 import pickle
+import sys
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
@@ -679,6 +681,15 @@ def test_the_shown_form_of_a_value_is_bounded(kind: type) -> None:
     began = time.monotonic()
     assert len(json.dumps(json_form(value))) < 60_000_000
     assert time.monotonic() - began < 20
+
+
+def test_a_large_dict_is_cut_without_a_copy_of_it() -> None:
+    value = dict.fromkeys(range(1_000_000), "text")
+    tracemalloc.start()
+    json_form(value)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < sys.getsizeof(value)
 
 
 def test_the_model_sees_an_earlier_task_as_a_callback_changed_it(service: Service) -> None:

@@ -52,7 +52,7 @@ def json_form(value: Any) -> Any:
         value, kind = str.__str__(value), str
     if kind is str and len(value) <= MAX_CHARS and value.isascii():
         return value
-    if kind is dict and _is_flat(flat := value.copy()):
+    if kind is dict and len(value) <= _MAX_EVENT_MEMBERS and _is_flat(flat := value.copy()):
         return flat
     return _Walk().form(value, MAX_DEPTH)
 
