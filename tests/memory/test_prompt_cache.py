@@ -150,6 +150,22 @@ def test_an_old_step_changed_by_a_callback_is_shown_changed(kind: type[ToolCalli
         assert shown.left_out() == other.left_out()
 
 
+def test_an_old_step_changed_by_a_callback_that_was_registered_late_is_shown_changed() -> None:
+    agent = agent_of()
+    shown = patch_agent(agent, {})
+    assert shown
+    shown.begin_turn(())
+    old = ActionStep(step_number=1, timing=Timing(0, 1), observations="secret")
+    agent.memory.steps = [TaskStep("a task"), old]
+    assert "secret" in str(shown())
+    agent.step_callbacks.register(ActionStep, lambda _: setattr(old, "observations", "censored"))
+    agent.step_callbacks.callback(ActionStep(step_number=2, timing=Timing(0, 1)), agent=agent)
+    shown.begin_turn(())
+    assert "censored" in str(shown())
+    old.observations = "censored again"
+    assert "censored again" in str(shown())
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_prune_archives_the_steps_that_the_policy_leaves_out(name: str) -> None:
     agent, policy, chance = agent_of(), policy_of(POLICIES[name]), random.Random(name)

@@ -52,6 +52,7 @@ class PromptBuilder:
             self._context.parts.clear()
         self.policy = policy
         self._last = [], []
+        self.memory.begin_turn()
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
         if self.summarize and not summary_mode:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
     from smolagents.models import ChatMessage
 
+_OWN_MODULES = ("smolsessions.agents.memory.", "smolsessions.agents.run.")
 NEWEST = 8  # known steps whose identity is checked at each call: a replay replaces the last ones
 
 
@@ -126,6 +127,12 @@ class PromptMemory:
         self._illustrated = Parts()
         self._has_notes = False
 
+    def begin_turn(self) -> None:
+        """Examine all steps from now on if the author's code was given access to them since the last turn."""
+        if self._only_grows and may_change_steps(self._agent):
+            self._only_grows = False
+            self._steps = []  # their contents were not kept
+
     def steps(self) -> list[PromptStep]:
         """Return all steps. The caller must not change the list."""
         memory, steps = self._agent.memory.steps, self._steps
@@ -209,7 +216,12 @@ def may_change_steps(agent: MultiStepAgent) -> bool:
     if type(agent) not in {CodeAgent, ToolCallingAgent} or agent.final_answer_checks:
         return True
     callbacks = vars(agent.step_callbacks).get("_callbacks", {})
-    return any(call != agent.monitor.update_metrics for calls in callbacks.values() for call in calls)
+    known = agent.monitor.update_metrics
+    return any(call != known and not _is_own(call) for calls in callbacks.values() for call in calls)
+
+
+def _is_own(callback: Any) -> bool:
+    return str(getattr(callback, "__module__", "")).startswith(_OWN_MODULES)
 
 
 def content_of(step: MemoryStep) -> tuple[object, ...]:
