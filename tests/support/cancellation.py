@@ -1,14 +1,23 @@
-"""Checks of turns that were cancelled."""
+"""Checks of turns that were cancelled, and an agent with a loop of its own."""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from smolagents import LogLevel, ToolCallingAgent
+from smolagents.agents import ToolOutput
+from smolagents.memory import ActionStep, FinalAnswerStep, ToolCall
+from smolagents.monitoring import Timing
+
+from tests.support import agents
 from tests.support.streaming import log_of, place
 from tests.support.turns import DONE, cancel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import httpx2
 
     from tests.support.service import Service
@@ -53,3 +62,25 @@ def assert_goes_on(service: Service, turn: Event) -> None:
     following = service.follow_up(turn, DONE)
     assert (following["status"], following["reply"], following["turn"]) == ("finished", "done", turn["turn"] + 1)
     assert service.steps(turn)[: len(before)] == before
+
+
+class Workflow(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
+    """Calls tools in a loop of its own. A step is in the memory before its output is yielded."""
+
+    def _run_stream(self, task: str, *_args: Any, **_options: Any) -> Iterator[Any]:
+        for number, entry in enumerate(json.loads(task), 1):
+            for name, arguments in entry.get("call", ()):
+                output = str(self.tools[name](**arguments))
+                self.memory.steps.append(ActionStep(step_number=number, timing=Timing(0.0, 1.0), observations=output))
+                yield ToolOutput(
+                    "call",
+                    output,
+                    is_final_answer=False,
+                    observation=output,
+                    tool_call=ToolCall(name, arguments, "call"),
+                )
+        yield FinalAnswerStep("done")
+
+
+def make_workflow() -> Workflow:
+    return Workflow(tools=agents.TOOLS, model=agents.ScriptedModel(), verbosity_level=LogLevel.OFF)

@@ -111,6 +111,20 @@ def test_a_stop_amid_steps_that_follow_each_other_fast_keeps_just_those_that_wer
     assert_goes_on(service, turn)
 
 
+def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        Service(tmp_path, {"AGENTS": "workflow=tests.support.cancellation:make_workflow"}) as service,
+        posting(service, ECHO, wait_for_gate(gate), ECHO, agent="workflow") as stream,
+    ):
+        stream.until("tool.call", name="wait_for")
+        answer = cancel(service, stream.seen[0].data)
+        gate.touch()
+        turn = cancel_and_check(service, stream, answer)
+        assert turn["steps"] == 2
+        assert_goes_on(service, turn)
+
+
 def test_a_stop_lands_inside_agents_that_are_managed(service: Service) -> None:
     helped = {"call": [delegate("helper", ECHO, ENDLESS)]}
     with posting(service, ECHO, {"call": [delegate("lead", ECHO, helped)]}, DONE, agent="family") as stream:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 MAX_REPLY_CHARS = 1_000_000
 POLICY = "policy"
 _WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
-"""Items of a run that come before the end of their step."""
+"""Items of a run that come before the end of their step in smolagents' own loop."""
 ARGUMENTS = """
 You have been provided with these additional arguments, that you can access directly using the keys as variables:
 {arguments}."""
@@ -169,7 +169,7 @@ class AgentSession:
         writer.write_finished()  # the task, before anything can stop the turn
         answer = None
         for item in run:
-            if type(item) not in _WITHIN_STEP:
+            if self._edits or type(item) not in _WITHIN_STEP:  # a loop of an author's own may add steps at any time
                 writer.write_finished()
             if isinstance(item, ActionOutput) and item.is_final_answer:
                 writer.answer = without_text(item.output)
