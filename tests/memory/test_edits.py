@@ -153,6 +153,14 @@ def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
         assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])
 
 
+def test_a_foreign_flag_makes_no_step_the_final_one(services: dict[str, Service]) -> None:
+    service = services["warm"]
+    turn = service.play({"call": [["picture", {}]]}, {"say": "image.png"}, agent="foreign_flag")
+    assert turn["status"] == "finished"
+    step = service.steps(turn)[-1]
+    assert (step["is_final_answer"], step["images"]) == (False, [])
+
+
 def test_an_edit_of_a_missing_entry_is_refused(services: dict[str, Service]) -> None:
     service = services["warm"]
     document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")
