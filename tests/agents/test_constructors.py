@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent
 from smolagents.local_python_executor import LocalPythonExecutor
 
+from smolsessions.agents.smolagents_patches import DefaultLogger
 from tests.support import constructors
 from tests.support.agents import ScriptedModel, make_scripted
 from tests.support.constructors import CASES, FOLDER, NAMES
@@ -82,6 +84,16 @@ def test_a_level_above_the_default_prints_and_the_default_does_not(tmp_path: Pat
             printed.append(next(lines))
     assert "New run" in "".join(printed)
     assert "nothing of this" not in "".join(printed)
+
+
+def test_default_loggers_do_not_share_a_console() -> None:
+    one, other = DefaultLogger(LogLevel.DEBUG), DefaultLogger(LogLevel.DEBUG)
+    one.console.record = True
+    one.console.file = file = io.StringIO()
+    other.log("prompt of another")
+    one.log("its own")
+    assert file.getvalue() == "its own\n"
+    assert one.console.export_text() == "its own\n"
 
 
 def test_base_tools_without_their_packages_are_refused_at_start(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class Case:
     script: list[dict[str, Any]]
     others: Callable[[str], Options] = field(default=lambda _: {})
     finish: Callable[[Any], object] = lambda _: None
-    """What the factory does to the agent after its constructor. The agent without the argument is left as it is."""
+    """Changes by the factory after the constructor. The agent without the argument is left as it is."""
     is_seen: bool = True
     """Whether the prompts, or the notes beside them, differ from those of an agent without it."""
 

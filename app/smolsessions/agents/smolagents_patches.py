@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from copy import copy
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +98,16 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
 
 
 class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
-    """Logger of an agent whose author passed none. All of them share a console, which takes 3 KB."""
+    """Logger of an agent whose author passed none. Its console takes 3 KB and is made at its first use."""
 
     def __init__(self, level: LogLevel = LogLevel.INFO, console: Console | None = None) -> None:
-        super().__init__(level, console or _CONSOLE)
+        super().__init__(level, console or _QUIET_CONSOLE)
+        if not console:
+            del self.console
+
+    @cached_property
+    def console(self) -> Console:
+        return Console(highlight=False)  # as smolagents' own
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
@@ -180,7 +186,6 @@ _OWN_TEMPLATES = [
     if file.name.endswith(".yaml")
 ]
 _USUAL_PROMPTS = [Tool.to_code_prompt, Tool.to_tool_calling_prompt]
-_CONSOLE = Console(highlight=False)  # as smolagents' own
 _QUIET_CONSOLE = Console(quiet=True)
 _RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
     kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
