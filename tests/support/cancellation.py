@@ -16,8 +16,6 @@ from tests.support.streaming import log_of, place
 from tests.support.turns import DONE, cancel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import httpx2
 
     from tests.support.service import Service
@@ -67,7 +65,7 @@ def assert_goes_on(service: Service, turn: Event) -> None:
 class Workflow(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
     """Calls tools in a loop of its own. A step is in the memory before its output is yielded."""
 
-    def _run_stream(self, task: str, *_args: Any, **_options: Any) -> Iterator[Any]:
+    def _run_stream(self, task: str, max_steps: int, images: Any = None) -> Any:  # noqa: ARG002
         for number, entry in enumerate(json.loads(task), 1):
             for name, arguments in entry.get("call", ()):
                 output = str(self.tools[name](**arguments))

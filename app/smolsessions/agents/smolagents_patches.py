@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from copy import copy
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +105,11 @@ class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
         if not console:
             del self.console
 
-    @cached_property
-    def console(self) -> Console:
-        return Console(highlight=False)  # as smolagents' own
+    def __getattr__(self, name: str) -> Any:
+        if name != "console":
+            raise AttributeError(name)
+        self.console = Console(highlight=False)  # as smolagents' own
+        return self.console
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
