@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -182,7 +183,7 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        if self._early:
+        if self._early and not self._early.cancel():
             self._early.add_done_callback(_kill)
         self._early = self._child = self._channel = None
 
@@ -207,7 +208,7 @@ class ChildInterpreter(PythonExecutor):
     def _run(self, code: str) -> dict[str, Any]:
         """Run the block in the child, which calls tools here. Returns the child's last message."""
         self._is_busy = True
-        is_new = self._child is None
+        is_new, is_early = self._child is None, self._early is not None
         self._child = child = self._child or self._fork()
         stopwatch = Stopwatch(self.limits, child.cpu_s)
 
@@ -215,7 +216,13 @@ class ChildInterpreter(PythonExecutor):
             self.check()
             stopwatch.check()
 
-        channel = self._start(child, check) if is_new else self._channel
+        try:
+            channel = self._start(child, check) if is_new else self._channel
+        except ClosedError:
+            if not is_early:
+                raise
+            self.stop()  # the process died while the model was thinking, before it ran anything
+            return self._run(code)
         assert channel
         request: dict[str, Any] = {"code": code, "seed": self.seed}
         if self._has_new_inputs and not is_new:
@@ -223,15 +230,16 @@ class ChildInterpreter(PythonExecutor):
         self._has_new_inputs = False
         stopwatch.begin(self.timeout_s)
         channel.send(request, check)
-        while True:
-            message = channel.receive(check)
-            if "call" not in message:
-                return message
+        while "call" in (message := channel.receive(check)):
             channel.send(self._call_tool(message, stopwatch), check)
+        return message
 
     def _fork(self) -> ChildProcess:
         early, self._early = self._early, None
-        return early.result() if early else self.fork_client.fork()
+        try:
+            return early.result() if early else self.fork_client.fork()
+        except CancelledError as error:
+            raise OSError("the fork client is closed") from error
 
     def _start(self, child: ChildProcess, check: Callable[[], None]) -> Channel:
         limits, original = self.limits, self.original
@@ -314,7 +322,7 @@ class ChildInterpreter(PythonExecutor):
 
 
 def _kill(early: Future[ChildProcess]) -> None:
-    if not early.cancelled() and not early.exception():
+    if not early.exception():
         early.result().kill()
 
 

@@ -1,0 +1,95 @@
+"""A process for code is forked while the model thinks. Neither a stop nor a death before the first block is noticed."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.interpreter import NOT_STARTED, ChildInterpreter
+from smolsessions.agents.sandbox.limits import CodeLimits
+
+if TYPE_CHECKING:
+    from smolsessions.agents.sandbox.fork_client import ChildProcess
+
+AT_ONCE = 2
+WAIT_S = 30
+
+
+class HeldClient(ForkClient):
+    """Forks nothing, and says so once it is released."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.begun = threading.Semaphore(0)
+        self.released = threading.Event()
+
+    def fork(self) -> ChildProcess:
+        self.begun.release()
+        self.released.wait(WAIT_S)
+        raise OSError("held")
+
+
+class NotingClient(ForkClient):
+    """Notes when a process was forked."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.forked = threading.Event()
+
+    def fork(self) -> ChildProcess:
+        process = super().fork()
+        self.forked.set()
+        return process
+
+
+def begin_turn(fork_client: ForkClient) -> ChildInterpreter:
+    interpreter = ChildInterpreter(LocalPythonExecutor([]), fork_client, CodeLimits(), (), lambda: None)
+    interpreter.send_tools({})
+    return interpreter
+
+
+def test_a_stopped_turn_forks_no_process_that_nothing_waits_for() -> None:
+    with closing(HeldClient()) as fork_client:
+        for turn in [begin_turn(fork_client) for _ in range(6)]:
+            turn.stop()
+        last = begin_turn(fork_client)
+        fork_client.released.set()
+        with pytest.raises(InterpreterError, match=NOT_STARTED):
+            last("1")
+        forks = 0
+        while fork_client.begun.acquire(blocking=False):
+            forks += 1
+        assert 1 <= forks <= AT_ONCE + 1
+
+
+def test_a_block_that_waits_for_its_process_while_the_service_ends_gets_an_error_that_says_so() -> None:
+    fork_client = HeldClient()
+    turns = [begin_turn(fork_client) for _ in range(AT_ONCE + 1)]
+    for _ in range(AT_ONCE):
+        assert fork_client.begun.acquire(timeout=WAIT_S)
+    fork_client.close()
+    with pytest.raises(InterpreterError, match=NOT_STARTED):
+        turns[-1]("1")
+    fork_client.released.set()
+
+
+@pytest.mark.parametrize("what", ["the process", "it and the fork server"])
+def test_a_process_that_dies_before_its_first_block_is_replaced(what: str) -> None:
+    before = psutil.Process().children()
+    with closing(NotingClient()) as fork_client:
+        turn = begin_turn(fork_client)
+        assert fork_client.forked.wait(WAIT_S)
+        (server,) = [process for process in psutil.Process().children() if process not in before]
+        (process,) = server.children()
+        process.kill()
+        process.wait(WAIT_S)
+        if what != "the process":
+            server.kill()
+        assert turn("print(1 + 1)").logs == "2\n"
+        turn.stop()
