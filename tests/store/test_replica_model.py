@@ -264,9 +264,13 @@ class Machine(RuleBasedStateMachine):
 
     def write(self, number: int, name: str, *, effect: bool = False, step: PackedStep | None = None) -> None:
         lease, events = self.held[number], [TurnStarted(1, 0.0)] if step else []
-        lease.emit(name, result=b"done" if effect else b"", step=step, events=events)
+
+        async def written() -> None:
+            lease.emit(name, result=b"done" if effect else b"", step=step, events=events)
+            await lease.flush()
+
         with suppress(LeaseLostError):
-            self.loop.run(lease.flush())
+            self.loop.run(written())
         assert lease.lost is not self.holds(number)
         if not self.holds(number):
             return
