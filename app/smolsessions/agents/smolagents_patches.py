@@ -20,7 +20,7 @@ from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
 
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.run.tool_proxy import unproxied_all
+from smolsessions.agents.run.tool_proxy import unproxied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -147,7 +147,7 @@ def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
 
 def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...] | None:
     """Return all inputs of a system prompt. None if the author's own template or tools may take others."""
-    template, tools = agent.prompt_templates["system_prompt"], unproxied_all(agent.tools.values())
+    template, tools = agent.prompt_templates["system_prompt"], list(map(unproxied, agent.tools.values()))
     if not _is_smolagents_own(template) or not all(map(_has_usual_prompts, tools)):
         return None
     shown = [

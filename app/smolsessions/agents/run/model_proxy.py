@@ -15,7 +15,7 @@ from smolsessions.agents.run.effects import MODEL_KEY, decode_message, encode_me
 from smolsessions.agents.run.failures import is_transient
 from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
-from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied_all
+from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ModelProxy(Proxy):
         if response_format is not None:
             options["response_format"] = response_format
         if tools_to_call_from is not None:
-            options["tools_to_call_from"] = unproxied_all(tools_to_call_from)
+            options["tools_to_call_from"] = list(map(unproxied, tools_to_call_from))
         message = self._run_once(
             emitter, partial(self._request, messages, options, emitter), partial(agent_run.explains, emitter.call_id)
         )

@@ -17,7 +17,7 @@ from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, enco
 from smolsessions.agents.sandbox.guard import tool_stub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from smolagents import MultiStepAgent, Tool
     from smolagents.memory import MemoryStep
@@ -227,10 +227,6 @@ def proxy_tools(node: AgentNode) -> None:
 def unproxied(thing: Any) -> Any:
     """Return the real object behind a proxy, and any other object unchanged."""
     return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
-
-
-def unproxied_all(things: Iterable[Any]) -> list[Any]:
-    return [object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing for thing in things]
 
 
 def _refuse(name: str) -> Any:

@@ -129,9 +129,7 @@ local function consider(ref, score, place, flaw)
     passed = passed + 1
     return
   end
-  local fence = redis.call('HINCRBY', conversation, 'fences', 1) .. ':' .. worker .. ':' .. at
-  redis.call('HSET', conversation, 'fence', fence)
-  redis.call('ZADD', leases, at + lease_us, ref)
+  local fence = grant_lease(ref, worker, lease_us, at)
   if attempt == 0 or has_started(ref, turn, attempt) then
     attempt = redis.call('HINCRBY', run, 'attempts', 1)
   end

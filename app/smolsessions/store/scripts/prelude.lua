@@ -125,6 +125,14 @@ local function holds_lease(ref, fence)
   return redis.call('HGET', key('conversation', ref), 'fence') == fence
 end
 
+-- Give a worker the lease of a conversation, and return its fence.
+local function grant_lease(ref, worker, lease_us, at)
+  local fence = redis.call('HINCRBY', key('conversation', ref), 'fences', 1) .. ':' .. worker .. ':' .. at
+  redis.call('ZADD', leases, at + lease_us, ref)
+  redis.call('HSET', key('conversation', ref), 'fence', fence)
+  return fence
+end
+
 -- Ready set of an agent: `ready` holds its conversations by the start of their wait, `owned` those of one owner. `owners`
 -- holds the owners by the start of each owner's wait.
 local function owner_of(ref)

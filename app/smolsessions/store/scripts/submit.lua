@@ -28,9 +28,7 @@ local function claim()
   local state = redis.call('HMGET', conversation_key, 'generation', 'head', 'terms')
   local stored = redis.call('LLEN', key('steps', ref, state[1] or ''))
   local chunks, at = redis.call('HGET', key('variables', ref, state[1] or ''), ''), now()
-  local fence = redis.call('HINCRBY', conversation_key, 'fences', 1) .. ':' .. worker .. ':' .. at
-  redis.call('ZADD', leases, at + lease_us, ref)
-  redis.call('HSET', conversation_key, 'fence', fence)
+  local fence = grant_lease(ref, worker, lease_us, at)
   redis.call('HSET', run, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0, 'written', 0, 'claimed', at)
   return {fence, state[1] or '', state[2] or '', stored, chunks or '', state[3] or ''}
 end
