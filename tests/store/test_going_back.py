@@ -378,6 +378,10 @@ def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> 
     assert len(forks) > 10
 
 
+def forks_of(service: Service) -> list[str]:
+    return [each["id"] for each in service.get("/conversations", limit=100)["items"] if each["forked_from"]]
+
+
 def test_a_process_that_is_killed_amid_forks_leaves_none_half_made(tmp_path: Path) -> None:
     running_service = Service(tmp_path, SETTINGS)
     with running_service:
@@ -392,7 +396,7 @@ def test_a_process_that_is_killed_amid_forks_leaves_none_half_made(tmp_path: Pat
 
         with ThreadPoolExecutor(4) as pool:
             doing = [pool.submit(forks, number) for number in range(4)]
-            wait_until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
+            wait_until(lambda: len(forks_of(running_service)) > 19)
             running_service.kill()
             for each in doing:
                 each.result()
@@ -401,7 +405,7 @@ def test_a_process_that_is_killed_amid_forks_leaves_none_half_made(tmp_path: Pat
             of = {key.split(":")[2] for key in client.keys(f"{PARTITION}:*:local/*")}
             assert of == {key.split(":")[2] for key in client.keys(f"{PARTITION}:conversation:*")}
         whole = record_of(running_service, name)
-        made = [each["id"] for each in running_service.get("/conversations", limit=100)["items"] if each["forked_from"]]
+        made = forks_of(running_service)
         assert len(made) > 19
         for each in made:
             assert record_of(running_service, each) == whole
