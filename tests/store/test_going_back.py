@@ -407,8 +407,8 @@ def test_a_process_that_is_killed_amid_forks_leaves_none_half_made(tmp_path: Pat
         whole = record_of(running_service, name)
         made = forks_of(running_service)
         assert len(made) > 19
-        for each in made:
-            assert record_of(running_service, each) == whole
+        for fork in made:
+            assert record_of(running_service, fork) == whole
         assert (
             running_service.play({"code": "final_answer(len(x))"}, agent="code-rememberer", conversation_id=made[0])[
                 "output"
