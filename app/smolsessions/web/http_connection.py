@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections import deque
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ MIN_BYTES_PER_S = 1024
 SPARE_CONNECTIONS = 64  # beyond the bound, for probes
 SPARE_S = 2.0
 _IS_GONE, _ON_DISCONNECT = "is_gone", "on_disconnect"
+_EMPTY: deque[Any] = deque()  # one for all connections: an empty deque takes 0.7 KB
 PROBES = frozenset({"/livez", "/readyz"})
 
 
@@ -79,6 +81,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, receive_timeout_s: float, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.pipeline = _EMPTY
         self._receive_timeout_s = self._head_s = receive_timeout_s
         self._max_connections = max_connections
         self._phase = _Phase.IDLE
@@ -138,6 +141,8 @@ class Connection(HttpToolsProtocol):
             raise MalformedError("Too many requests are sent ahead of their answers.")
         if self.parser.should_upgrade():
             self._check_upgrade()
+        if not self.pipeline and self.cycle is not None and not self.cycle.response_complete:
+            self.pipeline = deque()  # uvicorn is about to queue the request
         super().on_headers_complete()
         self._unreported = self._body_bytes = 0
         self.headers = []  # uvicorn would add trailers to the checked headers

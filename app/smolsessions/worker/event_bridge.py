@@ -40,7 +40,7 @@ class LoopEventBridge:
         self._waiting = False  # a timer is set, or about to be set
         self._waking = False  # the loop is about to run `_on_wake`
         self._open = True
-        self._room = threading.Event()
+        self._room: threading.Event | None = None  # of a thread that met a full queue
         self._next_at = 0.0
         self.pause_requested = False
         """Set to hand the turn to another worker after the current step."""
@@ -83,9 +83,10 @@ class LoopEventBridge:
                 self._waiting = True
                 self._loop.call_soon_threadsafe(self._set_timer)
         while len(self._queue) > most and self._open:
-            self._room.clear()
+            self._room = room = self._room or threading.Event()
+            room.clear()
             if len(self._queue) > MAX_QUEUED:
-                self._room.wait(POLL_S)
+                room.wait(POLL_S)
 
     @property
     def is_late(self) -> bool:
@@ -123,7 +124,7 @@ class LoopEventBridge:
         # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
         if self.hands_over or not self._lease.buffer_events(self._events):
             self._emit()
-        self._room.set()
+        self._make_room()
 
     def _flush(self, written: threading.Lock) -> None:
         if self._open:
@@ -158,10 +159,14 @@ class LoopEventBridge:
             return
         self._take(MAX_BATCH)
         self._emit()
-        self._room.set()
+        self._make_room()
         if self._queue and not self._waking:
             self._waking = True
             self._loop.call_soon(self._on_wake)
+
+    def _make_room(self) -> None:
+        if self._room:
+            self._room.set()
 
     def _take(self, most: int) -> None:
         """Move up to `most` items out of the queue. Steps are written at once, with the events if a reader waits."""
