@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from smolsessions.core.events import Event, Logged, ReplayState
@@ -39,7 +39,7 @@ StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "los
 class LogReader(Protocol):
     """Reader of one conversation's events. It misses no event of a turn that is submitted after its registration."""
 
-    def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged | None]:
+    def follow(self, turn: int, after: int = 0) -> AsyncGenerator[Logged | None]:
         """Yield the turn's events with `seq > after`, each once and in order, up to the final one.
 
         Yields None after about 15 s without an event.

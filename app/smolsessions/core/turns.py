@@ -10,8 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.errors import AgentUnavailableError, NotFoundError, StoreUnavailableError, UnknownAgentError
-from smolsessions.core.events import TurnEnded
+from smolsessions.core.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded
 from smolsessions.core.records import (
     AgentName,
@@ -26,11 +25,10 @@ from smolsessions.core.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.events import Logged
     from smolsessions.core.records import OnBusy, Owner, StepImage
     from smolsessions.core.store_ports import LogReader, TurnStore
 
@@ -186,22 +184,14 @@ class TurnSubscription:
         self, reader: AbstractContextManager[LogReader], turn: Turn, subscriptions: set[TurnSubscription]
     ) -> None:
         self.turn = turn
-        self.complete = False
         self.stopped = False
         self._registered = reader
         self.reader = reader.__enter__()
         self._subscriptions = subscriptions
         subscriptions.add(self)
 
-    async def events(self, after: int = 0) -> AsyncGenerator[Logged | None, None]:
-        """Yield the events after the cursor, and None after a silence. Ends after the final event, or when stopped."""
-        with suppress(NotFoundError):  # deleted in the meantime
-            async for logged in self.reader.follow(self.turn.number, after):
-                self.complete = logged is not None and isinstance(logged.event, TurnEnded)
-                yield logged
-
     def stop(self) -> None:
-        """End `events` before the final one."""
+        """End the reader's events before the final one."""
         self.stopped = True
         self.reader.stop()
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
+from starlette.responses import Response
 
-from smolsessions.core.errors import InvalidRequestError, ServiceError
+from smolsessions.core.errors import InvalidRequestError, NotFoundError, ServiceError
+from smolsessions.core.events import TurnEnded
 from smolsessions.web.event_views import event_view
 from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.types import Receive, Scope, Send
 
     from smolsessions.core.events import Logged
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+)
 PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 REVOKED = b": the API key of this stream is not known any more\n\n"
@@ -63,13 +68,15 @@ class EventStreams:
         return frame
 
 
-class TurnStream(EventSourceResponse):
+class TurnStream(Response):
     """Response with a turn's events after a cursor.
 
     It ends after the final event, at shutdown, if the API key is revoked, and if the client leaves or stops reading.
-    It closes the subscription. It runs in the request's own task: the `__call__` of sse-starlette starts four more for
-    each reader.
+    It closes the subscription. It runs in the request's own task: further tasks would hold 18 KB for each reader.
     """
+
+    status_code = 200
+    background = None
 
     def __init__(
         self,
@@ -82,14 +89,12 @@ class TurnStream(EventSourceResponse):
     ) -> None:
         self._streams = streams
         self._subscription = subscription
+        self._after = after
+        self._internal = internal
         self._cancels = on_disconnect == "cancel"
+        self._is_complete = False
         self._last_frame = RECONNECT
-        super().__init__(
-            self._frames(after, internal=internal),
-            headers={"Location": location_of(subscription.turn)},
-            sep="\n",
-            send_timeout=streams.send_timeout_s,
-        )
+        self.raw_headers = [*HEADERS, (b"location", location_of(subscription.turn).encode())]
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         subscription = self._subscription
@@ -99,27 +104,37 @@ class TurnStream(EventSourceResponse):
         try:
             with authenticator.watch_key(authorization, subscription.turn.ref.owner, self._revoke):
                 call_on_disconnect(scope, subscription.reader.stop)
-                await self._stream_response(send)
-        except SendTimeoutError:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._send_events(send)
+                await send({"type": "http.response.body"})
+        except TimeoutError:  # of `_send`
             log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:
             self._streams.open_count -= 1
             subscription.close()
-            if self._cancels and not subscription.complete and not subscription.stopped:
+            if self._cancels and not self._is_complete and not subscription.stopped:
                 self._streams.turns.cancel_in_background(subscription.turn)
 
-    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:
+    async def _send_events(self, send: Send) -> None:
         subscription, turn = self._subscription, self._subscription.turn
         try:
-            async with aclosing(subscription.events(after)) as events:
+            async with aclosing(subscription.reader.follow(turn.number, self._after)) as events:
                 async for logged in events:
-                    yield PING if logged is None else self._streams.frame(turn, logged, internal=internal)
+                    self._is_complete = logged is not None and isinstance(logged.event, TurnEnded)
+                    frame = self._streams.frame(turn, logged, internal=self._internal) if logged else PING
+                    await self._send(send, frame)
+        except NotFoundError:
+            pass  # deleted in the meantime
         except ServiceError as error:  # a request for the rest gets it as its answer
             sentence = f"the events of turn {turn.ref}#{turn.number} end early: {error}"
             log.error(sentence, extra={"action": "stream.broken"})  # noqa: TRY400
-            yield BROKEN
-        if subscription.stopped and not subscription.complete:
-            yield self._last_frame
+            await self._send(send, BROKEN)
+        if subscription.stopped and not self._is_complete:
+            await self._send(send, self._last_frame)
+
+    async def _send(self, send: Send, frame: bytes) -> None:
+        async with asyncio.timeout(self._streams.send_timeout_s):
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
 
     def _revoke(self) -> None:
         self._last_frame = REVOKED

@@ -14,7 +14,7 @@ from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from typing import Self
 
     from smolsessions.core.events import Event
@@ -182,7 +182,7 @@ class LogReader:
         self._stopped = True
         self._wake()
 
-    async def follow(self, turn: int, after: int = 0) -> AsyncIterator[Logged | None]:
+    async def follow(self, turn: int, after: int = 0) -> AsyncGenerator[Logged | None]:
         clock = asyncio.get_running_loop().time
         yielded_at = clock()
         while not self._stopped:
