@@ -18,7 +18,15 @@ import pytest
 from smolsessions.agents.sandbox.confinement import landlock, seccomp
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
-from tests.support.code_turns import code_script, fork_servers, is_fork_server, play_code, printed, shown_outputs
+from tests.support.code_turns import (
+    code_script,
+    fork_servers,
+    is_fork_server,
+    play_code,
+    printed,
+    runs_code,
+    shown_outputs,
+)
 from tests.support.debian import skip
 from tests.support.service import Service, spawn
 from tests.support.turns import cancel, submit_turn, wait_for_end
@@ -272,7 +280,8 @@ def test_a_signal_to_its_own_group_reaches_no_other_process(confined: Confined) 
 
 def below(service: Service) -> list[psutil.Process]:
     """Return the processes in which code runs, with those that they forked."""
-    return [process for fork_server in fork_servers(service) for process in fork_server.children(recursive=True)]
+    forked = [process for fork_server in fork_servers(service) for process in fork_server.children(recursive=True)]
+    return [process for process in forked if runs_code(process)]
 
 
 def test_processes_that_code_starts_end_with_its_turn(confined: Confined) -> None:

@@ -13,6 +13,7 @@ from smolagents.local_python_executor import InterpreterError, LocalPythonExecut
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from smolsessions.agents.sandbox.fork_client import ChildProcess
@@ -77,6 +78,22 @@ def test_a_block_that_waits_for_its_process_while_the_service_ends_gets_an_error
     with pytest.raises(InterpreterError, match=NOT_STARTED):
         turns[-1]("1")
     fork_client.released.set()
+
+
+def test_a_process_that_no_block_used_serves_the_next_turn_and_ends_with_the_client() -> None:
+    with closing(NotingClient()) as fork_client:
+        before = psutil.Process().children()
+        begin_turn(fork_client).stop()
+        turn = begin_turn(fork_client)
+        assert fork_client.forked.wait(WAIT_S)
+        (server,) = [process for process in psutil.Process().children() if process not in before]
+        unused = server.children()
+        assert turn("1 + 1").output == 2
+        assert server.children() == unused
+        turn.stop()
+        wait_until(lambda: len(left := server.children()) == 1 and left != unused)
+        (spare,) = server.children()
+    assert not spare.is_running()
 
 
 @pytest.mark.parametrize("what", ["the process", "it and the fork server"])

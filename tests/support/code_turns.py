@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -56,8 +57,16 @@ def code_processes(service: Service) -> list[psutil.Process]:
     found = []
     for fork_server in fork_servers(service):
         with suppress(psutil.NoSuchProcess):
-            found += [child for child in fork_server.children() if child.status() != psutil.STATUS_ZOMBIE]
+            found += [child for child in fork_server.children() if runs_code(child)]
     return found
+
+
+def runs_code(process: psutil.Process) -> bool:
+    """Return whether a process of a fork server runs code. It is confined before: it can write no file."""
+    with suppress(OSError):
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        return any(line.split()[:4] == ["Max", "file", "size", "0"] for line in limits.splitlines())
+    return False
 
 
 def wait_until_no_code_runs(service: Service) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -70,6 +71,7 @@ class ForkClient:
         self._level: Level | None = None
         self._lock = threading.Lock()
         self._early = ThreadPoolExecutor(_AT_ONCE, "code-fork")
+        self._spare = queue.Queue["Future[ChildProcess]"](1)
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -98,14 +100,28 @@ class ForkClient:
             raise
 
     def fork_early(self) -> Future[ChildProcess] | None:
-        """Fork a process that will be needed soon, in a thread. Returns None after `close`."""
+        """Take the spare process, or fork one in a thread. Returns None after `close`."""
+        with contextlib.suppress(queue.Empty):
+            spare = self._spare.get_nowait()
+            if not spare.done() or not spare.exception():
+                return spare
         with contextlib.suppress(RuntimeError):
             return self._early.submit(self.fork)
         return None
 
+    def keep_spare(self, unused: Future[ChildProcess] | None) -> None:
+        """Keep one process for a later turn: an unused one, which got no message, or else a new one."""
+        if spare := unused or (None if self._spare.full() else self.fork_early()):
+            try:
+                self._spare.put_nowait(spare)
+            except queue.Full:
+                _discard(spare)
+
     def close(self) -> None:
         """End the server and with it every process."""
         self._early.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(queue.Empty):
+            _discard(self._spare.get_nowait())
         if control := self._control:
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that holds the lock
@@ -186,6 +202,15 @@ class ForkClient:
 def _log_level(level: Level) -> None:
     grade, advice = (logging.INFO, "") if level in CONFINED else (logging.WARNING, "; docs/security.md says what to do")
     log.log(grade, "model-written code is confined by %s%s", _MEANS[level], advice, extra={"action": "code.confined"})
+
+
+def _discard(early: Future[ChildProcess]) -> None:
+    def kill(early: Future[ChildProcess]) -> None:
+        if not early.exception():
+            early.result().kill()
+
+    if not early.cancel():
+        early.add_done_callback(kill)
 
 
 class ChildProcess:

@@ -183,8 +183,8 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        if self._early and not self._early.cancel():
-            self._early.add_done_callback(_kill)
+        if self._child or self._early:
+            self.fork_client.keep_spare(self._early)
         self._early = self._child = self._channel = None
 
     def _abort(self, error: str) -> None:
@@ -319,11 +319,6 @@ class ChildInterpreter(PythonExecutor):
         if str(output) != result.text:
             output = ValueWithText(output, result.text)  # the model reads the text that the value had in the process
         return CodeOutput(output=output, logs=result.logs, is_final_answer=result.final)
-
-
-def _kill(early: Future[ChildProcess]) -> None:
-    if not early.exception():
-        early.result().kill()
 
 
 def _validated(kind: type[M], message: dict[str, Any]) -> M:
