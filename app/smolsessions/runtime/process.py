@@ -100,6 +100,7 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
         uvicorn.Config(
             service.app,
             http=cast("Any", service.protocol),
+            interface="asgi3",
             ws="none",
             log_config=None,
             access_log=False,
