@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
+from smolsessions.core.events import MessageRestarted, Where
+from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import LoopEventBridge
-from tests.support.stores import DONE, Raw, claim_one, event_names_of, submit
+from tests.support.stores import DONE, Raw, claim_one, event_names_of, read_events, ref_of, submit
 
 if TYPE_CHECKING:
     from smolsessions.store.store import Store
 
 pytest_plugins = ["tests.support.stores"]
+
+RESTARTED = MessageRestarted(Where("1", 1, "agent", None, 1), "1.m1")
 
 
 @pytest.mark.parametrize("can_wait", [True, False])
@@ -34,3 +39,48 @@ async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt
     await again.load_replay_state()
     await again.commit(DONE)
     assert event_names_of(raw, "c") == ["turn.queued", "turn.started", "turn.finished"]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
+async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_once(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    monkeypatch.setattr(event_bridge, "HOLD_S", 60)
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    bridge = LoopEventBridge(lease)
+    bridge.begin(1, can_wait=True)
+    await lease.flush()
+    assert not lease.watched
+    reading = other if is_elsewhere else one
+    async with asyncio.timeout(5):
+        with reading.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+            events = reader.follow(1)
+            found = [await anext(events) for _ in range(2)]
+            bridge.emit(RESTARTED)
+            found.append(await anext(events))
+    assert [logged and logged.event.type for logged in found] == ["turn.queued", "turn.started", "message.restarted"]
+    bridge.close()
+
+
+async def test_events_without_a_reader_wait_for_the_commit(
+    stores: tuple[Store, Store], raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_bridge, "HOLD_S", 60)
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    bridge = LoopEventBridge(lease)
+    bridge.begin(1, can_wait=True)
+    await asyncio.to_thread(bridge.emit, RESTARTED, None, ("model:1", b"sealed"))
+    await lease.flush()
+    assert event_names_of(raw, "c") == ["turn.queued"]
+    bridge.close()
+    await lease.commit(DONE)
+    assert [name for _, name in await read_events(one, "c", 1)] == [
+        "turn.queued",
+        "turn.started",
+        "message.restarted",
+        "turn.finished",
+    ]

@@ -175,6 +175,8 @@ class Lease(Protocol):
     """True once this attempt has written an effect."""
     stop_reason: asyncio.Future[StopReason]
     """Future of the first reason to stop the turn."""
+    on_reader: Callable[[], object] | None
+    """Called when a reader comes, to write the events that wait."""
 
     @property
     def kept_steps(self) -> int:

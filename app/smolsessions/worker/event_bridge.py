@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]
 
 JOIN_S = 0.03  # deltas of one message within this time become one event
+HOLD_S = 0.25  # events without a reader wait so long for the commit, which seals them as one record
 POLL_S = 0.1
 MAX_QUEUED = 64  # events; then the agent's thread waits, and the loop has the interpreter for itself
 MAX_QUEUED_DELTAS = 4096
@@ -28,8 +29,9 @@ class LoopEventBridge:
     """Writer of a lease's events and steps, in their order, from any thread.
 
     Deltas wait up to `JOIN_S` for more of their message. Any other event goes out at once with them. Without a reader
-    all events wait so long, and the last ones go out with the commit. A finished step never waits. The agent's thread
-    wakes the loop once for many deltas, and waits if the queue is full.
+    all events wait up to `HOLD_S`, and `JOIN_S` during a tool call. The last ones go out with the commit, and a reader
+    that comes gets them at once. Finished steps and effects never wait. The agent's thread wakes the loop once for many
+    deltas, and waits if the queue is full.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -38,6 +40,8 @@ class LoopEventBridge:
         self._queue: list[Item] = []  # an empty deque takes 0.7 KB
         self._events: list[StepEvent | TurnStarted] = []  # taken from the queue, not yet written
         self._waiting = False  # a timer is set, or about to be set
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._call_timer: asyncio.TimerHandle | None = None  # since a call that reaches outside has begun
         self._waking = False  # the loop is about to run `_on_wake`
         self._open = True
         self._room: threading.Event | None = None  # of a thread that met a full queue
@@ -46,6 +50,7 @@ class LoopEventBridge:
         """Set to hand the turn to another worker after the current step."""
         self.reason: StopReason | None = None
         self.stopping: asyncio.Future[None] = self._loop.create_future()
+        lease.on_reader = self._write
 
     @property
     def stop_requested(self) -> bool:
@@ -60,7 +65,6 @@ class LoopEventBridge:
         """Write the start of an attempt: at once, or with the next write if it can wait for that."""
         self._queue.append((TurnStarted(attempt, time.time()), None, (f"started:{attempt}", b"")))
         if can_wait and not self._lease.watched:
-            self._waiting = True
             self._set_timer()
         else:
             self._write()
@@ -120,6 +124,10 @@ class LoopEventBridge:
             return
         self._open = False
         self._lease.stop_reason.remove_done_callback(self.hear_stop)  # else only the garbage collector frees both
+        self._lease.on_reader = None
+        for timer in (self._hold_timer, self._call_timer):
+            if timer:
+                timer.cancel()
         self._take(len(self._queue))
         # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
         if self.hands_over or not self._lease.buffer_events(self._events):
@@ -131,21 +139,27 @@ class LoopEventBridge:
             self._take(len(self._queue))
             if self._lease.watched:
                 self._emit()
+            elif self._events:  # a crash of the call leaves the events before it
+                self._call_timer = self._loop.call_later(JOIN_S, self._write)
             if self._lease.is_late:
                 self._lease.emit("")  # an empty write, which succeeds only with a valid lease
         self._lease.when_written(written.release)
 
     def _set_timer(self) -> None:
-        self._loop.call_later(max(self._next_at - self._loop.time(), 0 if self._lease.watched else JOIN_S), self._write)
+        self._waiting = True
+        delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else HOLD_S)
+        self._hold_timer = self._loop.call_later(delay_s, self._write)
 
     def _on_wake(self) -> None:
         self._waking = False
-        if self._lease.watched or len(self._queue) > MAX_QUEUED:
+        if self._call_timer:
+            self._call_timer.cancel()
+            self._call_timer = None
+        if self._lease.watched or len(self._queue) + len(self._events) > MAX_QUEUED:
             self._write()
         elif self._open:
             self._take(MAX_BATCH)
             if self._events and not self._waiting:
-                self._waiting = True
                 self._set_timer()
 
     def _write(self) -> None:

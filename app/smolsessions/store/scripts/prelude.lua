@@ -186,6 +186,12 @@ local function close_turn(ref, turn, log_ttl_s)
   end
 end
 
+-- Send a message to the worker that claimed the conversation last.
+local function notify_worker(ref, turn, message)
+  local worker = string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(.*):')
+  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. message) end
+end
+
 -- Request a turn to stop: `1` (plain), `interrupt:N` or `rollback:N` (by turn N). A stronger request stays. The worker gets
 -- the strongest as a message, and finds it when it renews its lease or claims the turn again.
 local function request_stop(ref, turn, flag)
@@ -195,8 +201,7 @@ local function request_stop(ref, turn, flag)
     redis.call('HSET', run, 'cancel', flag)
     current = flag
   end
-  local worker = string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(.*):')
-  if worker then redis.call('SPUBLISH', partition .. ':stop:' .. worker, ref .. '\n' .. turn .. '\n' .. current) end
+  notify_worker(ref, turn, current)
 end
 
 -- Restart the time to live of a conversation, if it has one.

@@ -1,13 +1,17 @@
 -- Return at most `most` entries of a turn's log after a cursor, and subscribe channel `own_channel` (or empty) to later ones. A
--- packed log is returned as its one record, whatever the cursor. The last value is the length of the log.
+-- packed log is returned as its one record, whatever the cursor. The last value is the length of the log. The worker of an open turn
+-- learns of a reader whose cursor is in the log, and writes the events that it holds.
 -- ARGV: ref turn after most own_channel
 local about = redis.call('HMGET', key('conversation', ref), 'agent', 'terms')
 if not about[1] then check_not_damaged(ref) return {'unknown'} end
 if tonumber(turn) > count_turns(ref) then return {'unknown'} end
 local record = redis.call('LINDEX', key('turns', ref), turn - 1)
 local log, open = key('log', ref, turn), redis.call('EXISTS', key('run', ref, turn)) == 1
-if open and own_channel ~= '' then redis.call('SADD', key('watch', ref, turn), own_channel) end
 local terms, length = about[2] or '', redis.call('LLEN', log)
+if open and own_channel ~= '' then
+  redis.call('SADD', key('watch', ref, turn), own_channel)
+  if tonumber(after) <= length then notify_worker(ref, turn, 'reader') end
+end
 local packed = not open and redis.call('HGET', key('logs', ref), turn)
 if packed then return {'packed', record, {packed}, terms, length} end
 local first = not open and redis.call('LINDEX', log, 0)

@@ -115,6 +115,7 @@ class HeldLease:
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.has_progressed = self.lost = False
         self.is_over = claim.defect is not None
+        self.on_reader: Callable[[], object] | None = None
         self.scope = scope
         self._memory = TurnMemory(scope, claim)
         self._log = EventBuffer(reply.logged)
@@ -178,6 +179,11 @@ class HeldLease:
         if request.outranks(self._stop_request):
             self._stop_request = request
         self._stop(request.reason)
+
+    def hear_reader(self) -> None:
+        self._others_watch = True
+        if self.on_reader:
+            self.on_reader()
 
     def lose(self) -> None:
         """Stop writing: another worker holds the lease."""

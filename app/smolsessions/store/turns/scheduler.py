@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_EARLY_STOPS = 1000
+READER = b"reader"  # in place of a stop flag: the turn's log is being read
 _STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, stop flag
 LONGEST_ALONE_S = 60.0  # limit for the wait of a suspect turn for an idle worker
 LATE_S = 0.5  # limit for the delay that one partition causes to the others
@@ -239,13 +240,17 @@ class Scheduler:
             await asyncio.wait(waiting)
 
     def hear_stop(self, _channel: bytes, payload: bytes) -> None:
-        """Pass a stop request to its lease."""
+        """Pass a stop request, or the news of a reader, to its lease."""
         match = _STOP.fullmatch(payload)
         if match is None:
             return
         scope, turn, flag = match.groups()
         name = (scope.decode(errors="replace"), int(turn))
-        if lease := self._held.get(name):
+        lease = self._held.get(name)
+        if flag == READER:
+            if lease:
+                lease.hear_reader()
+        elif lease:
             lease.cancel(flag)
         elif len(self._early_stops) < MOST_EARLY_STOPS:
             self._early_stops[name] = flag
