@@ -156,8 +156,9 @@ class _CodeRunner:
         try:
             random_states = self._generators.end_block()
             saved = self._variables.save()
-            defined = {*self._state.keys(), *self._executor.custom_tools}
-            self._state.dropped = frozenset(saved.dropped) | (self._state.dropped - defined)
+            if dropped := self._state.dropped:
+                dropped -= {*self._state.keys(), *self._executor.custom_tools}
+            self._state.dropped = dropped | {*saved.dropped}
             changed = saved.changed | random_states
             return {"changed": changed, "removed": saved.removed, "inputs": self._changed_inputs(), "full": False}
         except MemoryError:

@@ -37,6 +37,7 @@ _ATOMS = SCALARS | {
     *(types.BuiltinFunctionType, types.MethodType, types.ModuleType),
 }
 _CONTAINERS = frozenset({list, set, dict, tuple, frozenset})
+_PLAIN_HEADER = re.compile(rb'\[\["([^"\\]+)"\],\[\],true\]\n')
 _MAX_PASSES = 8
 _MAX_DEPTH, _DEEP_STACK_BYTES = 50_000, 256 * 1024 * 1024
 
@@ -191,6 +192,13 @@ def chunk_names(chunk: str, data: bytes) -> list[str]:
 def plain_chunk(name: str, value: Any) -> Chunk:
     """Return the chunk of one variable with plain data."""
     return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL), is_plain=True)
+
+
+def plain_name(data: bytes) -> str:
+    """Return the name of the variable in a chunk that holds plain data of it alone, or an empty text."""
+    header = _PLAIN_HEADER.match(data)
+    name = header[1].decode(errors="replace") if header else ""
+    return name if name.isidentifier() else ""
 
 
 def read_header(data: bytes) -> tuple[list[str], list[str], bool]:

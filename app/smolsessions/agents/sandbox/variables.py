@@ -10,7 +10,7 @@ import contextlib
 import pickle
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from smolagents.local_python_executor import InterpreterError
 
@@ -24,7 +24,7 @@ from smolsessions.agents.sandbox.variable_chunks import (
     chunk_names,
     load,
     plain_chunk,
-    read_header,
+    plain_name,
     restore,
 )
 
@@ -36,28 +36,12 @@ if TYPE_CHECKING:
 INTERNAL_NAMES = frozenset({"__name__", PRINTED, COUNTED})
 
 
-class UnloadedVariable:
-    """Variable with plain data. All scopes that use it get the same object."""
+class UsedVariable(NamedTuple):
+    """Variable with plain data that code has used. All scopes that use it get the same object."""
 
-    def __init__(self, name: str, chunk: Chunk) -> None:
-        self.chunk = chunk
-        self.is_loaded = self.is_broken = False
-        self._name = name
-
-    def value(self) -> Any:
-        """Load the value, and replace the chunk by the one that the value would have now."""
-        if not self.is_loaded:
-            try:
-                self._value = pickle.loads(self.chunk.data.partition(b"\n")[2])[self._name]  # noqa: S301 - see restore
-            except (MemoryError, RecursionError):
-                raise
-            except Exception:  # noqa: BLE001 - code has forged the chunk
-                self.is_broken = True
-                raise InterpreterError(gone_sentence(self._name)) from None
-            with contextlib.suppress(Exception):  # near the limit of recursion: `save` then pickles it as a new value
-                self.chunk = plain_chunk(self._name, self._value)
-            self.is_loaded = True
-        return self._value
+    value: Any
+    chunk: Chunk | None
+    """The chunk that the value had when it was loaded. None if code has forged the chunk."""
 
 
 class InterpreterState(dict[str, Any]):
@@ -65,8 +49,12 @@ class InterpreterState(dict[str, Any]):
 
     dropped: frozenset[str] = frozenset()
     functions: Collection[str] = ()
-    unloaded: Mapping[str, UnloadedVariable] = MappingProxyType({})
-    """Variables that the dictionary itself does not hold until they are used."""
+    unloaded: Mapping[str, tuple[str, bytes]] = MappingProxyType({})
+    """Ids and data of the chunks of variables that the dictionary itself does not hold until they are used."""
+
+    def __init__(self, names: dict[str, Any], used: dict[str, UsedVariable] | None = None) -> None:
+        super().__init__(names)
+        self.used = {} if used is None else used
 
     def __contains__(self, name: object) -> bool:
         if dict.__contains__(self, name) or name in self.unloaded:
@@ -76,12 +64,18 @@ class InterpreterState(dict[str, Any]):
         return False
 
     def __missing__(self, name: str) -> Any:
-        value = self[name] = self.unloaded[name].value()
+        chunk = self.unloaded[name]
+        if name not in self.used:
+            self.used[name] = _load_plain(name, *chunk)
+        value, found = self.used[name]
+        if not found:
+            raise InterpreterError(gone_sentence(name))
+        self[name] = value
         return value
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
-        self.unloaded = {other: variable for other, variable in self.unloaded.items() if other != name}
+        self.unloaded = {other: chunk for other, chunk in self.unloaded.items() if other != name}
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self.unloaded else super().get(name, default)
@@ -91,7 +85,7 @@ class InterpreterState(dict[str, Any]):
 
     def copy(self) -> InterpreterState:
         """Copy the names for a function's own scope."""
-        state = InterpreterState(self)
+        state = InterpreterState(self, self.used)
         state.dropped, state.functions, state.unloaded = self.dropped, self.functions, self.unloaded
         return state
 
@@ -102,6 +96,18 @@ def use_state(executor: LocalPythonExecutor) -> InterpreterState:
     state.functions = executor.custom_tools
     vars(executor)["state"] = state
     return state
+
+
+def _load_plain(name: str, chunk_id: str, data: bytes) -> UsedVariable:
+    try:
+        value = pickle.loads(data.partition(b"\n")[2])[name]  # noqa: S301 - see restore
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # noqa: BLE001 - code has forged the chunk
+        return UsedVariable(None, None)
+    with contextlib.suppress(Exception):  # near the limit of recursion: `save` then pickles it as a new value
+        return UsedVariable(value, plain_chunk(name, value))
+    return UsedVariable(value, Chunk(chunk_id, (name,), (), data, b""))
 
 
 def gone_sentence(name: object) -> str:
@@ -128,6 +134,8 @@ class Variables:
         self._max_bytes = max_bytes
         self._excluded: dict[str, Any] = {}
         self._digests: dict[str, bytes] = {}
+        """Of all chunks except those of `_unloaded`."""
+        self._unloaded = self._state.unloaded
         self._settled: dict[str, tuple[Any, Chunk]] = {}
         self._pickler = ChunkPickler(self._scope, max_bytes)
 
@@ -149,45 +157,58 @@ class Variables:
 
     def load(self, chunks: Mapping[str, bytes]) -> list[str]:
         """Bind the variables of the chunks. Returns the names that could not be restored."""
-        unloaded: dict[str, UnloadedVariable] = {}
+        unloaded: dict[str, tuple[str, bytes]] = {}
         rest: dict[str, bytes] = {}
-        for name, data in chunks.items():
-            keys, _, is_plain = read_header(data)
-            if is_plain and len(keys) == 1 and keys[0].isidentifier() and keys[0] not in INTERNAL_NAMES:
-                unloaded[keys[0]] = UnloadedVariable(keys[0], Chunk(name, tuple(keys), (), data, b""))
-                self._state.pop(keys[0], None)
+        for chunk, data in chunks.items():
+            name = plain_name(data)
+            if name and name not in INTERNAL_NAMES and name not in unloaded:
+                unloaded[name] = chunk, data
             else:
-                rest[name] = data
-        self._state.unloaded = unloaded
+                rest[chunk] = data
+        for name in dict.keys(self._state) & unloaded.keys():
+            self._state.pop(name)
+        self._unloaded = self._state.unloaded = unloaded
         failed = restore(rest, self._scope)
         now = self._bind_and_pickle(set())
-        self._digests = {name: now[name].digest if name in now else b"" for name in chunks}
+        self._digests = {name: now[name].digest if name in now else b"" for name in (*rest, *self._digests)}
         return sorted({name for chunk in failed for name in chunk_names(chunk, chunks[chunk])})
 
     def _bind_and_pickle(self, dropped: set[str]) -> dict[str, Chunk]:
-        """Pickle again if that loads a variable, as a closure's captured names do: the two may share an object."""
+        """Return the chunks of all variables except unloaded ones. Keys that fail are added to `dropped`.
+
+        Pickling may load a variable, as a closure's captured names do. The two may share an object, so all are pickled
+        again. If the limit is exceeded, every variable is loaded, since each may be the one to drop.
+        """
         while True:
-            dropped |= self._bind_loaded()
+            dropped |= self._bind_used()
             chunks = self._pickle(dropped)
-            if not any(one.is_loaded or one.is_broken for one in self._state.unloaded.values()):
+            if self._unloaded and self._size(chunks) > self._max_bytes:
+                for name in [*self._unloaded]:
+                    with contextlib.suppress(InterpreterError):
+                        self._state.get(name)
+            if self._state.used.keys().isdisjoint(self._unloaded.keys()):
                 return chunks
 
-    def _bind_loaded(self) -> set[str]:
-        """Bind the variables that code has loaded, in whatever scope. Returns the names that could not be loaded."""
-        unloaded = dict[str, UnloadedVariable]()
-        broken = set()
-        for name, variable in self._state.unloaded.items():
-            if variable.is_loaded:
-                self._state.setdefault(name, variable.value())
-                self._digests[variable.chunk.id] = variable.chunk.digest
-            elif dict.__contains__(self._state, name):  # code has replaced it
-                continue
-            elif variable.is_broken:
-                broken.add(name)
-            else:
-                unloaded[name] = variable
-        self._state.unloaded = unloaded
+    def _bind_used(self) -> set[str]:
+        """Bind the variables that code has used, in whatever scope. Returns the names that could not be loaded."""
+        state, broken = self._state, set[str]()
+        left = dict(state.unloaded)
+        for name in left.keys() & {*state.used, *dict.keys(state)}:
+            del left[name]
+            if used := state.used.get(name):
+                if used.chunk:
+                    state.setdefault(name, used.value)
+                elif not dict.__contains__(state, name):
+                    broken.add(name)
+        for name in self._unloaded.keys() - left.keys():
+            self._digests[self._unloaded[name][0]] = b""
+            if (used := state.used.get(name)) and used.chunk:
+                self._digests[used.chunk.id] = used.chunk.digest
+        self._unloaded = state.unloaded = left
         return broken
+
+    def _size(self, chunks: Mapping[str, Chunk]) -> int:
+        return sum(len(chunk.data) for chunk in chunks.values()) + sum(len(data) for _, data in self._unloaded.values())
 
     def _own(self) -> Iterator[tuple[str, Any]]:
         for name, value in list(self._state.items()):
@@ -228,7 +249,7 @@ class Variables:
                 dropped.update(keys)
                 return self._pickle(dropped)
             chunks[chunk.id] = chunk
-        return chunks | {one.chunk.id: one.chunk for name, one in self._state.unloaded.items() if name not in dropped}
+        return chunks
 
     def _pickle_alone(self, key: str, value: Any, class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
         is_scalar = type(value) in SCALARS
@@ -250,7 +271,7 @@ class Variables:
         if not restore(_data({**needed, **new}), self._scope.scratch()):
             return set()
         everything = self._scope.scratch()
-        failed = [name for name in restore(_data(chunks), everything) if name in new]
+        failed = [name for name in restore(dict(self._unloaded.values()) | _data(chunks), everything) if name in new]
         values = dict(self._own())
         culprits: set[str] = set()
         for keys in (chunks[name].keys for name in failed):
@@ -266,7 +287,7 @@ class Variables:
 
     def _too_large(self, chunks: Mapping[str, Chunk]) -> set[str]:
         """Return the keys of the largest chunks if all together exceed the limit."""
-        total = sum(len(chunk.data) for chunk in chunks.values())
+        total = self._size(chunks)
         dropped: set[str] = set()
         for chunk in sorted(chunks.values(), key=lambda chunk: len(chunk.data), reverse=True):
             if total <= self._max_bytes:
