@@ -234,6 +234,21 @@ async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(outside
         assert time.monotonic() - begun > 0.5
 
 
+async def test_a_conversation_whose_last_worker_has_ended_waits_for_no_one(outside: StoreServer, raw: Raw) -> None:
+    assert raw.ping()
+    async with opened(outside, affinity_s=60) as other:
+        async with opened(outside, affinity_s=60) as one:
+            await submit(one, "c")
+            (lease,) = await claim(one)
+            await lease.commit(DONE_TURN)
+            await submit(other, "c", new=False)
+            assert await claim(other) == []
+        async with asyncio.timeout(5):
+            while not (leases := await claim(other)):
+                other.scheduler.nudge()
+        assert leases[0].turn.number == 2
+
+
 async def test_a_list_of_conversations_is_merged_newest_first(outside: StoreServer, raw: Raw) -> None:
     assert raw.ping()
     async with opened(outside) as store:

@@ -36,12 +36,13 @@ ABOUT = f"{FIRST_PARTITION}:about"
 PARTITIONS_OF_A_CLUSTER = 16
 CANARY = b"smolsessions"
 PEPPER_BYTES = 32
-_CALL = re.compile(r"redis\.call\('([A-Z]+)'")
+_CALL = re.compile(r"redis\.call\('([A-Z]+)'(?:, '([A-Z]+)')?")  # a command, and a subcommand of some
 # A renamed command is unknown to the server, so it counts as refused.
 _REFUSED_COMMANDS = """
 local refused, name = {}, KEYS[1] .. ':rights'
 for i, command in ipairs(ARGV) do
-  local is_known, is_allowed = pcall(redis.acl_check_cmd, command, name, name, name)
+  local word, subcommand = string.match(command, '^(%a+) ?(%a*)$')
+  local is_known, is_allowed = pcall(redis.acl_check_cmd, word, subcommand ~= '' and subcommand or name, name, name)
   if not (is_known and is_allowed) then refused[#refused + 1] = command end
 end
 return refused
@@ -105,7 +106,7 @@ async def _check_subscription(client: Redis) -> None:
 
 async def _check_permissions(client: Redis) -> None:
     """Raise `NoPermissionError` if a script calls a command that is refused: no script is undone in the middle."""
-    commands = sorted({command for name in NAMES for command in _CALL.findall(script(name).source)})
+    commands = sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
     sha = await client.script_load(_REFUSED_COMMANDS)
     refused: Any = await client.evalsha(sha, 1, FIRST_PARTITION, *commands)
     if refused:

@@ -3,7 +3,7 @@
 -- `agents` are names and fingerprints.
 -- - A claim counts as an attempt once its `started` is in the journal. Before that, no effect can have happened.
 -- - A turn that another fingerprint has started is reserved for workers with that fingerprint for `patience_us`.
--- - A conversation is reserved for its last worker for `affinity_us`, as that one has its agent in memory.
+-- - A conversation is reserved for its last worker for `affinity_us` while that one is connected, as it has the agent in memory.
 -- - A suspect turn, whose next counted attempt would fail it, goes to an idle worker, alone: no turn fails for its neighbour.
 --   A busy worker reserves it, and claims nothing until it is idle. After `longest_us` any worker may take it.
 -- - A damaged conversation is claimed with a `flaw` if its turn can still be ended. Otherwise it is removed from the ready set.
@@ -92,9 +92,7 @@ local function waited_us(score)
 end
 
 local function is_reserved_for_another(ref, score)
-  if waited_us(score) >= tonumber(affinity_us) then return false end
-  local last = string.match(redis.call('HGET', key('conversation', ref), 'committed') or '', '^%d+:(.-):')
-  return last and last ~= worker
+  return waited_us(score) < tonumber(affinity_us) and is_warm_elsewhere(ref, worker)
 end
 
 local function reserve()

@@ -133,6 +133,12 @@ local function grant_lease(ref, worker, lease_us, at)
   return fence
 end
 
+-- Return true if another worker played the last turn, and is connected: it has the agent in memory.
+local function is_warm_elsewhere(ref, worker)
+  local last = string.match(redis.call('HGET', key('conversation', ref), 'committed') or '', '^%d+:(.-):')
+  return last and last ~= worker and redis.call('PUBSUB', 'SHARDNUMSUB', partition .. ':stop:' .. last)[2] > 0
+end
+
 -- Ready set of an agent: `ready` holds its conversations by the start of their wait, `owned` those of one owner. `owners`
 -- holds the owners by the start of each owner's wait.
 local function owner_of(ref)

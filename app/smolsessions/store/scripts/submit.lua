@@ -17,8 +17,7 @@ local conversation_key, run = key('conversation', ref), key('run', ref, turn)
 local function is_next()
   local others = {partition .. ':alone', run, key('journal', ref, turn)}
   for _, name in ipairs(agents) do others[#others + 1] = key('ready', name) end
-  local last = string.match(redis.call('HGET', conversation_key, 'committed') or '', '^%d+:(.-):')
-  return (not last or last == worker) and redis.call('EXISTS', unpack(others)) == 0
+  return not is_warm_elsewhere(ref, worker) and redis.call('EXISTS', unpack(others)) == 0
 end
 local function is_claimed_for_lost_reply()
   return string.match(redis.call('HGET', conversation_key, 'fence') or '', ':(.*):') == worker and first_turn(ref) == turn
