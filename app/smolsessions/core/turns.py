@@ -6,8 +6,8 @@ import asyncio
 import json
 import secrets
 import time
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
@@ -22,6 +22,7 @@ from smolsessions.core.records import (
     Turn,
     TurnInput,
     TurnOptions,
+    record,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from smolsessions.core.store_ports import LogReader, TurnStore
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewTurn:
     """Turn as a caller sends it. Without `conversation_id` a conversation is created, with `metadata`."""
 
@@ -156,10 +157,12 @@ class Turns:
         turn = subscription.turn
         if turn.outcome:
             return turn
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                if ended := await subscription.reader.end_of(turn.number):
-                    return ended
+        timer = asyncio.get_running_loop().call_later(wait_s, subscription.stop)  # a quarter of a timeout's cost
+        try:
+            if ended := await subscription.reader.end_of(turn.number):
+                return ended
+        finally:
+            timer.cancel()
         try:
             return await self.store.turn(turn.ref, turn.number)
         except StoreUnavailableError:

@@ -45,8 +45,10 @@ class Metrics:
         self.queues: Callable[[], Awaitable[Queues]] | None = None
         self._registry = CollectorRegistry()
         durations = functools.partial(Histogram, buckets=_SECONDS)
-        self._turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
-        self._duration = self._add(durations, "turn_seconds", "From start to end of a turn.", "agent")
+        turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
+        self._turns = functools.cache(turns.labels)
+        duration = self._add(durations, "turn_seconds", "From start to end of a turn.", "agent")
+        self._duration = functools.cache(duration.labels)
         self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
         text = "Attempts that continued a turn of another process, or of an earlier life of this process."
         self._taken_over = self._add(Counter, "turns_taken_over", text)
@@ -74,12 +76,12 @@ class Metrics:
         outcome, timing = turn.outcome, turn.timing
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
-        self._turns.labels(turn.agent.name, outcome.status, code).inc()
+        self._turns(turn.agent.name, outcome.status, code).inc()
         if turn.attempts > 1:
             self._taken_over.inc(turn.attempts - 1)
         if timing.started_at is None or timing.finished_at is None:
             return
-        self._duration.labels(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
+        self._duration(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
     async def text(self) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -257,11 +258,12 @@ def time_view(seconds: float | None) -> str | None:
     """Return Unix seconds as ISO 8601 in UTC, to the millisecond."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{microseconds // 1000:03d}Z"
 
 
 def _ms_between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else round(max(0.0, end - start) * 1000, 3)
+    return None if start is None or end is None else round(max(0.0, end - start) * 1_000_000) / 1000
 
 
 def image_view(conversation_id: str, name: str, width: int, height: int) -> dict[str, Any]:
