@@ -65,18 +65,18 @@ class Channel:
         return message
 
     def _exactly(self, size: int, while_waiting: Callable[[], None] | None) -> bytes:
-        data = bytearray()
-        while len(data) < size:
+        parts, left = [], size
+        while left:
             try:
                 if while_waiting:
                     self._wait(while_waiting, select.POLLIN)
-                data_read = self._sock.recv(min(size - len(data), READ_BYTES))
+                parts.append(self._sock.recv(min(left, READ_BYTES)))
             except OSError as error:
                 raise ClosedError from error
-            if not data_read:
+            if not parts[-1]:
                 raise ClosedError
-            data += data_read
-        return bytes(data)
+            left -= len(parts[-1])
+        return b"".join(parts)
 
     def _wait(self, while_waiting: Callable[[], None], readiness: int) -> None:
         """Wait until the socket is ready. A sender of single bytes cannot keep `while_waiting` from being called."""

@@ -36,6 +36,7 @@ MAX_TEXT_CHARS = 100_000  # of an output's text; the model reads fewer
 def serve(sock: socket.socket, confinement: Confinement) -> None:
     """Answer the parent's requests until it closes the socket."""
     channel = Channel(sock, 2**31)
+    confinement.drop_rights()
     try:
         arrived = select.poll()
         arrived.register(sock, select.POLLIN)

@@ -65,15 +65,10 @@ class Confinement:
         self._forks += 1
         return namespaces.fork() if self._in_namespaces else os.fork()
 
-    def confine(self, limits: CodeLimits) -> None:
-        """Restrict this process for good: its rights, its memory beyond the initial one, its files and processes."""
+    def drop_rights(self) -> None:
+        """Take from this process, for good, every right that no agent's code has."""
         if self._own_uids:
             _take_uid(FIRST_UID + self._forks % UIDS)
-        _limit(resource.RLIMIT_AS, self._initial_bytes + int(limits.memory_mb * MB))
-        _limit(resource.RLIMIT_NOFILE, limits.open_files)
-        _limit(resource.RLIMIT_FSIZE, 0)  # no file can be written
-        _limit(resource.RLIMIT_CORE, 0)
-        _limit(resource.RLIMIT_NPROC, limits.processes)
         if self._libc:
             header, nothing = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
             self._libc.capset(header, nothing)
@@ -81,6 +76,14 @@ class Confinement:
             self._libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
         if self._ruleset:
             self._ruleset.restrict()
+
+    def confine(self, limits: CodeLimits) -> None:
+        """Restrict this process for good: its memory beyond the initial one, its files, processes and system calls."""
+        _limit(resource.RLIMIT_AS, self._initial_bytes + int(limits.memory_mb * MB))
+        _limit(resource.RLIMIT_NOFILE, limits.open_files)
+        _limit(resource.RLIMIT_FSIZE, 0)  # no file can be written
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_NPROC, limits.processes)
         if self._filters:
             self._filters[limits.processes > 0].install()
 
