@@ -92,7 +92,7 @@ local function waited_us(score)
 end
 
 local function is_reserved_for_another(ref, score)
-  return waited_us(score) < tonumber(affinity_us) and is_warm_elsewhere(ref, worker)
+  return waited_us(score) < tonumber(affinity_us) and is_warm_elsewhere(redis.call('HGET', key('conversation', ref), 'committed'), worker)
 end
 
 local function reserve()
@@ -127,7 +127,7 @@ local function consider(ref, score, place, flaw)
     passed = passed + 1
     return
   end
-  local fence = grant_lease(ref, worker, lease_us, at)
+  local fence = grant_lease(ref, worker, lease_us, at, redis.call('HGET', conversation, 'fences'))
   if attempt == 0 or has_started(ref, turn, attempt) then
     attempt = redis.call('HINCRBY', run, 'attempts', 1)
   end

@@ -8,19 +8,21 @@
 -- - `written` is the number of writes of this claim. If the store has fewer, it lost acknowledged writes.
 -- - `variables` is the sealed list of the variables' chunks, if it changed.
 -- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback own_channel wake log_ttl_s
-local conversation = key('conversation', ref)
-local token = fence .. '#' .. turn
-if not holds_lease(ref, fence) then
-  if redis.call('HGET', conversation, 'committed') == token then return {'done', 0} end
+local conversation, run, log = key('conversation', ref), key('run', ref, turn), key('log', ref, turn)
+local pending, token = key('pending', ref, generation), fence .. '#' .. turn
+local holder, committed, last_head, ttl = unpack(redis.call('HMGET', conversation, 'fence', 'committed', 'head', 'ttl'))
+if holder ~= fence then
+  if committed == token then return {'done', 0} end
   return {'lost'}
 end
 if count == '' then clear_damage(ref, turn) end
-local by = string.match(redis.call('HGET', key('run', ref, turn), 'cancel') or '', '^rollback:(%d+)$')
+local asked, stored_writes = unpack(redis.call('HMGET', run, 'cancel', 'written'))
+local by = string.match(asked or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end
-local stored_writes = parse_int(redis.call('HGET', key('run', ref, turn), 'written') or '0') or damaged('run')
+stored_writes = parse_int(stored_writes or '0') or damaged('run')
 if stored_writes < tonumber(written) then return {'behind'} end
 check_logs(ref)
-if logged ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(logged) then return {'gap'} end
+if logged ~= '' and redis.call('LLEN', log) < tonumber(logged) then return {'gap'} end
 if count ~= '' then
   local stored = redis.call('LLEN', key('steps', ref, generation))
   if stored < tonumber(count) then return {'gap'} end
@@ -30,35 +32,39 @@ if count ~= '' then
     redis.call('LTRIM', key('steps', ref, generation), 0, count - 1)
   end
 end
+local changed = {'committed', token, 'updated', now()}
 if head ~= '' then
-  redis.call('HSET', conversation, 'head', head)
-  local pending = redis.call('HGETALL', key('pending', ref, generation))
-  for i = 1, #pending, 2 do put_chunk(ref, generation, pending[i], pending[i + 1]) end
+  changed[5], changed[6], last_head = 'head', head, head
+  local chunks = redis.call('HGETALL', pending)
+  for i = 1, #chunks, 2 do put_chunk(ref, generation, chunks[i], chunks[i + 1]) end
   if variables ~= '' then put_chunk(ref, generation, '', variables) end
 end
-keep_head(ref, turn)
-refresh_ttl(ref)
-redis.call('DEL', key('pending', ref, generation))
-redis.call('HSET', conversation, 'committed', token, 'updated', now())
+redis.call('HSET', key('heads', ref), turn, last_head or '')
+redis.call('HSET', conversation, unpack(changed))
 redis.call('HDEL', conversation, 'fence')
+if ttl then refresh_ttl(ref) end
 if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then
   redis.call('LSET', key('turns', ref), turn - 1, record)
 end
 redis.call('ZREM', leases, ref)
 redis.call('LPOP', key('queue', ref))
-local seq = tonumber(last_seq)
+local seq, is_packed = tonumber(last_seq), event ~= '' and packed ~= ''
 if event == '' then  -- a damaged queue named a finished turn again
-elseif packed == '' then
+elseif not is_packed then
   seq = append(ref, turn, event, '', record, own_channel)
 else
-  redis.call('DEL', key('log', ref, turn))
-  if log_ttl_s == '0' then
-    redis.call('HSET', key('logs', ref), turn, packed)
-  else
-    redis.call('RPUSH', key('log', ref, turn), 'packed\n' .. packed, event .. '\n')
-  end
   publish(ref, turn, seq, event, record, own_channel)
 end
-close_turn(ref, turn, log_ttl_s)
+if is_packed and log_ttl_s == '0' then
+  redis.call('HSET', key('logs', ref), turn, packed)
+  delete_working_keys(ref, turn, pending, log)
+else
+  if is_packed then
+    redis.call('DEL', log)
+    redis.call('RPUSH', log, 'packed\n' .. packed, event .. '\n')
+  end
+  redis.call('DEL', pending)
+  close_turn(ref, turn, log_ttl_s)
+end
 if redis.call('LLEN', key('queue', ref)) > 0 then make_ready(ref, wake) end
 return {'ok', seq}

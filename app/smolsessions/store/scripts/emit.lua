@@ -10,23 +10,26 @@ if not holds_lease(ref, fence) then return {'lost'} end
 redis.call('ZADD', leases, 'XX', now() + lease_us, ref)
 local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
 local images, pending = key('images', ref), key('pending', ref, generation)
-local written, number, seqs, i = parse_int(redis.call('HGET', run, 'written') or '0'), tonumber(serial), {}, 1
-if not written then damaged('run') end
+local known = redis.call('HMGET', run, 'written', 'effects')
+local written, effects = parse_int(known[1] or '0'), parse_int(known[2] or '0')
+local number, length, seqs, i = tonumber(serial), nil, {}, 1
+if not (written and effects) then damaged('run') end
 if number > written + 1 then return {'behind'} end
 local function take() i = i + 1 return entries[i - 1] end
+local function save()
+  if number - 1 > written then redis.call('HSET', run, 'written', number - 1, 'effects', effects) end
+end
 while i <= #entries do
   local name, result, at, index, step = take(), take(), take(), take(), take()
   local is_new = number > written
   if is_new then
-    local length = index ~= '' and redis.call('LLEN', steps)
-    if (at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at)) or (length and length < tonumber(index)) then
-      redis.call('HSET', run, 'written', number - 1)
+    if index ~= '' then length = length or redis.call('LLEN', steps) end
+    if (at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at)) or (index ~= '' and length < tonumber(index)) then
+      save()
       return {'gap'}
     end
-    if length == tonumber(index) then redis.call('RPUSH', steps, step) end
-    if name ~= '' and redis.call('HSETNX', journal, name, result) == 1 and result ~= '' then
-      redis.call('HINCRBY', run, 'effects', 1)
-    end
+    if index ~= '' and length == tonumber(index) then length = redis.call('RPUSH', steps, step) end
+    if name ~= '' and redis.call('HSETNX', journal, name, result) == 1 and result ~= '' then effects = effects + 1 end
   end
   for _ = 1, tonumber(take()) do
     local hash, image = take(), take()
@@ -42,5 +45,5 @@ while i <= #entries do
   end
   number = number + 1
 end
-if number - 1 > written then redis.call('HSET', run, 'written', number - 1) end
+save()
 return {'ok', seqs}

@@ -27,6 +27,7 @@ NAMES = sorted(
 )
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
+_DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 SAFE_TO_REPEAT = frozenset(
     "cancel chunks find_key has_images images list next_turn read read_log snapshot steps turns variables".split()
 )
@@ -50,7 +51,7 @@ class Script:
         self.name = name
         self.rest = names.pop()[3:] if names[-1].startswith("...") else None
         self.names = tuple(names)
-        self.source = f"{self._binding()}{_PRELUDE}\n{body}"
+        self.source = self._binding() + _with_prelude(body)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def _binding(self) -> str:
@@ -67,6 +68,14 @@ class Script:
         """Return the EVALSHA of a call. A missing or surplus argument raises."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
+
+
+def _with_prelude(body: str) -> str:
+    """Return a script behind the paragraphs of the prelude that it uses. A call creates all functions before it."""
+    for part in reversed(_PRELUDE.split("\n\n")):
+        if any(re.search(rf"\b{name}\b", body) for name in _DEFINED.findall(part)):
+            body = f"{part}\n\n{body}"
+    return body
 
 
 def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:

@@ -1,8 +1,9 @@
 -- Functions shared by all scripts. All keys contain the partition's tag (`{p000}`), so a script runs on one node of a
 -- cluster. Times are microseconds of the server's clock.
 
-local function key(kind, ...)
-  return partition .. ':' .. kind .. ':' .. table.concat({...}, ':')
+local function key(kind, name, part)
+  if part then return partition .. ':' .. kind .. ':' .. name .. ':' .. part end
+  return partition .. ':' .. kind .. ':' .. name
 end
 
 local leases = partition .. ':leases'
@@ -30,9 +31,11 @@ local function check_not_damaged(ref)
   end
 end
 
--- Return the number of the last turn. It equals the number of records, which bounds all loops over turns.
-local function count_turns(ref)
-  local turns, stored = redis.call('HGET', key('conversation', ref), 'turns'), redis.call('LLEN', key('turns', ref))
+-- Return the number of the last turn. It equals the number of records, which bounds all loops over turns. `turns` is the
+-- field of that name, if it was read before.
+local function count_turns(ref, turns)
+  local stored = redis.call('LLEN', key('turns', ref))
+  turns = turns or redis.call('HGET', key('conversation', ref), 'turns')
   if turns ~= string.format('%d', stored) then damaged('turns') end
   return stored
 end
@@ -125,17 +128,18 @@ local function holds_lease(ref, fence)
   return redis.call('HGET', key('conversation', ref), 'fence') == fence
 end
 
--- Give a worker the lease of a conversation, and return its fence.
-local function grant_lease(ref, worker, lease_us, at)
-  local fence = redis.call('HINCRBY', key('conversation', ref), 'fences', 1) .. ':' .. worker .. ':' .. at
+-- Give a worker the lease of a conversation that has had `fences` of them, and return its fence. The rest are more fields.
+local function grant_lease(ref, worker, lease_us, at, fences, ...)
+  fences = (parse_int(fences or '0') or damaged('fences')) + 1
+  local fence = fences .. ':' .. worker .. ':' .. at
   redis.call('ZADD', leases, at + lease_us, ref)
-  redis.call('HSET', key('conversation', ref), 'fence', fence)
+  redis.call('HSET', key('conversation', ref), 'fences', fences, 'fence', fence, ...)
   return fence
 end
 
--- Return true if another worker played the last turn, and is connected: it has the agent in memory.
-local function is_warm_elsewhere(ref, worker)
-  local last = string.match(redis.call('HGET', key('conversation', ref), 'committed') or '', '^%d+:(.-):')
+-- Return true if another worker played the last turn (`committed` is its token), and is connected: it has the agent in memory.
+local function is_warm_elsewhere(committed, worker)
+  local last = string.match(committed or '', '^%d+:(.-):')
   return last and last ~= worker and redis.call('PUBSUB', 'SHARDNUMSUB', partition .. ':stop:' .. last)[2] > 0
 end
 
@@ -182,9 +186,13 @@ local function delete_log(ref, turn)
   redis.call('UNLINK', key('log', ref, turn))
 end
 
--- Delete the working keys of a finished turn. Its log stays for `log_ttl_s`.
+-- Delete the working keys of a finished turn, and `more` keys. Its log stays for `log_ttl_s`.
+local function delete_working_keys(ref, turn, ...)
+  redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
+end
+
 local function close_turn(ref, turn, log_ttl_s)
-  redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn))
+  delete_working_keys(ref, turn)
   if log_ttl_s ~= '0' then
     redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
   elseif redis.call('EXISTS', key('log', ref, turn)) == 1 then

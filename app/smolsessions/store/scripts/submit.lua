@@ -9,73 +9,74 @@
 --   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew if only the lost reply named it: the caller
 --   names no `worker` if it holds the turn already.
 -- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest worker lease_us fingerprint ...agents
+local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
+local at, first = now(), nil
+local known_agent, created, turns, ttl, committed, fence, fences, generation, head, terms = unpack(redis.call('HMGET',
+  conversation_key, 'agent', 'created', 'turns', 'ttl', 'committed', 'fence', 'fences', 'generation', 'head', 'terms'))
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
 end
-local conversation_key, run = key('conversation', ref), key('run', ref, turn)
-local function is_next()
-  local others = {partition .. ':alone', run, key('journal', ref, turn)}
+local function may_claim()
+  local others = {partition .. ':alone', run, journal}
   for _, name in ipairs(agents) do others[#others + 1] = key('ready', name) end
-  return not is_warm_elsewhere(ref, worker) and redis.call('EXISTS', unpack(others)) == 0
+  return worker ~= '' and not first and not is_warm_elsewhere(committed, worker) and redis.call('EXISTS', unpack(others)) == 0
 end
 local function is_claimed_for_lost_reply()
-  return string.match(redis.call('HGET', conversation_key, 'fence') or '', ':(.*):') == worker and first_turn(ref) == turn
-    and redis.call('EXISTS', key('journal', ref, turn)) == 0
+  return string.match(fence or '', ':(.*):') == worker and first_turn(ref) == turn and redis.call('EXISTS', journal) == 0
 end
-local function claim()
-  local state = redis.call('HMGET', conversation_key, 'generation', 'head', 'terms')
-  local stored = redis.call('LLEN', key('steps', ref, state[1] or ''))
-  local chunks, at = redis.call('HGET', key('variables', ref, state[1] or ''), ''), now()
-  local fence = grant_lease(ref, worker, lease_us, at)
-  redis.call('HSET', run, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0, 'written', 0, 'claimed', at)
-  return {fence, state[1] or '', state[2] or '', stored, chunks or '', state[3] or ''}
+local function claim(last)
+  local stored = redis.call('LLEN', key('steps', ref, generation or ''))
+  local chunks = redis.call('HGET', key('variables', ref, generation or ''), '')
+  fence = grant_lease(ref, worker, lease_us, at, fences, 'turns', last, 'updated', at)
+  redis.call('HSET', run, 'input', input, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0,
+    'written', 0, 'claimed', at)
+  return {fence, generation or '', head or '', stored, chunks or '', terms or ''}
 end
-if redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then  -- a retry after a lost reply
-  return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim() or {})}
+if (parse_int(turns) or 0) >= tonumber(turn) and redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then
+  return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim(turns) or {})}  -- the reply was lost
 end
 local known = find_request(idem, digest)
 if known then return known end
-local found, first = redis.call('HMGET', key('conversation', ref), 'agent', 'created'), nil
-if not found[1] then
+if not known_agent then
   check_not_damaged(ref)
   if conversation == '' then return {'unknown'} end
-  if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'taken'} end
+  if redis.call('EXISTS', conversation_key) == 1 then return {'taken'} end
   if turn ~= '1' then return {'unknown'} end
-  if is_overloaded() then return {'overloaded'} end
-  create(owner, ref, agent, conversation)
 else
-  if not found[2] then damaged('conversation') end
+  if not created then damaged('conversation') end
   if conversation ~= '' and idem ~= '' then return {'taken'} end
-  found[2] = count_turns(ref)
+  turns = count_turns(ref, turns)
   first = first_turn(ref)
   if first and on_busy == 'reject' then return {'busy', first} end
   if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_waiting) then return {'full', most_waiting} end
-  if agent ~= found[1] or tonumber(turn) ~= found[2] + 1 then return {'moved', found[1], found[2] + 1} end
-  if not first and is_overloaded() then return {'overloaded'} end
+  if agent ~= known_agent or tonumber(turn) ~= turns + 1 then return {'moved', known_agent, turns + 1} end
 end
-redis.call('HSET', key('conversation', ref), 'turns', turn, 'updated', now())
-refresh_ttl(ref)
-local is_sound, may_claim = pcall(is_next)
-may_claim = worker ~= '' and not first and is_sound and may_claim
+local begins = may_claim()
+if not (first or begins) and is_overloaded() then return {'overloaded'} end
+if not known_agent then
+  create(owner, ref, agent, conversation)
+  generation = '0'
+end
+local is_claimed, claimed = false, nil
+if begins then is_claimed, claimed = pcall(claim, turn) end  -- if not: damaged, and claim.lua mends it
+if not is_claimed then
+  redis.call('HSET', conversation_key, 'turns', turn, 'updated', at)
+  redis.call('HSET', run, 'input', input)
+end
+if ttl then refresh_ttl(ref) end
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)
-redis.call('HSET', run, 'input', input)
 redis.call('SADD', key('watch', ref, turn), own_channel)
-local seq = append(ref, turn, 'turn.queued', event, event, own_channel)
-local claimed = {}
-if may_claim then
-  is_sound, claimed = pcall(claim)
-  if not is_sound then claimed = {} end  -- damaged: claim.lua mends it
-end
-if #claimed > 0 then  -- the caller's worker begins at once
+local seq = redis.call('RPUSH', key('log', ref, turn), 'turn.queued\n' .. event)
+if is_claimed then  -- the caller's worker begins at once
 elseif not first then
   make_ready(ref, wake)
 elseif on_busy ~= 'enqueue' then
   request_stop(ref, first, on_busy .. ':' .. turn)
 end
 if idem ~= '' then
-  local created = redis.call('HGET', key('conversation', ref), 'created')
+  created = redis.call('HGET', conversation_key, 'created')
   redis.call('SET', key('idem', idem), table.concat({ref, turn, created, digest}, '\n'), 'EX', 86400)
 end
-return {'ok', seq, unpack(claimed)}
+return {'ok', seq, unpack(is_claimed and claimed or {})}
