@@ -6,14 +6,16 @@ import importlib.resources
 import importlib.util
 import inspect
 import sys
-from copy import copy
+from copy import copy, deepcopy
 from functools import lru_cache, partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+import rich.text
 import smolagents.agents
 from jinja2 import Template
 from rich.console import Console
+from rich.control import STRIP_CONTROL_CODES, strip_control_codes
 from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry
@@ -43,6 +45,8 @@ def patch_smolagents() -> None:
     names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
     names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # the check of a new one takes half of an agent's time
     names.AgentLogger = DefaultLogger
+    texts: Any = rich.text  # smolagents makes five a turn also if nothing prints them
+    texts.strip_control_codes = partial(strip_control_codes, _translate_table=_STRIPPED)
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
 
@@ -126,46 +130,43 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
 
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
     """Return a method that renders a system prompt once for all agents with the same inputs."""
-    rendered: dict[tuple[Hashable, ...], str] = {}
+    rendered: dict[tuple[Hashable, ...], tuple[list[Any], str]] = {}
 
     def initialize_system_prompt(agent: MultiStepAgent) -> str:
-        inputs = _prompt_inputs(agent)
-        if inputs is None:
+        template, inputs = agent.prompt_templates["system_prompt"], _prompt_inputs(agent)
+        if inputs is None or not _is_smolagents_own(template):
             return render(agent)
+        key = (type(agent), template, agent.instructions, *agent.tools, *agent.managed_agents)
         try:
-            prompt = rendered.get(inputs)
-        except TypeError:  # an input without a hash, as a list of instructions
-            return render(agent)
-        if prompt is None:
+            known = rendered.get(key)
+            if known and known[0] == inputs:
+                return known[1]
             if len(rendered) >= MAX_CACHED_PROMPTS:
                 rendered.clear()
-            prompt = rendered[inputs] = render(agent)
+            prompt = render(agent)
+            rendered[key] = deepcopy(inputs), prompt
+        except TypeError:  # an input without a hash or a copy, as a list of instructions
+            return render(agent)
         return prompt
 
     return initialize_system_prompt
 
 
-def _prompt_inputs(agent: MultiStepAgent) -> tuple[Hashable, ...] | None:
-    """Return all inputs of a system prompt. None if the author's own template or tools may take others."""
-    template, tools = agent.prompt_templates["system_prompt"], list(map(unproxied, agent.tools.values()))
-    if not _is_smolagents_own(template) or not all(map(_has_usual_prompts, tools)):
+def _prompt_inputs(agent: MultiStepAgent) -> list[Any] | None:
+    """Return the inputs of a system prompt beside names. None if the author's own tools may take others."""
+    tools = list(map(unproxied, agent.tools.values()))
+    if not all(map(_has_usual_prompts, tools)):
         return None
-    shown = [
-        (tool.name, tool.description, str(tool.inputs), tool.output_type, str(tool.output_schema)) for tool in tools
-    ]
     managed = [
-        (one.name, one.description, str(getattr(one, "inputs", None)), getattr(one, "output_type", None))
+        (one.name, one.description, getattr(one, "inputs", None), getattr(one, "output_type", None))
         for one in agent.managed_agents.values()
     ]
-    return (
-        type(agent),
-        template,
-        agent.instructions,
-        tuple(shown),
-        tuple(managed),
-        tuple(getattr(agent, "authorized_imports", ())),
+    return [
+        *((tool.name, tool.description, tool.inputs, tool.output_type, tool.output_schema) for tool in tools),
+        managed,
+        getattr(agent, "authorized_imports", None),
         getattr(agent, "code_block_tags", None),
-    )
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -176,10 +177,9 @@ def _is_smolagents_own(template: str) -> bool:
 
 
 def _has_usual_prompts(tool: Any) -> bool:
-    if not isinstance(tool, Tool):
-        return False
-    prompts = [getattr(method, "__func__", None) for method in (tool.to_code_prompt, tool.to_tool_calling_prompt)]
-    return prompts == _USUAL_PROMPTS
+    kind = type(tool)
+    prompts = getattr(kind, "to_code_prompt", None), getattr(kind, "to_tool_calling_prompt", None)
+    return prompts == _USUAL_PROMPTS and _PROMPT_NAMES.isdisjoint(vars(tool))
 
 
 _OWN_TEMPLATES = [
@@ -187,8 +187,11 @@ _OWN_TEMPLATES = [
     for file in importlib.resources.files("smolagents.prompts").iterdir()
     if file.name.endswith(".yaml")
 ]
-_USUAL_PROMPTS = [Tool.to_code_prompt, Tool.to_tool_calling_prompt]
+_USUAL_PROMPTS = (Tool.to_code_prompt, Tool.to_tool_calling_prompt)
+_PROMPT_NAMES = frozenset({"to_code_prompt", "to_tool_calling_prompt"})
 _QUIET_CONSOLE = Console(quiet=True)
+# With an entry for each usual character: `str.translate` raises and drops an error for a missing one.
+_STRIPPED: dict[int, Any] = {code: None if code in STRIP_CONTROL_CODES else code for code in range(128)}
 _RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
     kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
 }

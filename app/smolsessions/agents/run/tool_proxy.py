@@ -68,6 +68,10 @@ class ToolProxy(Proxy):
 
     __slots__ = ()
 
+    @property
+    def inputs(self) -> Any:  # smolagents reads it eight times a turn, and `__getattr__` raises and drops an error
+        return self._real.inputs
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         agent_run = self._node.agent_run
         if agent_run is None:
