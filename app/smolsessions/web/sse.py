@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
-from starlette.responses import Response
 
 from smolsessions.core.errors import InvalidRequestError, NotFoundError, ServiceError
 from smolsessions.core.events import TurnEnded
@@ -19,6 +19,8 @@ from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import location_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.types import Receive, Scope, Send
 
     from smolsessions.core.events import Logged
@@ -68,15 +70,20 @@ class EventStreams:
         return frame
 
 
-class TurnStream(Response):
+class TurnStream(EventSourceResponse):
     """Response with a turn's events after a cursor.
 
     It ends after the final event, at shutdown, if the API key is revoked, and if the client leaves or stops reading.
-    It closes the subscription. It runs in the request's own task: further tasks would hold 18 KB for each reader.
+    It closes the subscription. It runs in the request's own task: the `__call__` of sse-starlette starts four more for
+    each reader, and its `__init__` makes a lock for them and twenty attributes.
     """
 
     status_code = 200
     background = None
+    sep = "\n"
+    active = True
+    _cleanup_timeout = EventSourceResponse.DEFAULT_CLEANUP_TIMEOUT
+    _send_lock: Any = nullcontext()  # one task alone sends
 
     def __init__(
         self,
@@ -89,12 +96,12 @@ class TurnStream(Response):
     ) -> None:
         self._streams = streams
         self._subscription = subscription
-        self._after = after
-        self._internal = internal
         self._cancels = on_disconnect == "cancel"
         self._is_complete = False
         self._last_frame = RECONNECT
         self.raw_headers = [*HEADERS, (b"location", location_of(subscription.turn).encode())]
+        self.send_timeout = streams.send_timeout_s
+        self.body_iterator = self._frames(after, internal=internal)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         subscription = self._subscription
@@ -104,10 +111,8 @@ class TurnStream(Response):
         try:
             with authenticator.watch_key(authorization, subscription.turn.ref.owner, self._revoke):
                 call_on_disconnect(scope, subscription.reader.stop)
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._send_events(send)
-                await send({"type": "http.response.body"})
-        except TimeoutError:  # of `_send`
+                await self._stream_response(send)
+        except SendTimeoutError:
             log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:
             self._streams.open_count -= 1
@@ -115,26 +120,21 @@ class TurnStream(Response):
             if self._cancels and not self._is_complete and not subscription.stopped:
                 self._streams.turns.cancel_in_background(subscription.turn)
 
-    async def _send_events(self, send: Send) -> None:
+    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:
         subscription, turn = self._subscription, self._subscription.turn
         try:
-            async with aclosing(subscription.reader.follow(turn.number, self._after)) as events:
+            async with aclosing(subscription.reader.follow(turn.number, after)) as events:
                 async for logged in events:
                     self._is_complete = logged is not None and isinstance(logged.event, TurnEnded)
-                    frame = self._streams.frame(turn, logged, internal=self._internal) if logged else PING
-                    await self._send(send, frame)
+                    yield self._streams.frame(turn, logged, internal=internal) if logged else PING
         except NotFoundError:
             pass  # deleted in the meantime
         except ServiceError as error:  # a request for the rest gets it as its answer
             sentence = f"the events of turn {turn.ref}#{turn.number} end early: {error}"
             log.error(sentence, extra={"action": "stream.broken"})  # noqa: TRY400
-            await self._send(send, BROKEN)
+            yield BROKEN
         if subscription.stopped and not self._is_complete:
-            await self._send(send, self._last_frame)
-
-    async def _send(self, send: Send, frame: bytes) -> None:
-        async with asyncio.timeout(self._streams.send_timeout_s):
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            yield self._last_frame
 
     def _revoke(self) -> None:
         self._last_frame = REVOKED
