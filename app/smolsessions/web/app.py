@@ -85,7 +85,6 @@ def create_app(
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # looking for providers costs each request
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.draining = False
