@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,7 +13,19 @@ from pydantic_core import from_json, to_json
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import StepEvent, TurnQueued, TurnStarted
 from smolsessions.core.policies import policy_of
-from smolsessions.core.records import AgentName, Head, Origin, Owner, Ref, Rollback, StoredStep, Terms, Turn, TurnInput
+from smolsessions.core.records import (
+    AgentName,
+    Head,
+    Origin,
+    Owner,
+    Ref,
+    Rollback,
+    StoredStep,
+    Terms,
+    Turn,
+    TurnInput,
+    changed,
+)
 from smolsessions.store.seal import TAG_BYTES
 
 if TYPE_CHECKING:
@@ -165,7 +177,7 @@ def decode_step(data: bytes, index: int, head: Head | None = None) -> StoredStep
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:
     """Return a running turn with its start and attempts, which are not part of its record."""
-    return replace(turn, timing=replace(turn.timing, started_at=at), attempts=attempts)
+    return changed(turn, timing=changed(turn.timing, started_at=at), attempts=attempts)
 
 
 def ref_of(scope: str) -> Ref:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
-from smolsessions.core.records import Head
+from smolsessions.core.records import Head, changed
 from smolsessions.store import codec
 from smolsessions.store.seal import tag_of
 
@@ -114,7 +114,7 @@ def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:
     counts, running = head.step_counts, head.hash
     for kind, blob in steps:
         counts, running = counted(counts, kind, 1), extend_hash(running, blob)
-    return replace(head, count=head.count + len(steps), hash=running, step_counts=counts)
+    return changed(head, count=head.count + len(steps), hash=running, step_counts=counts)
 
 
 def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:

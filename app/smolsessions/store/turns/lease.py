@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnQueued
+from smolsessions.core.records import changed
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE
 from smolsessions.store.scripts.loader import as_service_error
@@ -265,9 +265,9 @@ class HeldLease:
 
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
-        return replace(
+        return changed(
             self.turn,
-            timing=replace(self.turn.timing, finished_at=time.time()),
+            timing=changed(self.turn.timing, finished_at=time.time()),
             outcome=outcome if self._defect else stop.apply(outcome),
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=() if stop.rollback_by or self.lacks_task else self.turn.images,

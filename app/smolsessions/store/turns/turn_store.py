@@ -28,7 +28,7 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.records import AgentName, Outcome, Page, Ref
+from smolsessions.core.records import AgentName, Outcome, Page, Ref, changed
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 from smolsessions.store.turns.claim import claim_of_submission, open_claim
@@ -219,7 +219,7 @@ class TurnStore:
             number, agent = await self._peek(ref)
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = replace(new.turn, number=number, agent=new.version_of(agent))
+        turn = changed(new.turn, number=number, agent=new.version_of(agent))
         offer, lease = self._scheduler.offer(self._partitions.of(ref), agent), None
         try:
             state, *rest = await self._send(turn, new, offer)
