@@ -40,6 +40,10 @@ class ModelProxy(Proxy):
     _real: Model
     __slots__ = ()
 
+    @property
+    def model_id(self) -> Any:  # smolagents reads it twice at each run, and `__getattr__` raises and drops an error
+        return self._real.model_id
+
     def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
         return self.generate(*args, **kwargs)
 
