@@ -6,6 +6,7 @@ All other steps are stored as objects.
 
 from __future__ import annotations
 
+from gc import get_referents
 from math import isfinite
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def step_of(plain: Plain) -> TaskStep | ActionStep:
 
 
 def _plain_task(step: TaskStep) -> str:
-    if (type(step.task), step.task_images, len(vars(step))) != _TASK:
+    if (type(step.task), step.task_images, _count(step)) != _TASK:
         raise _UnusualError
     return step.task
 
@@ -75,11 +76,11 @@ def _plain_action(step: ActionStep) -> Plain:
         [type(number), type(is_final), error, images] == _USUAL
         and number >= 0
         and _TEXTS.issuperset(map(type, texts))
-        and (type(timing), len(vars(timing))) == _TIMING
+        and (type(timing), _count(timing)) == _TIMING
         and type(start) is float
         and isfinite(start)
         and (end is None or (type(end) is float and isfinite(end)))
-        and len(vars(step)) == _ACTION_FIELDS + (shown is not None)
+        and _count(step) == _ACTION_FIELDS + (shown is not None)
     )
     if not is_usual:
         raise _UnusualError
@@ -90,7 +91,7 @@ def _plain_action(step: ActionStep) -> Plain:
 
 def _plain_usage(usage: TokenUsage) -> tuple[int, int]:
     tokens = usage.input_tokens, usage.output_tokens
-    if (type(usage), len(vars(usage))) != _USAGE or not type(tokens[0]) is type(tokens[1]) is int:
+    if (type(usage), _count(usage)) != _USAGE or not type(tokens[0]) is type(tokens[1]) is int:
         raise _UnusualError
     if usage.total_tokens != sum(tokens):
         raise _UnusualError
@@ -104,7 +105,7 @@ def _plain_calls(calls: list[ToolCall] | None) -> list[Plain] | None:
         raise _UnusualError
     plain: list[Plain] = []
     for call in calls:
-        if (type(call), len(vars(call)), type(call.name), type(call.id)) != _CALL:
+        if (type(call), _count(call), type(call.name), type(call.id)) != _CALL:
             raise _UnusualError
         plain.append((call.name, call.arguments, call.id))
     return plain
@@ -113,7 +114,7 @@ def _plain_calls(calls: list[ToolCall] | None) -> list[Plain] | None:
 def _plain_message(message: ChatMessage, usage: TokenUsage | None, tokens: Plain | None) -> Plain:
     """Return a model's message without `raw`. `tokens` is the form of `usage`, which the step shares with it."""
     calls, used = message.tool_calls, message.token_usage
-    if (type(message), len(vars(message)), message.role) != _MESSAGE or type(calls) not in _LISTS:
+    if (type(message), _count(message), message.role) != _MESSAGE or type(calls) not in _LISTS:
         raise _UnusualError
     plain: list[Plain] = []
     for call in calls or ():
@@ -126,6 +127,12 @@ def _plain_message(message: ChatMessage, usage: TokenUsage | None, tokens: Plain
     return message.content, None if calls is None else plain, tokens
 
 
+def _count(owner: object) -> int:
+    """Return the number of an object's attributes. `vars()` would give it a dict of 64 bytes that stays."""
+    referents = len(get_referents(owner))  # the values and the class, or a dict and the class
+    return referents - 1 if referents > _WITH_DICT else len(vars(owner))
+
+
 _NAMES = (
     *("step_number", "timing", "tool_calls", "error", "model_output_message", "model_output", "code_action"),
     *("observations", "observations_images", "action_output", "token_usage", "is_final_answer"),
@@ -135,6 +142,7 @@ _ACTION_FIELDS = 1 + len(_NAMES)  # `model_input_messages` are never stored
 _USUAL = [int, bool, None, None]
 _TEXTS = frozenset({str, type(None)})
 _LISTS = frozenset({list, type(None)})
+_WITH_DICT = 2
 # Classes of objects and their parts, with the numbers of attributes.
 _TASK = (str, None, 2)
 _TIMING = (Timing, 2)

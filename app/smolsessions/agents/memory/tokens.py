@@ -144,11 +144,11 @@ class PromptTokens:
 
 def set_shown_estimate(step: MemoryStep, estimated: int) -> None:
     """Record the estimated tokens of the steps in an action's prompt."""
-    vars(step)[_SHOWN] = estimated
+    setattr(step, _SHOWN, estimated)
 
 
 def shown_estimate(step: MemoryStep) -> int | None:
-    shown: int | None = vars(step).get(_SHOWN)
+    shown: int | None = getattr(step, _SHOWN, None)
     return shown
 
 
