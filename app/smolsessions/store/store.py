@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from smolsessions.store.connection.pipeline import Pipeline
+from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
 from smolsessions.store.connection.startup_check import IdentityCheck, check_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
@@ -19,7 +21,9 @@ from smolsessions.store.turns.scheduler import Scheduler
 from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from redis.asyncio import Redis
 
     from smolsessions.store.connection.servers import Servers
     from smolsessions.store.partition import Options
@@ -50,7 +54,8 @@ async def open_store(
             servers, address, sealer, options.partitions, replicated=options.replicated
         )
         names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
-        pipelines = [_pipeline(servers, name, options, on_loss) for name in names]
+        openings: defaultdict[Redis, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, MOST_OPENING))
+        pipelines = [_pipeline(servers, name, options, on_loss, openings) for name in names]
         partitions = Partitions([Partition(pipeline, sealer, process_id, options) for pipeline in pipelines])
         scheduler = Scheduler(partitions, process_id, options)
         check = IdentityCheck(pipelines[0], identity, sealer)
@@ -71,7 +76,13 @@ async def open_store(
         await servers.aclose()
 
 
-def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[], None]) -> Pipeline:
+def _pipeline(
+    servers: Servers,
+    name: str,
+    options: Options,
+    on_loss: Callable[[], None],
+    openings: Mapping[Redis, asyncio.Semaphore],
+) -> Pipeline:
     outage = script("outage").command(name, (), {"lease_us": int(options.lease_s * 1_000_000)})
     return Pipeline(
         servers,
@@ -79,6 +90,7 @@ def _pipeline(servers: Servers, name: str, options: Options, on_loss: Callable[[
         on_connect=load_commands(),
         on_reconnect=[outage],
         on_loss=on_loss,
+        openings=openings,
         replicated=options.replicated,
         keepalive_s=options.keepalive_s,
         reply_timeout_s=options.reply_timeout_s,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from redis.asyncio.connection import SSLConnection
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -30,7 +32,9 @@ from smolsessions.store.connection.server_errors import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
+    from redis.asyncio import Redis
     from redis.asyncio.connection import AbstractConnection
 
     from smolsessions.store.connection.commands import Command, Reply
@@ -44,6 +48,7 @@ REPLY_TIMEOUT_S = 5.0
 STALLED_S = 0.5
 KEEPALIVE_S = 15.0
 LOG_AGAIN_S = 30.0
+MOST_OPENING = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError, ServerError)
 _TEMPORARY = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
@@ -65,15 +70,17 @@ class Pipeline:
         on_connect: Iterable[Command],
         on_reconnect: Iterable[Command],
         on_loss: Callable[[], None],
+        openings: Mapping[Redis, asyncio.Semaphore],
         replicated: bool,
         keepalive_s: float,
         reply_timeout_s: float,
     ) -> None:
         """`on_connect` opens every connection. `on_reconnect` is sent after a loss, and may fail.
 
+        `openings` admits `MOST_OPENING` pipelines to each server at the start of the process.
         `replicated`: replies and messages wait until a replica has the writes before them.
         """
-        self._servers = servers
+        self._servers, self._openings = servers, openings
         self.partition = partition
         self._keepalive_s, self._reply_timeout_s = keepalive_s, reply_timeout_s
         self._on_reconnect = tuple(on_reconnect)
@@ -137,7 +144,7 @@ class Pipeline:
         opened: list[AbstractConnection] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                async with asyncio.timeout(self._reply_timeout_s):
+                async with await self._admission(), asyncio.timeout(self._reply_timeout_s):
                     connection = await self._open(opened)
                     await ask(connection, self._on_connect)
                     commands = ReplyProtocol(connection, self._on_reply, self._flush)
@@ -158,10 +165,19 @@ class Pipeline:
             for connection in opened:
                 await connection.disconnect(nowait=True)
 
+    async def _admission(self) -> AbstractAsyncContextManager[None]:
+        """Return the admission to a first opening. With TLS, all at once can take longer than the timeout of each."""
+        if self._was_open:
+            return nullcontext()
+        async with asyncio.timeout(self._reply_timeout_s):
+            return self._openings[await self._servers.client(self.partition)]
+
     async def _open(self, opened: list[AbstractConnection]) -> AbstractConnection:
         client = await self._servers.client(self.partition)
         connection: AbstractConnection = client.connection_pool.make_connection()
         opened.append(connection)
+        if isinstance(connection, SSLConnection) and isinstance(opened[0], SSLConnection):
+            connection.ssl_context = opened[0].ssl_context  # to load all authorities takes 10 ms of the event loop
         await connection.connect()
         if _address(connection) != _address(opened[0]):
             raise ConnectionError("the store's server has just changed")
