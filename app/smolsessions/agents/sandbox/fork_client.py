@@ -110,7 +110,7 @@ class ForkClient:
             return self._early.submit(self.fork)
         return None
 
-    def keep_spare(self, unused: Future[ChildProcess] | None = None) -> None:
+    def keep_spare(self, unused: Future[ChildProcess] | None) -> None:
         """Keep one process for a later turn: an unused one, which got no message, or else a new one."""
         if spare := unused or (None if self._spare.full() else self.fork_early()):
             try:

@@ -183,7 +183,7 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        if self._early:
+        if self._child or self._early:
             self.fork_client.keep_spare(self._early)
         self._early = self._child = self._channel = None
 
@@ -230,8 +230,6 @@ class ChildInterpreter(PythonExecutor):
         self._has_new_inputs = False
         stopwatch.begin(self.timeout_s)
         channel.send(request, check)
-        if is_new:
-            self.fork_client.keep_spare()  # forked while this process is busy and this thread waits
         while "call" in (message := channel.receive(check)):
             channel.send(self._call_tool(message, stopwatch), check)
         return message
