@@ -78,14 +78,14 @@ def test_answers_match_their_schema(service: Service, name: str) -> None:
     turn = service.play(*script, agent=agent, include_internal_tools=True)
     place = f"/conversations/{turn['conversation_id']}"
 
-    assert_described("TurnView", turn)
+    assert_described("Turn", turn)
     assert_described("TurnPage", service.get(f"{place}/turns"))
-    assert_described("ConversationView", service.get(place))
+    assert_described("Conversation", service.get(place))
     assert_described("ConversationPage", service.get("/conversations"))
     assert_described("StepPage", service.get(f"{place}/steps"))
-    assert_described("MessagesView", service.get(f"{place}/messages"))
+    assert_described("Messages", service.get(f"{place}/messages"))
     assert_described(
-        "PruneView",
+        "PruneResult",
         service.client.post(
             f"{place}/prune", params={"dry_run": "true"}, json={"policy": {"name": "keep_last_n_steps", "n": 1}}
         ).json(),

@@ -43,7 +43,7 @@ class MemoryDocument(BaseModel):
         return ()
 
 
-@derived_from(Outcome, required=False)
+@derived_from(Outcome)
 class TurnDocument(BaseModel):
     """A turn that is over. Times are Unix seconds."""
 

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, create_model
+from pydantic import Field as ModelField
 from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import InvalidRequestError, MalformedError, TooLargeError
@@ -15,6 +16,7 @@ from smolsessions.core.policies import TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from dataclasses import Field
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -111,25 +113,22 @@ def json_pointer(path: Iterable[object]) -> str:
     return pointer.encode(errors="replace").decode()
 
 
-def fields_of(record: type, *, required: bool = True, **classes: type) -> dict[str, Any]:
-    """Return a record's fields for `create_model`. `classes` replace those of the same name."""
-    types = get_type_hints(record, localns=classes, include_extras=True)
-    found = {}
-    for field in fields(record):
-        default: Any = ... if required or field.default is MISSING else field.default
-        if not required and field.default_factory is not MISSING:
-            default = Field(default_factory=field.default_factory)
-        found[field.name] = (types[field.name], default)
-    return found
-
-
-def derived_from(record: type, *, required: bool = True) -> Callable[[type[M]], type[M]]:
+def derived_from(record: type) -> Callable[[type[M]], type[M]]:
     """Decorate a model to have the fields of a record. The model's own fields replace them."""
+    types = get_type_hints(record, include_extras=True)
 
     def derive(model: type[M]) -> type[M]:
+        found: dict[str, Any] = {field.name: (types[field.name], _default_of(field)) for field in fields(record)}
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
-        found: dict[str, Any] = fields_of(record, required=required) | own
-        derived = create_model(model.__name__, __config__=model.model_config, __module__=model.__module__, **found)
+        derived = create_model(
+            model.__name__, __config__=model.model_config, __module__=model.__module__, **found | own
+        )
         return cast("type[M]", derived)
 
     return derive
+
+
+def _default_of(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return ModelField(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default

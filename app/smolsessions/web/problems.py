@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
+from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request
+    from pydantic import BaseModel
     from starlette.types import Scope
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -67,28 +68,6 @@ _MEANINGS = {
     500: "The service failed.",
     503: "The store does not answer, too many turns wait, or this process is shutting down. Retry after `Retry-After`.",
 }
-
-
-class FieldProblem(BaseModel):
-    """An invalid field of the body, named by its JSON pointer, or an invalid parameter."""
-
-    pointer: str | None = Field(None, description="JSON pointer into the body. Empty: the body as a whole.")
-    place: Literal["path", "query", "header"] | None = Field(None, alias="in", description="Place of a parameter.")
-    parameter: str | None = Field(None, description="The parameter's name.")
-    message: str
-
-
-class Problem(BaseModel):
-    """An error (RFC 9457). `code` is stable, `detail` is for people."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    code: str
-    detail: str
-    errors: list[FieldProblem] | None = None
 
 
 WRITE = (404, 409, 413, 415, 422)

@@ -11,15 +11,8 @@ from pydantic_core import to_json
 from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
 from smolsessions.web.problems import WRITE, responses
-from smolsessions.web.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
 from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, StrictRoute, answer, number_of
 from smolsessions.web.views import (
-    AgentList,
-    ConversationPage,
-    ConversationView,
-    MessagesView,
-    PruneView,
-    StepPage,
     agent_view,
     conversation_view,
     message_view,
@@ -27,6 +20,9 @@ from smolsessions.web.views import (
     prune_view,
     step_view,
 )
+from smolsessions.wire.conversations import AgentList, ConversationPage, Messages, PruneResult, StepPage
+from smolsessions.wire.conversations import Conversation as ConversationAnswer
+from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
 
 if TYPE_CHECKING:
     from smolsessions.core.conversations import Conversations
@@ -64,7 +60,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["conversations"], route_class=StrictRoute)
 
     @router.post(
-        "/conversations", status_code=201, responses=responses(ConversationView, 409, 413, 415, 422, status=201)
+        "/conversations", status_code=201, responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201)
     )
     async def create(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
@@ -79,12 +75,12 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
             number_of(cursor, 0)
         return answer(page_view(await conversations.store.conversations(owner, cursor, limit), conversation_view))
 
-    @router.get(AT, responses=responses(ConversationView, 404, 422))
+    @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
     async def show(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return one conversation."""
         return answer(conversation_view(await conversations.store.conversation(Ref(owner, conversation_id))))
 
-    @router.patch(AT, responses=responses(ConversationView, 404, 413, 415, 422))
+    @router.patch(AT, responses=responses(ConversationAnswer, 404, 413, 415, 422))
     async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
         """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
         changes = {name: getattr(body, name) for name in body.model_fields_set}
@@ -134,7 +130,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     @router.post(
         "/conversations/import",
         status_code=201,
-        responses=responses(ConversationView, 409, 413, 415, 422, status=201),
+        responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201),
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
     )
     async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
@@ -143,14 +139,14 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         made = await conversations.bring_in(owner, document, new_id, agent)
         return _created(made)
 
-    @router.get(f"{AT}/messages", responses=responses(MessagesView, 404, 422))
+    @router.get(f"{AT}/messages", responses=responses(Messages, 404, 422))
     async def messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
         """Return the model's next prompt without the next task, with the memory policy applied."""
         found, left_out = await conversations.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
         return answer({"messages": views, "left_out": left_out})
 
-    @router.post(f"{AT}/prune", responses=responses(PruneView, *WRITE))
+    @router.post(f"{AT}/prune", responses=responses(PruneResult, *WRITE))
     async def prune(
         owner: CallerOwner,
         conversation_id: PathId,
@@ -167,12 +163,12 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         )
         return answer(prune_view(weighed, count, conversation, destroyed=destroys))
 
-    @router.post(f"{AT}/rollback", responses=responses(ConversationView, *WRITE))
+    @router.post(f"{AT}/rollback", responses=responses(ConversationAnswer, *WRITE))
     async def roll_back(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
         """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
         return answer(conversation_view(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn)))
 
-    @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationView, *WRITE, status=201))
+    @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationAnswer, *WRITE, status=201))
     async def fork(
         owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
     ) -> Response:

@@ -14,7 +14,6 @@ from smolsessions.core.turns import NewTurn
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, responses
-from smolsessions.web.requests import TurnRequest
 from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
@@ -27,7 +26,10 @@ from smolsessions.web.routes.common import (
     number_of,
 )
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
-from smolsessions.web.views import TurnPage, TurnView, page_view, turn_view
+from smolsessions.web.views import page_view, turn_view
+from smolsessions.wire.requests import TurnRequest
+from smolsessions.wire.turns import Turn as TurnAnswer
+from smolsessions.wire.turns import TurnPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,11 +65,11 @@ LastEventId = Annotated[str | None, Header(description="The last event that the 
 After = Annotated[str | None, Query(description="Number of an event. Only later events are sent.")]
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": TurnView,
+        "model": TurnAnswer,
         "description": "The turn at its end, or its events. A failed turn is `status: failed` in a 200.",
         **EVENT_STREAM,
     },
-    202: {"model": TurnView, "description": "The turn, which is still running or queued. `Location` is its address."},
+    202: {"model": TurnAnswer, "description": "The turn, which is still running or queued. `Location` is its address."},
     **responses(None, *WRITE, 429),
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
@@ -98,7 +100,7 @@ class NewTurns:
         except ValidationError:
             return None
         if path[1]:
-            request.set_conversation(path[1])
+            set_conversation(request, path[1])
         return await self.answer(scope, request, accept, prefer, idempotency_key=key)
 
     async def answer(  # noqa: PLR0917 - as the routes
@@ -151,7 +153,7 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
-        body.set_conversation(conversation_id)
+        set_conversation(body, conversation_id)
         return await new_turns.answer(request.scope, body, accept, prefer, on_disconnect, idempotency_key)
 
     return router
@@ -173,7 +175,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         page = await turns.store.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
         return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
 
-    @router.get(f"{at}/{{number}}", responses=responses(TurnView, 404, 422))
+    @router.get(f"{at}/{{number}}", responses=responses(TurnAnswer, 404, 422))
     async def show_turn(
         owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
@@ -208,8 +210,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     @router.post(
         f"{at}/{{number}}/cancel",
         responses={
-            200: {"model": TurnView, "description": "The turn, which is over."},
-            202: {"model": TurnView, "description": "The stop is requested."},
+            200: {"model": TurnAnswer, "description": "The turn, which is over."},
+            202: {"model": TurnAnswer, "description": "The stop is requested."},
             **responses(None, 404, 422),
         },
     )
@@ -226,6 +228,13 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return turn_answer(turn, applied, internal=include_internal_tools)
 
     return router
+
+
+def set_conversation(body: TurnRequest, conversation_id: str) -> None:
+    """Take the conversation of the path. Raises `InvalidRequestError` if the body names another one."""
+    if body.conversation_id not in {None, conversation_id}:
+        raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
+    body.conversation_id = conversation_id
 
 
 def _text(header: bytes | None) -> str | None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Rules
 from smolsessions.core.records import AgentName, OnBusy
@@ -65,12 +64,6 @@ class TurnRequest(Body):
     )
     include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
     metadata: JsonObject = Field({}, description="Metadata of a new conversation. At most 64 KiB of JSON.")
-
-    def set_conversation(self, conversation_id: str) -> None:
-        """Take the conversation of the path. Raises `InvalidRequestError` if the body names another one."""
-        if self.conversation_id not in {None, conversation_id}:
-            raise InvalidRequestError.at("/conversation_id", "is another one than the path's; leave it out")
-        self.conversation_id = conversation_id
 
 
 class NewConversation(Body):
