@@ -89,9 +89,10 @@ lock: $(VENV)/test-ready
 	$(LOCK) --group deploy -o requirements-deploy.lock
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 
-# What is generated from the code: openapi.yaml and the settings table in README.md.
-refresh: $(VENV)/run-ready
+# What is generated from the code: openapi.yaml, the settings table in README.md and the synchronous client.
+refresh: $(VENV)/test-ready
 	$(BIN)/python tools/refresh.py
+	$(BIN)/python tools/sync_client.py
 
 clean:
 	rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .coverage*

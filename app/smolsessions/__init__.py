@@ -1,3 +1,20 @@
 """smolsessions: stateful smolagents conversations behind HTTP."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smolsessions.client import ApiError, AsyncClient, Client, ClientError, UnreachableError
+
 __version__ = "0.1.0"
+__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError"]
+_HOME = dict.fromkeys(__all__, "smolsessions.client")
+"""Modules of the public names, which are loaded when they are used: a client loads no server."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

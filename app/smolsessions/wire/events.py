@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -135,3 +135,12 @@ Event = Annotated[
     Field(discriminator="type"),
 ]
 """Events that this release knows."""
+_OF_TYPE: dict[str, type[TurnEvent]] = {
+    word: model for model in get_args(get_args(Event)[0]) for word in get_args(model.model_fields["type"].annotation)
+}
+
+
+def event_of(data: str | bytes) -> TurnEvent:
+    """Return an event from its JSON. An event of an unknown type is a plain `TurnEvent`."""
+    event = TurnEvent.model_validate_json(data)
+    return _OF_TYPE[event.type].model_validate_json(data) if event.type in _OF_TYPE else event

@@ -1,0 +1,8 @@
+"""Python client of the service: `Client`, and `AsyncClient` for asyncio and trio."""
+
+from smolsessions.client.aio.client import AsyncClient
+from smolsessions.client.errors import ApiError, ClientError, UnreachableError
+from smolsessions.client.requests import TurnOptions
+from smolsessions.client.sync.client import Client
+
+__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "TurnOptions", "UnreachableError"]

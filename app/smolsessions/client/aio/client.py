@@ -1,0 +1,230 @@
+"""Client of the service. Its methods are named as the operations of openapi.yaml."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+import httpx2
+
+from smolsessions.client.aio.connection import SILENCE_S, AsyncConnection
+from smolsessions.client.requests import named, turn_request
+from smolsessions.wire.conversations import Agent, AgentList, Conversation, Messages, PruneResult, Step
+from smolsessions.wire.events import TurnEnded
+from smolsessions.wire.turns import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from types import TracebackType
+
+    from smolsessions.client.requests import Policy, TurnOptions
+    from smolsessions.wire.events import TurnEvent
+
+WAIT_S = 50
+"""Seconds for which one request waits for a turn's end."""
+
+
+class AsyncClient:
+    """Client of one service. All methods raise `ApiError` and `UnreachableError`."""
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        *,
+        api_key: str | None = None,
+        patience_s: float = 60,
+        http: httpx2.AsyncClient | None = None,
+    ) -> None:
+        """`patience_s` bounds the attempts to reach a service that does not answer. `http` is yours to configure."""
+        http = http or httpx2.AsyncClient(timeout=SILENCE_S)
+        http.base_url = httpx2.URL(base_url)
+        if api_key:
+            http.headers["Authorization"] = f"Bearer {api_key}"
+        self._connection = AsyncConnection(http, patience_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. Turns continue."""
+        await self._connection.aclose()
+
+    async def turn(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
+        """Send a message, wait for the turn's end however long it takes, and return the turn.
+
+        A turn that fails is returned too: its `status` is `failed`, and `error` has the cause.
+        """
+        turn = await self._post_turn(message, options, f"wait={WAIT_S}")
+        if turn.timing.finished_at is not None:
+            return turn
+        async for event in self.get_turn_events(turn.conversation_id, turn.turn):
+            if isinstance(event, TurnEnded):
+                return event.result
+        return await self.get_turn(turn.conversation_id, turn.turn)
+
+    async def submit(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
+        """Send a message, and return its turn at once."""
+        return await self._post_turn(message, options, "respond-async")
+
+    def stream(self, message: str, **options: Unpack[TurnOptions]) -> AsyncIterator[TurnEvent]:
+        """Send a message, and yield each event of its turn once. A lost connection is opened again."""
+        body, headers = turn_request(message, options)
+        return self._connection.events(self._connection.turn_request("/turn", body, headers), "")
+
+    async def _post_turn(self, message: str, options: TurnOptions, prefer: str) -> Turn:
+        body, headers = turn_request(message, options)
+        response = await self._connection.send(
+            "POST", "/turn", json=body, headers={**headers, "Prefer": prefer}, silence_s=WAIT_S + SILENCE_S
+        )
+        return Turn.model_validate_json(response.content)
+
+    def list_turns(
+        self,
+        conversation_id: str,
+        *,
+        order: Literal["asc", "desc"] | None = None,
+        include_internal_tools: bool | None = None,
+    ) -> AsyncIterator[Turn]:
+        """Yield the turns of a conversation."""
+        params = named(order=order, include_internal_tools=include_internal_tools)
+        return self._connection.items(Turn, f"/conversations/{conversation_id}/turns", params)
+
+    async def get_turn(self, conversation_id: str, turn: int, *, include_internal_tools: bool = False) -> Turn:
+        """Return a turn."""
+        path = f"/conversations/{conversation_id}/turns/{turn}"
+        return await self._connection.get(Turn, path, include_internal_tools=include_internal_tools)
+
+    def get_turn_events(self, conversation_id: str, turn: int, *, after: int = 0) -> AsyncIterator[TurnEvent]:
+        """Yield each event of a turn once, from the first one after number `after`."""
+        path = f"/conversations/{conversation_id}/turns/{turn}/events"
+        return self._connection.events(None, path, after)
+
+    async def cancel_turn(self, conversation_id: str, turn: int, *, wait_s: int | None = None) -> Turn:
+        """Request a turn to stop, and return it. `wait_s`: longest wait for its end."""
+        headers = {} if wait_s is None else {"Prefer": f"wait={wait_s}"}
+        path = f"/conversations/{conversation_id}/turns/{turn}/cancel"
+        response = await self._connection.send("POST", path, headers=headers, silence_s=(wait_s or 0) + SILENCE_S)
+        return Turn.model_validate_json(response.content)
+
+    async def create_conversation(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - named as on the wire
+        agent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
+        ttl_s: float | None = None,
+    ) -> Conversation:
+        """Create an empty conversation."""
+        body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s)
+        return await self._conversation("POST", "/conversations", body)
+
+    def list_conversations(
+        self,
+        *,
+        sort: Literal["updated", "created"] | None = None,
+        order: Literal["asc", "desc"] | None = None,
+        agent: str | None = None,
+        status: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        q: str | None = None,
+    ) -> AsyncIterator[Conversation]:
+        """Yield conversations, those that were used last first. `q` is searched for in titles."""
+        params = named(sort=sort, order=order, agent=agent, status=status, q=q)
+        params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        return self._connection.items(Conversation, "/conversations", params)
+
+    async def get_conversation(self, conversation_id: str) -> Conversation:
+        """Return a conversation."""
+        return await self._connection.get(Conversation, f"/conversations/{conversation_id}")
+
+    async def update_conversation(self, conversation_id: str, changes: Mapping[str, Any]) -> Conversation:
+        """Apply a JSON merge patch to metadata, policy, ttl_s and title."""
+        return await self._conversation("PATCH", f"/conversations/{conversation_id}", changes)
+
+    async def delete_conversation(self, conversation_id: str) -> None:
+        """Delete a conversation permanently."""
+        await self._connection.send("DELETE", f"/conversations/{conversation_id}")
+
+    def list_steps(
+        self,
+        conversation_id: str,
+        *,
+        type: str | None = None,  # noqa: A002 - named as on the wire
+        archived: bool | None = None,
+        order: Literal["asc", "desc"] | None = None,
+    ) -> AsyncIterator[Step]:
+        """Yield the steps of a conversation."""
+        params = named(type=type, archived=archived, order=order)
+        return self._connection.items(Step, f"/conversations/{conversation_id}/steps", params)
+
+    async def get_messages(self, conversation_id: str, *, summary_mode: bool = False) -> Messages:
+        """Return the model's next prompt."""
+        return await self._connection.get(
+            Messages, f"/conversations/{conversation_id}/messages", summary_mode=summary_mode
+        )
+
+    async def get_image(self, conversation_id: str, name: str) -> bytes:
+        """Return the file of an image. `name` is the end of its `url`."""
+        return (await self._connection.send("GET", f"/conversations/{conversation_id}/images/{name}")).content
+
+    async def prune_conversation(
+        self, conversation_id: str, *, policy: Policy | None = None, dry_run: bool = False, destroy: bool = False
+    ) -> PruneResult:
+        """Remove the steps from the memory that a policy drops."""
+        body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
+        response = await self._connection.send("POST", f"/conversations/{conversation_id}/prune", json=body)
+        return PruneResult.model_validate_json(response.content)
+
+    async def roll_back_conversation(self, conversation_id: str, turn: int) -> Conversation:
+        """Restore the state after a turn."""
+        return await self._conversation("POST", f"/conversations/{conversation_id}/rollback", {"turn": turn})
+
+    async def fork_conversation(
+        self, conversation_id: str, *, turn: int | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Conversation:
+        """Create a conversation from the state after a turn."""
+        body = named(turn=turn, metadata=metadata)
+        return await self._conversation("POST", f"/conversations/{conversation_id}/fork", body)
+
+    async def export_conversation(self, conversation_id: str) -> dict[str, Any]:
+        """Return the conversation as a document (docs/export.md)."""
+        document: dict[str, Any] = (
+            await self._connection.send("GET", f"/conversations/{conversation_id}/export")
+        ).json()
+        return document
+
+    async def import_conversation(
+        self,
+        document: Mapping[str, Any],
+        *,
+        id: str | None = None,  # noqa: A002 - named as on the wire
+        agent: str | None = None,
+    ) -> Conversation:
+        """Create a conversation from a document."""
+        params = named(id=id, agent=agent)
+        response = await self._connection.send("POST", "/conversations/import", json=document, params=params)
+        return Conversation.model_validate_json(response.content)
+
+    async def list_agents(self) -> list[Agent]:
+        """Return all agents, the default agent first."""
+        return (await self._connection.get(AgentList, "/agents")).items
+
+    async def get_liveness(self) -> None:
+        """Return if the process runs."""
+        await self._connection.send("GET", "/livez")
+
+    async def get_readiness(self) -> None:
+        """Return if the process accepts requests."""
+        await self._connection.send("GET", "/readyz")
+
+    async def get_metrics(self) -> str:
+        """Return metrics in the Prometheus text format."""
+        return (await self._connection.send("GET", "/metrics")).text
+
+    async def _conversation(self, method: str, path: str, body: Mapping[str, Any]) -> Conversation:
+        return Conversation.model_validate_json((await self._connection.send(method, path, json=body)).content)

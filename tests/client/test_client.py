@@ -1,0 +1,152 @@
+"""The Python client against real services: every operation, cut streams, killed servers, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from smolsessions import ApiError, AsyncClient, Client, UnreachableError
+from smolsessions.wire.events import MessageDelta, TurnEnded, TurnEvent, event_of
+from tests.support.pictures import png
+from tests.support.service import PLAIN, ROOT, Service
+from tests.support.turns import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SERVER_LIBRARIES = {
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "sse_starlette",
+    "redis",
+    "smolagents",
+    "cryptography",
+    "zstandard",
+}
+STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(str(service.client.base_url)) as client:
+        yield client
+
+
+def killed_and_started(service: Service) -> None:
+    service.kill()
+    service.start()
+
+
+def said(*script: dict[str, Any]) -> str:
+    return json.dumps(script)
+
+
+def test_the_client_loads_no_library_of_the_server() -> None:
+    program = (
+        "import sys; from smolsessions import Client, AsyncClient; print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "httpx2" in loaded
+    assert not SERVER_LIBRARIES & set(loaded)
+
+
+def test_the_synchronous_client_is_derived_from_the_asynchronous_one(tmp_path: Path) -> None:
+    sources = ROOT / "app" / "smolsessions" / "client" / "sync"
+    subprocess.run([sys.executable, str(ROOT / "tools" / "sync_client.py"), str(tmp_path)], check=True)
+    for path in tmp_path.glob("*.py"):
+        assert path.read_text() == (sources / path.name).read_text(), "run make refresh"
+    assert len(list(tmp_path.glob("*.py"))) == 2
+
+
+def test_a_conversation_goes_through_all_operations(client: Client) -> None:
+    first = client.turn(said(ECHO, DONE), agent="scripted", images=[png("red")], metadata={"team": "a"})
+    assert (first.status, first.reply, first.tool_call_names) == ("finished", "done", ["echo"])
+    name = first.conversation_id
+    second = client.turn(said(DONE), conversation_id=name)
+    assert [turn.turn for turn in client.list_turns(name)] == [1, 2]
+    assert client.get_turn(name, 1, include_internal_tools=True).tool_call_names == ["echo", "final_answer"]
+    assert client.cancel_turn(name, second.turn, wait_s=1).status == "finished"
+    assert client.get_image(name, first.images[0].url.rpartition("/")[2])[:4] == b"\x89PNG"
+    assert [step.type for step in client.list_steps(name)] == ["task", "action", "action", "task", "action"]
+    assert len(client.get_messages(name).messages) > 3
+
+    assert client.update_conversation(name, {"metadata": {"team": "b"}}).metadata == {"team": "b"}
+    assert client.prune_conversation(name, policy={"name": "keep_last_n_steps", "n": 1}, dry_run=True).left_out == 2
+    fork = client.fork_conversation(name, turn=1)
+    assert fork.forked_from
+    assert fork.forked_from.conversation_id == name
+    assert client.roll_back_conversation(name, 1).step_counts["task"] == 1
+    copy = client.import_conversation(client.export_conversation(name), id="a-copy")
+    assert client.get_conversation(copy.id).turns == 2
+    made = client.create_conversation(agent="scripted", policy="no_pruning", ttl_s=60)
+    assert {fork.id, copy.id, made.id, name} <= {each.id for each in client.list_conversations()}
+    client.delete_conversation(made.id)
+    with pytest.raises(ApiError) as refused:
+        client.get_conversation(made.id)
+    assert (refused.value.code, refused.value.status) == ("conversation_not_found", 404)
+
+    assert client.list_agents()[0].default
+    client.get_liveness()
+    client.get_readiness()
+    assert "smolsessions_" in client.get_metrics()
+
+
+def test_a_turn_is_waited_for_longer_than_the_service_answers(tmp_path: Path) -> None:
+    settings = PLAIN | STREAMED | {"WAIT_S": "0.1"}
+    with Service(tmp_path, settings) as service, Client(str(service.client.base_url)) as client:
+        turn = client.turn(said({"say": "a long answer", "pace_s": 0.1}))
+    assert (turn.status, turn.reply) == ("finished", "a long answer")
+    assert turn.timing.duration_ms
+    assert turn.timing.duration_ms > 300
+
+
+def test_a_stream_yields_each_event_once_though_its_server_is_killed(tmp_path: Path) -> None:
+    events: list[TurnEvent] = []
+    with Service(tmp_path, PLAIN | STREAMED | {"LEASE_S": "1"}) as service:
+        port = str(service.client.base_url.port)
+        service.settings["PORT"] = port
+        restart = threading.Thread(target=killed_and_started, args=[service])
+        with Client(f"http://127.0.0.1:{port}") as client:
+            for event in client.stream(said({"say": "on and on " * 30, "pace_s": 0.02})):
+                events.append(event)
+                if isinstance(event, MessageDelta) and restart.ident is None:
+                    restart.start()
+        restart.join()
+    assert isinstance(events[-1], TurnEnded)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert {event.attempt for event in events} >= {1, 2}
+
+
+def test_an_unknown_event_is_passed_on() -> None:
+    data = {"type": "turn.dreamed", "seq": 3, "conversation_id": "c", "turn": 1, "attempt": 1, "of": "sheep"}
+    assert event_of(json.dumps(data)).model_dump() == data
+
+
+def test_a_service_that_is_not_there_is_named() -> None:
+    with (
+        Client("http://127.0.0.1:9", patience_s=0.2) as client,
+        pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"),
+    ):
+        client.turn("hello")
+
+
+def test_a_refused_stream_raises_its_code(client: Client) -> None:
+    with pytest.raises(ApiError) as refused:
+        list(client.stream("hello", agent="nobody"))
+    assert refused.value.code == "unknown_agent"
+
+
+async def test_the_asynchronous_client_plays_and_streams(service: Service) -> None:
+    async with AsyncClient(str(service.client.base_url)) as client:
+        turn = await client.turn(said(ECHO, DONE), agent="scripted")
+        assert [each.turn async for each in client.list_turns(turn.conversation_id)] == [1]
+        events = [event async for event in client.stream(said(DONE), conversation_id=turn.conversation_id)]
+    assert isinstance(events[-1], TurnEnded)
+    assert events[-1].result.reply == "done"
