@@ -88,6 +88,7 @@ lock: $(VENV)/test-ready
 	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --group deploy -o requirements-deploy.lock
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
+	echo 'pytest-agent-eval==0.3.* pydantic-ai-slim pydantic-graph logfire-api genai-prices griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/pytest-agent-eval.lock
 
 # What is generated from the code: openapi.yaml, the settings table in README.md and the synchronous client.
 refresh: $(VENV)/test-ready

@@ -1,0 +1,160 @@
+"""Adapters for test suites of agents: an async callable from a history to the reply and the names of called tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from smolsessions.client import AsyncClient, ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolsessions.wire.turns import Turn
+
+__all__ = ["ServiceAdapter", "SmolagentsAdapter", "ToolCall", "TurnFailedError", "UnknownHistoryError"]
+T = TypeVar("T")
+History = list[dict[str, Any]]
+"""Messages with `role` and `content`. The last one is the user's. The same list object grows from call to call."""
+INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
+MAX_HISTORIES = 1000
+
+try:  # the evaluators of pytest-agent-eval read arguments from this class alone
+    from pytest_agent_eval.models import ToolCall
+except ImportError:
+
+    class ToolCall(str):  # type: ignore[no-redef] # noqa: SLOT000 - as that class, which it stands in for
+        """Name of a called tool, with the arguments of the call. `args` is None if they are no JSON object."""
+
+        args: dict[str, Any] | None
+
+        def __new__(cls, name: str, args: dict[str, Any] | None = None) -> Self:
+            call = super().__new__(cls, name)
+            call.args = args
+            return call
+
+
+class UnknownHistoryError(Exception):
+    """A longer history that this adapter has not begun, or has closed."""
+
+
+class TurnFailedError(ClientError):
+    """A turn of the service ended without an answer. `code` is that of its error."""
+
+
+class SmolagentsAdapter:
+    """Runs histories on smolagents agents of this process.
+
+    A factory makes an agent for each history. A single agent is serialised and has one open history: a second one
+    closes the first, which raises `UnknownHistoryError` if it goes on.
+    """
+
+    def __init__(self, agent_or_factory: Any, *, include_internal_tools: bool = False) -> None:
+        """Take an agent, or a function without parameters that returns a new one."""
+        self._factory: Callable[[], Any] | None = None
+        if not hasattr(agent_or_factory, "run") or not hasattr(agent_or_factory, "memory"):
+            if not callable(agent_or_factory):
+                raise TypeError(f"{agent_or_factory!r} is no smolagents agent; pass one, or a function that makes one")
+            self._factory = agent_or_factory
+        self._single = (agent_or_factory, Lock())
+        self._open = _OpenHistories[tuple[Any, Lock]](MAX_HISTORIES if self._factory else 1)
+        self._include_internal_tools = include_internal_tools
+
+    async def __call__(self, history: History) -> tuple[str, list[str]]:
+        """Run the last message. Return the reply, and the names of the tools that the new steps called."""
+        return await asyncio.to_thread(self._run, history, _message_of(history), _is_new(history))
+
+    def _run(self, history: History, message: str, is_new: bool) -> tuple[str, list[str]]:
+        agent, lock = self._begun() if is_new else self._open.of(history)
+        with lock:
+            if is_new:
+                self._open.add(history, (agent, lock))
+            else:
+                self._open.of(history)  # it may have been closed during the wait
+            known = 0 if is_new else len(agent.memory.steps)
+            reply = agent.run(message, reset=is_new)
+            calls = [call for step in agent.memory.steps[known:] for call in getattr(step, "tool_calls", None) or ()]
+        names: list[str] = [ToolCall(call.name, _arguments(call.arguments)) for call in calls]
+        if not self._include_internal_tools:
+            names = [name for name in names if name not in INTERNAL_TOOLS]
+        return str(reply), names
+
+    def _begun(self) -> tuple[Any, Lock]:
+        return (self._factory(), Lock()) if self._factory else self._single
+
+
+class ServiceAdapter:
+    """Runs histories as conversations of a service."""
+
+    def __init__(
+        self, url: str, agent: str | None = None, api_key: str | None = None, *, include_internal_tools: bool = False
+    ) -> None:
+        self._url = url
+        self._agent = {"agent": agent} if agent else {}
+        self._api_key = api_key
+        self._internal = include_internal_tools
+        self._open = _OpenHistories[str](MAX_HISTORIES)
+
+    async def __call__(self, history: History) -> tuple[str, list[str]]:
+        """Send the last message and wait for the turn's end. Raises `TurnFailedError`, and the errors of the client."""
+        message, is_new = _message_of(history), _is_new(history)
+        place: Any = self._agent if is_new else {"conversation_id": self._open.of(history)}
+        async with AsyncClient(self._url, api_key=self._api_key) as client:  # each test may have a loop of its own
+            turn = await client.turn(message, include_internal_tools=self._internal, **place)
+        self._open.add(history, turn.conversation_id)
+        if turn.status != "finished":
+            raise _failure_of(turn)
+        return turn.reply or "", [ToolCall(call.name, _arguments(call.arguments)) for call in turn.tool_calls]
+
+
+class _OpenHistories(Generic[T]):
+    """Values by history object. The last `limit` histories are kept, so that no other object takes the id of one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[int, tuple[History, T]] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, history: History, value: T) -> None:
+        with self._lock:
+            self._entries[id(history)] = (history, value)
+            self._entries.move_to_end(id(history))
+            if len(self._entries) > self._limit:
+                self._entries.popitem(last=False)
+
+    def of(self, history: History) -> T:
+        with self._lock:
+            if id(history) in self._entries:
+                self._entries.move_to_end(id(history))
+                return self._entries[id(history)][1]
+        raise UnknownHistoryError(
+            "this history goes on, but it was not begun here or another one has closed it; begin it with one user "
+            "message, pass the same list each time, and give SmolagentsAdapter a factory for several histories at once"
+        )
+
+
+def _message_of(history: History) -> str:
+    if not history or history[-1]["role"] != "user":
+        raise ValueError("the last message of a history is the user's; append it before the call")
+    return str(history[-1]["content"])
+
+
+def _is_new(history: History) -> bool:
+    return [message["role"] for message in history].count("user") == 1
+
+
+def _arguments(arguments: Any) -> dict[str, Any] | None:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _failure_of(turn: Turn) -> TurnFailedError:
+    code, message = (turn.error.code, turn.error.message) if turn.error else (turn.status, "it was stopped")
+    return TurnFailedError(code, f"turn {turn.turn} of conversation {turn.conversation_id}: {code}: {message}")

@@ -1,0 +1,147 @@
+"""Adapters for test suites: histories on bare agents and on a service, alone and in pytest-agent-eval."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from smolsessions import ApiError
+from smolsessions.evaluation import ServiceAdapter, SmolagentsAdapter, ToolCall, TurnFailedError, UnknownHistoryError
+from tests.support.agents import make_code, make_scripted
+from tests.support.environments import AGENT_EVAL, environment
+from tests.support.service import ROOT, Service
+from tests.support.turns import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    History = list[dict[str, Any]]
+    Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]
+
+SEEN: dict[str, Any] = {"shown": True}
+SUITE = """
+import json, os, pytest
+from pytest_agent_eval import ContainsEvaluator, Expect, ToolCallArgsEvaluator, ToolCallEvaluator, Turn
+from smolsessions.evaluation import ServiceAdapter, SmolagentsAdapter
+from tests.support.agents import make_scripted
+
+ECHO = json.dumps([{"call": [["echo", {"text": "ü"}]]}, {"say": "done"}])
+
+@pytest.mark.agent_eval(threshold=1.0, runs=3)
+@pytest.mark.parametrize("adapter", [
+    SmolagentsAdapter(make_scripted), ServiceAdapter(os.environ["SERVICE"], agent="scripted")])
+async def test_it(agent_eval, adapter):
+    called = [ToolCallEvaluator(must_include=["echo"]), ToolCallArgsEvaluator(tool="echo", args={"text": "ü"})]
+    seen = [ContainsEvaluator(any_of=["Observation"]), ToolCallEvaluator(must_exclude=["echo", "final_answer"])]
+    turns = [Turn(user=ECHO, expect=Expect(evaluators=called)),
+             Turn(user=json.dumps([{"shown": True}]), expect=Expect(evaluators=seen))]
+    result = await agent_eval.run(adapter, turns)
+    result.assert_threshold()
+"""
+
+
+async def say(adapter: Adapter, history: History, *script: dict[str, Any]) -> tuple[str, list[str]]:
+    history.append({"role": "user", "content": json.dumps(script)})
+    reply, names = await adapter(history)
+    history.append({"role": "assistant", "content": reply})
+    return reply, names
+
+
+@pytest.fixture(params=["bare", "service"])
+def adapter(request: pytest.FixtureRequest, service: Service) -> Adapter:
+    if request.param == "bare":
+        return SmolagentsAdapter(make_scripted)
+    return ServiceAdapter(str(service.client.base_url), agent="scripted")
+
+
+async def test_a_history_goes_on_and_names_the_new_calls_alone(adapter: Adapter) -> None:
+    history: History = []
+    assert await say(adapter, history, ECHO, ECHO, DONE) == ("done", ["echo", "echo"])
+    reply, names = await say(adapter, history, SEEN)
+    assert (reply.count("Observation"), names) == (2 + 1, [])
+    reply, names = await say(adapter, history, ECHO, DONE)
+    assert isinstance(names[0], ToolCall)
+    assert names[0].args == {"text": "ü"}
+
+
+async def test_parallel_histories_do_not_mix(adapter: Adapter) -> None:
+    async def transcript(calls: int) -> int:
+        history: History = []
+        await say(adapter, history, *[ECHO] * calls, DONE)
+        return (await say(adapter, history, SEEN))[0].count("Observation")
+
+    assert await asyncio.gather(*map(transcript, [1, 2, 3, 4])) == [2, 3, 4, 5]
+
+
+async def test_a_longer_history_must_have_been_begun(adapter: Adapter) -> None:
+    history: History = []
+    await say(adapter, history, DONE)
+    with pytest.raises(UnknownHistoryError, match="begin it with one user message"):
+        await say(adapter, list(history), DONE)
+    with pytest.raises(ValueError, match="the last message"):
+        await adapter(history)
+
+
+async def test_a_second_history_closes_the_first_of_a_single_agent() -> None:
+    adapter = SmolagentsAdapter(make_scripted(), include_internal_tools=True)
+    first: History = []
+    second: History = []
+    assert (await say(adapter, first, ECHO, DONE))[1] == ["echo", "final_answer"]
+    assert "Observation" not in (await say(adapter, second, SEEN))[0]
+    with pytest.raises(UnknownHistoryError, match="another one has closed it"):
+        await say(adapter, first, DONE)
+    assert (await say(adapter, second, DONE))[0] == "done"
+
+
+async def test_internal_tools_of_code_are_named_if_asked_for() -> None:
+    code = {"code": "final_answer(6 * 7)"}
+    assert await say(SmolagentsAdapter(make_code), [], code) == ("42", [])
+    assert await say(SmolagentsAdapter(make_code, include_internal_tools=True), [], code) == (
+        "42",
+        ["python_interpreter"],
+    )
+
+
+async def test_what_is_no_agent_is_refused() -> None:
+    with pytest.raises(TypeError, match="no smolagents agent"):
+        SmolagentsAdapter(3)
+
+
+async def test_a_failed_turn_and_a_refusal_raise_their_codes(service: Service) -> None:
+    url = str(service.client.base_url)
+    with pytest.raises(TurnFailedError, match="model_error") as failed:
+        await say(ServiceAdapter(url, agent="scripted"), [], {"raise": "no credit"})
+    assert failed.value.code == "model_error"
+    with pytest.raises(ApiError) as refused:
+        await say(ServiceAdapter(url, agent="nobody"), [], DONE)
+    assert refused.value.code == "unknown_agent"
+
+
+def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -> None:
+    python = environment(tmp_path / "environment", AGENT_EVAL)
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--agent-eval-live",
+        "-o",
+        "asyncio_mode=auto",
+        str(tmp_path),
+    ]
+    variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": str(ROOT), "PATH": ""}
+    run = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert "2 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_the_adapters_import_no_smolagents() -> None:
+    program = "import sys, smolsessions.evaluation; print('smolagents' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
