@@ -1,7 +1,7 @@
 # One image for every role: `serve` (HTTP and turns), `web`, `work`. Without API keys it refuses to listen to a network:
 #
 #   docker build -t smolsessions .
-#   (umask 027; docker run --rm smolsessions new-api-key ada > api-keys)      # shows the key itself once, beside the file
+#   (umask 027; docker run --rm smolsessions keys owner ada > api-keys)      # shows the key itself once, beside the file
 #   docker run --rm -p 8000:8000 -v smolsessions:/data -v "$PWD/api-keys:/run/api-keys:ro" --group-add "$(id -g)" \
 #     -e SMOLSESSIONS_API_KEYS_FILE=/run/api-keys --read-only --stop-timeout 40 smolsessions
 #

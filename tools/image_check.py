@@ -194,7 +194,7 @@ def _stop(container: str) -> None:
 def _roles(folder: Path) -> str:
     """Play turns over a web and two work, of which one is killed on the way."""
     store, ports = _free_port(), [_free_port() for _ in range(3)]
-    key = _run("podman", "run", "--rm", "--network=none", *LIMITS, IMAGE, "new-key").strip()
+    key = _run("podman", "run", "--rm", "--network=none", *LIMITS, IMAGE, "keys", "seal").strip()
     settings = {"REDIS_URL": f"redis://127.0.0.1:{store}/0", "SEAL_KEYS": key, "LEASE_S": "2"}
     with _redis(store, folder), ExitStack() as stack:
         web = stack.enter_context(_container(ports[0], command="web", **settings))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 PREFIX = "SMOLSESSIONS_"
+OF_CLIENTS = frozenset({"URL", "API_KEY"})
+"""Variables of the commands that connect to a service."""
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
 
@@ -61,13 +63,13 @@ class Settings(BaseSettings):
     seal_keys: SecretStr | None = Field(
         None,
         description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
-        "`smolsessions new-key` prints one.",
+        "`smolsessions keys seal` prints one.",
     )
     seal_keys_file: Path | None = Field(
         None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
     )
     api_keys_file: Path | None = Field(
-        None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions new-api-key OWNER` prints one."
+        None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions keys owner OWNER` prints one."
     )
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
@@ -247,7 +249,8 @@ def unknown_setting_warnings() -> list[str]:
     warnings = []
     for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
         word = name.removeprefix(PREFIX)
-        if word not in known and not word.startswith(("PORT_", "SERVICE_")):  # Kubernetes sets these
+        is_other = word in OF_CLIENTS or word.startswith(("PORT_", "SERVICE_"))  # Kubernetes sets these
+        if word not in known and not is_other:
             near = difflib.get_close_matches(word, known, 1)
             warnings.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return warnings

@@ -189,7 +189,7 @@ def _sealer(settings: Settings) -> Sealer:
         return Sealer(keys_in(settings.seal_keys_file))
     if settings.redis_url:
         raise StartError(
-            "a store outside this service needs keys of its own: put what `smolsessions new-key` prints into "
+            "a store outside this service needs keys of its own: put what `smolsessions keys seal` prints into "
             "SMOLSESSIONS_SEAL_KEYS or SMOLSESSIONS_SEAL_KEYS_FILE, the same for all processes"
         )
     return Sealer(keys_in(settings.data_dir / "seal.key", create=True))

@@ -59,7 +59,7 @@ class Owner:
         self.volume.mkdir()
         (place,) = image.volumes
         shutil.copymode(image.root / place.strip("/"), self.volume)  # as an engine does with a new volume
-        status, line, errors = run(image, "new-api-key", "ada")
+        status, line, errors = run(image, "keys", "owner", "ada")
         assert status == 0, errors
         self.keys = folder / "api-keys"
         self.keys.write_text(line)

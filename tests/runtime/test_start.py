@@ -64,7 +64,7 @@ NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
 REFUSED = {
     "a store of its own without keys": Refused(
-        {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions new-key`")
+        {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions keys seal`")
     ),
     "a store that nobody runs": Refused(
         {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL does not answer", "start it")
@@ -82,15 +82,15 @@ REFUSED = {
     "a store's address with an unknown option": Refused(
         {"REDIS_URL": f"{NOWHERE}?tiemout=3", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
     ),
-    "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions new-key`")),
-    "a list without a seal key": Refused({"SEAL_KEYS": ", ,"}, ("no seal key", "`smolsessions new-key`")),
+    "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions keys seal`")),
+    "a list without a seal key": Refused({"SEAL_KEYS": ", ,"}, ("no seal key", "`smolsessions keys seal`")),
     "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
     "a seal key file that is not there": Refused(
-        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file", "`smolsessions new-key`")
+        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file", "`smolsessions keys seal`")
     ),
     "a data folder that is a file": Refused({"DATA_DIR": __file__}, (__file__, "set SMOLSESSIONS_DATA_DIR")),
     "an API key file of another form": Refused(
-        {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions new-api-key OWNER`")
+        {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions keys owner OWNER`")
     ),
     "an open address without API keys": Refused(
         {"HOST": "0.0.0.0"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
@@ -243,7 +243,7 @@ def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
 def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
     outside_store: str, tmp_path: Path
 ) -> None:
-    keys = write_private(tmp_path / "keys", run(tmp_path, {}, "new-key")[1])
+    keys = write_private(tmp_path / "keys", run(tmp_path, {}, "keys", "seal")[1])
     settings = {"REDIS_URL": f"unix://:{SECRET}@{outside_store}", "SEAL_KEYS_FILE": str(keys)}
     with Service(tmp_path, settings) as running:
         said = dict(line.strip().split(maxsplit=1) for line in running.said[1:])
@@ -399,7 +399,7 @@ def test_what_looks_like_a_setting_and_is_none_is_warned_of(tmp_path: Path) -> N
 
 
 def test_new_api_key_makes_a_line_that_lets_its_owner_in_and_nobody_else(tmp_path: Path) -> None:
-    status, line, errors = run(tmp_path / "making", {}, "new-api-key", "ada@example.org")
+    status, line, errors = run(tmp_path / "making", {}, "keys", "owner", "ada@example.org")
     key = errors.splitlines()[-1]
     assert (status, line.split()[0], key in line) == (0, "ada@example.org", False)
     keys = write_private(tmp_path / "api-keys", line)
@@ -418,7 +418,7 @@ def _list(service: Service, key: str | None) -> httpx2.Response:
 
 
 def test_an_owner_with_a_blank_is_refused(tmp_path: Path) -> None:
-    assert "letters, digits" in sentence_of(run(tmp_path, {}, "new-api-key", "ada lovelace"))
+    assert "letters, digits" in sentence_of(run(tmp_path, {}, "keys", "owner", "ada lovelace"))
 
 
 def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
 
 
 def test_new_key_prints_another_key_each_time(tmp_path: Path) -> None:
-    printed = [run(tmp_path, {}, "new-key") for _ in range(2)]
+    printed = [run(tmp_path, {}, "keys", "seal") for _ in range(2)]
     assert [(status, errors) for status, _, errors in printed] == [(0, ""), (0, "")]
     first, second = (output.strip().split(":") for _, output, _ in printed)
     assert first[0] != second[0]
@@ -465,10 +465,10 @@ def test_the_description_in_the_repository_is_the_one_that_is_served(
 def test_help_names_every_command_and_where_the_settings_are(tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, {}, "--help")
     assert (status, errors) == (0, "")
-    for word in ("serve", "settings", "new-key", "new-api-key", "openapi", "`smolsessions settings`"):
+    for word in ("serve", "web", "work", "settings", "openapi", "keys", "chat", "conversations", "turns"):
         assert word in output
     status, _, errors = run(tmp_path, {}, "sing")
-    assert (status, "invalid choice: 'sing'" in errors, "Traceback" in errors) == (2, True, False)
+    assert (status, "No such command" in errors, "Traceback" in errors) == (2, True, False)
 
 
 def test_version_is_the_packages(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_the_same_id_is_another_conversation_for_another_owner(locked: Service) 
 
 
 def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    _, made, told = run(tmp_path / "making", {}, "new-api-key", "carol")
+    _, made, told = run(tmp_path / "making", {}, "keys", "owner", "carol")
     carol = told.splitlines()[-1]
     keys = tmp_path / "keys"
     with _serving(tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB)) as service:
@@ -248,7 +248,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
 def test_a_keys_file_is_refused_with_its_line_and_the_mend_for(what: str, endings: dict[str, Future[Ending]]) -> None:
     sentence = sentence_of(endings[what].result())
     number = list(BROKEN).index(what)
-    for word in (f"keys{number}: line 4", "`smolsessions new-api-key OWNER`"):
+    for word in (f"keys{number}: line 4", "`smolsessions keys owner OWNER`"):
         assert word in sentence
     assert ADA not in sentence
 

@@ -63,7 +63,10 @@ class CheckedAgent:
 
 
 def load_factories(spec: str) -> list[tuple[str, Factory]]:
-    """Import the factories of `name=module:factory,…`. The working directory is searched for modules, too."""
+    """Import the factories of `name=module:factory,…`, or of `name=folder/file.py:factory,…`.
+
+    The working directory is searched for modules, too.
+    """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
@@ -103,10 +106,12 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
 
 
 def _load(entry: str) -> tuple[str, Factory]:
-    match = re.fullmatch(r"([^=]+)=([\w.]+):(\w+)", entry)
+    match = re.fullmatch(r"([^=]+)=(?:(.+)\.py|([\w.]+)):(\w+)", entry)
     if not match:
         raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
-    name, module_name, attribute = match.groups()
+    name, file, module_name, attribute = match.groups()
+    if file:
+        module_name = _module_of(Path(f"{file}.py"))
     _refuse_namesake(module_name)
     try:
         module = importlib.import_module(module_name)
@@ -121,6 +126,16 @@ def _load(entry: str) -> tuple[str, Factory]:
     if not callable(factory):
         raise StartError(f"the agent {name!r}: {module_name} has no function {attribute}; name the one that makes it")
     return name, factory
+
+
+def _module_of(file: Path) -> str:
+    """Return the name under which a file can be imported, and make it so."""
+    folder = str(file.parent.absolute())
+    if not file.is_file() or not file.stem.isidentifier():
+        raise StartError(f"{file} is no Python file that can be imported; check the path, and name it as a module")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return file.stem
 
 
 def _refuse_namesake(module_name: str) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import socket
 import sys
 import time
+import webbrowser
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
-from smolsessions.roles import Role
+from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.supervisor import SharedStore, supervise
 from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from smolsessions.roles import ProcessSlot
     from smolsessions.settings import Settings
 
 log = logging.getLogger("smolsessions")
@@ -29,39 +28,51 @@ log = logging.getLogger("smolsessions")
 MAX_PROCESSES = 64
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the role of `options`, and return the exit status."""
-    settings, slot = read_settings(), options.slot
-    _log_to_stderr(settings, slot)
-    if slot:
-        return _run_process(settings, options.role, inherited(slot.listening_fd), slot)
+def run(role: Role, processes: int, *, open_page: bool = False) -> int:
+    """Run a role in one process or several, and return the exit status."""
+    settings = read_settings()
+    _log_to_stderr(settings, None)
     for warning in unknown_setting_warnings():
         log.warning(warning)
-    if options.role is not Role.SERVE and not settings.redis_url:
+    if role is not Role.SERVE and not settings.redis_url:
         raise StartError(
-            f"`smolsessions {options.role.value}` needs a store that other processes reach too: set "
+            f"`smolsessions {role.value}` needs a store that other processes reach too: set "
             "SMOLSESSIONS_REDIS_URL, the same for all, or run `smolsessions serve`, which has a store of its own"
         )
     listening = _listen(settings)
-    if options.processes == 1:
-        return _run_process(settings, options.role, listening, None)
+    on_ready = (lambda: _open_page(listening)) if open_page else None
+    if processes == 1:
+        return _run_process(settings, role, listening, None, on_ready)
     from smolsessions.agents.sandbox.confinement.levels import keep_memory_private  # noqa: PLC0415 - no other needs it
 
     keep_memory_private()  # the supervisor holds the same secrets as its processes
     open_store = None if settings.redis_url else lambda: _embedded_store(settings)
-    return asyncio.run(supervise(options.processes, listening, settings.drain_s, open_store))
+    return asyncio.run(supervise(processes, listening, settings.drain_s, open_store, on_ready))
 
 
-def process_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_PROCESSES):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MAX_PROCESSES}")
-    return int(text)
+def run_slot(role: str, slot: str) -> int:
+    """Run one process of a supervisor, and return its exit status."""
+    settings, place = read_settings(), ProcessSlot.from_json(slot)
+    _log_to_stderr(settings, place)
+    return _run_process(settings, Role(role), inherited(place.listening_fd), place)
 
 
-def _run_process(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
+def _open_page(listening: socket.socket) -> None:
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    webbrowser.open(f"http://{'127.0.0.1' if shown in {'0.0.0.0', '[::]'} else shown}:{port}/")  # noqa: S104 - compared
+
+
+def _run_process(
+    settings: Settings,
+    role: Role,
+    listening: socket.socket,
+    slot: ProcessSlot | None,
+    on_ready: Callable[[], object] | None = None,
+) -> int:
     from smolsessions.runtime.process import run_process  # noqa: PLC0415 - a supervisor needs no HTTP server
 
-    return run_process(settings, role, listening, slot)
+    return run_process(settings, role, listening, slot, on_ready)
 
 
 @contextmanager

@@ -39,8 +39,14 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BYTES = 1024 * 1024
 
 
-def run_process(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
-    """Serve as the role says until told to end, and return the exit status."""
+def run_process(
+    settings: Settings,
+    role: Role,
+    listening: socket.socket,
+    slot: ProcessSlot | None,
+    on_ready: Callable[[], object] | None = None,
+) -> int:
+    """Serve as the role says until told to end, and return the exit status. `on_ready` is called in a thread."""
     gc.disable()  # until the service is up: imports make many objects and hardly any garbage
     # The format has none of these, and the search for the caller costs as much as the rest of a log line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -50,7 +56,7 @@ def run_process(settings: Settings, role: Role, listening: socket.socket, slot: 
     _return_large_blocks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.get_loop().set_exception_handler(_log_unless_reset)
-        return runner.run(_run(settings, role, listening, slot))
+        return runner.run(_run(settings, role, listening, slot, on_ready))
 
 
 def _raise_file_limit() -> None:
@@ -71,7 +77,13 @@ def _return_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-async def _run(settings: Settings, role: Role, listening: socket.socket, slot: ProcessSlot | None) -> int:
+async def _run(
+    settings: Settings,
+    role: Role,
+    listening: socket.socket,
+    slot: ProcessSlot | None,
+    on_ready: Callable[[], object] | None,
+) -> int:
     shutdown = Shutdown()
     shutdown.on_signals()  # first of all: the first process of a container gets no signal that it does not handle
     link = ParentLink(slot.parent_fd) if slot else None
@@ -88,6 +100,8 @@ async def _run(settings: Settings, role: Role, listening: socket.socket, slot: P
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+            if on_ready:
+                asyncio.get_running_loop().run_in_executor(None, on_ready)
         status = await _serve(settings, service, listening, shutdown)
     if slot and link and link.is_lost:
         shutil.rmtree(slot.folder, ignore_errors=True)  # the dead supervisor cannot

@@ -47,10 +47,12 @@ async def supervise(
     listening: socket.socket,
     drain_s: float,
     open_store: Callable[[], AbstractContextManager[SharedStore]] | None,
+    on_ready: Callable[[], object] | None = None,
 ) -> int:
     """Run `count` processes of this program until told to end, and return the exit status.
 
-    `open_store` starts the store that they share. None if the store is elsewhere.
+    `open_store` starts the store that they share. None if the store is elsewhere. `on_ready` is called in a thread when
+    all processes are up.
     """
     shutdown = Shutdown()
     shutdown.on_signals()  # first of all: the first process of a container gets no signal that it does not handle
@@ -60,7 +62,7 @@ async def supervise(
         if len(os.fsencode(folder)) + len("/00.sock") > SOCKET_PATH_BYTES:
             raise StartError(f"{folder} is too long for sockets in it; set TMPDIR to a shorter path")
         environment = os.environ | store.environment
-        processes = _Processes(count, folder, listening, environment, shutdown, open_store is not None)
+        processes = _Processes(count, folder, listening, environment, shutdown, open_store is not None, on_ready)
         ended = asyncio.wrap_future(store.ended) if store.ended else asyncio.get_running_loop().create_future()
         return await processes.run(ended, drain_s)
 
@@ -75,6 +77,7 @@ class _Processes:
     environment: dict[str, str]
     shutdown: Shutdown
     embedded: bool
+    on_ready: Callable[[], object] | None
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -110,6 +113,8 @@ class _Processes:
         self._is_up = True
         sys.stdout.write(text)
         sys.stdout.flush()
+        if self.on_ready:
+            await asyncio.to_thread(self.on_ready)
 
     def _keep(self, number: int) -> None:
         keeper = asyncio.create_task(self._keep_alive(number))

@@ -102,12 +102,12 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
         match = _KEY_LINE.fullmatch(word)
         if not match:
             raise StartError(
-                "a seal key is not of the form id:base64-of-32-bytes; `smolsessions new-key` prints a good one"
+                "a seal key is not of the form id:base64-of-32-bytes; `smolsessions keys seal` prints a good one"
             )
         encoded = match[2].replace("-", "+").replace("_", "/").rstrip("=") + "="
         keys.append((match[1], base64.b64decode(encoded)))
     if not keys:
-        raise StartError("no seal key is given; `smolsessions new-key` prints one for SMOLSESSIONS_SEAL_KEYS")
+        raise StartError("no seal key is given; `smolsessions keys seal` prints one for SMOLSESSIONS_SEAL_KEYS")
     if len({key_id for key_id, _ in keys}) != len(keys):
         raise StartError("two seal keys have the same id; give each key its own")
     return keys
@@ -129,7 +129,7 @@ def keys_in(path: Path, *, create: bool = False) -> list[tuple[str, bytes]]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise StartError(
             f"the seal key file {path} cannot be read ({why}): put the keys there that the store was written with, or, "
-            "if it is new, what `smolsessions new-key` prints, and let the service's user read it"
+            "if it is new, what `smolsessions keys seal` prints, and let the service's user read it"
         ) from error
     check_private(path, "seal key file" if create else "SMOLSESSIONS_SEAL_KEYS_FILE")
     return keys

@@ -38,7 +38,7 @@ class Authenticator:
         if not path and not loopback and not anonymous:
             raise StartError(
                 "SMOLSESSIONS_HOST is open to the network and no API keys are set; set SMOLSESSIONS_API_KEYS_FILE "
-                "(`smolsessions new-api-key OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let all in"
+                "(`smolsessions keys owner OWNER` makes its lines), or SMOLSESSIONS_ALLOW_ANONYMOUS=1 to let all in"
             )
         self._path = path
         self.loopback = loopback
@@ -132,6 +132,6 @@ def _read(path: Path) -> dict[bytes, Owner]:
             continue
         match = _KEY_LINE.fullmatch(line.strip())
         if not match:
-            raise StartError(f"line {number} is not `owner sha256-of-key`; `smolsessions new-api-key OWNER` makes one")
+            raise StartError(f"line {number} is not `owner sha256-of-key`; `smolsessions keys owner OWNER` makes one")
         owners[bytes.fromhex(match[2])] = Owner(match[1])
     return owners

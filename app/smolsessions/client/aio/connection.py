@@ -131,4 +131,5 @@ class AsyncConnection:
 
 def _unreachable(lost: httpx2.TransportError, request: httpx2.Request) -> UnreachableError:
     cause = str(lost) or type(lost).__name__
-    return UnreachableError(f"{request.url.copy_with(path='/')} does not answer: {cause}; is the service running?")
+    address = f"{request.url.scheme}://{request.url.netloc.decode()}"
+    return UnreachableError(f"{address} does not answer: {cause}; is the service running?")

@@ -1,0 +1,110 @@
+"""All commands."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+from smolsessions import __version__
+from smolsessions.cli.chat import chat
+from smolsessions.cli.flags import with_settings
+from smolsessions.cli.records import conversations, turns
+from smolsessions.cli.run import MAX_PROCESSES, run
+from smolsessions.core.errors import StartError
+from smolsessions.roles import Role
+from smolsessions.settings import settings_table
+
+Processes = Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes that share the port.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+keys = typer.Typer(no_args_is_help=True, help="Make keys.")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"smolsessions {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def front(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Stateful smolagents conversations behind HTTP.
+
+    Every setting of `serve` is a flag, an environment variable, a line of .env, or a line of smolsessions.toml.
+    """
+
+
+@app.command()
+@with_settings
+def serve(*, processes: Processes = 1, open_page: Open = False) -> None:
+    """Serve HTTP and run turns."""
+    _end(run(Role.SERVE, processes, open_page=open_page))
+
+
+@app.command()
+@with_settings
+def web(*, processes: Processes = 1, open_page: Open = False) -> None:
+    """Serve HTTP alone: turns wait in the store until a `work` runs them."""
+    _end(run(Role.WEB, processes, open_page=open_page))
+
+
+@app.command()
+@with_settings
+def work(*, processes: Processes = 1) -> None:
+    """Run turns alone, with health and metrics on the port."""
+    _end(run(Role.WORK, processes))
+
+
+def _end(status: int) -> None:
+    raise typer.Exit(status)
+
+
+@app.command()
+def settings() -> None:
+    """List all settings with their defaults, as a Markdown table."""
+    typer.echo(settings_table())
+
+
+@app.command()
+def openapi() -> None:
+    """Print the description of the HTTP interface."""
+    from smolsessions.web.app import schema_yaml  # noqa: PLC0415 - the other commands need no FastAPI
+
+    sys.stdout.buffer.write(schema_yaml().encode())
+
+
+@keys.command()
+def seal() -> None:
+    """Print a new key for SMOLSESSIONS_SEAL_KEYS."""
+    from smolsessions.store.seal import new_key  # noqa: PLC0415 - the other commands need no cryptography
+
+    typer.echo(new_key())
+
+
+@keys.command()
+def owner(name: Annotated[str, typer.Argument(metavar="OWNER", help="Letters, digits, and . _ - @")]) -> None:
+    """Make an API key for an owner: a line for SMOLSESSIONS_API_KEYS_FILE, and the key itself."""
+    if not re.fullmatch(r"[A-Za-z0-9._@-]{1,64}", name):
+        raise StartError("an owner is 1 to 64 letters, digits, and . _ - @")
+    key = secrets.token_urlsafe(32)
+    typer.echo(f"{name} {hashlib.sha256(key.encode()).hexdigest()}")
+    typer.echo(
+        f"Standard output belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}", err=True
+    )
+
+
+app.add_typer(keys, name="keys")
+app.add_typer(conversations, name="conversations")
+app.add_typer(turns, name="turns")
+app.command()(chat)

@@ -1,0 +1,186 @@
+"""Commands `conversations` and `turns`: read and change the records of a running service."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from smolsessions.cli.remote import LOCAL, ApiKey, AsJson, Url, err, line, out, service, shorten, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pydantic import BaseModel
+
+Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", help="Its id.")]
+Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", help="Their ids.")]
+Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
+Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+conversations = typer.Typer(no_args_is_help=True, help="List, show, export, import, delete and prune conversations.")
+turns = typer.Typer(no_args_is_help=True, help="List, show, watch and cancel turns.")
+
+
+def _table(
+    items: Iterable[BaseModel], columns: dict[str, Callable[[Any], object]], *, as_json: bool, empty: str
+) -> None:
+    if as_json:
+        for item in items:
+            line(item)
+        return
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for item in items:
+        table.add_row(*(shorten(column(item)) for column in columns.values()))
+    if table.rows:
+        out.print(table, soft_wrap=False)
+    else:
+        err.print(empty, style="dim")
+
+
+@conversations.command("list")
+def list_conversations(  # noqa: PLR0917 - typer passes them by name
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+    agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
+    status: Annotated[str | None, typer.Option(help="idle, queued or running.")] = None,
+    q: Annotated[str | None, typer.Option("--search", help="Part of the title.")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List conversations, those that were used last first."""
+    columns = {
+        "id": lambda each: each.id,
+        "agent": lambda each: each.agent,
+        "status": lambda each: each.status,
+        "turns": lambda each: each.turns,
+        "updated": lambda each: f"{each.updated_at:%Y-%m-%d %H:%M}",
+        "title": lambda each: each.title,
+    }
+    with service(url, api_key) as client:
+        found = itertools.islice(client.list_conversations(agent=agent, status=status, q=q), limit)
+        _table(found, columns, as_json=as_json, empty="no conversation; POST /turn or `smolsessions chat` begins one")
+
+
+@conversations.command("show")
+def show_conversation(conversation: Conversation, url: Url = LOCAL, api_key: ApiKey = None) -> None:
+    """Show a conversation as JSON."""
+    with service(url, api_key) as client:
+        show(client.get_conversation(conversation))
+
+
+@conversations.command("export")
+def export_conversation(
+    conversation: Conversation,
+    file: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Else standard output.")] = None,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Write a conversation as a JSON document (docs/export.md)."""
+    with service(url, api_key) as client, err.status(f"exporting {conversation} …"):
+        text = json.dumps(client.export_conversation(conversation), ensure_ascii=False)
+    if file:
+        file.write_text(text, "utf-8")
+    else:
+        sys.stdout.write(text + "\n")
+
+
+@conversations.command("import")
+def import_conversation(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Documents.")],
+    agent: Annotated[str | None, typer.Option(help="Agent of the new conversations. Else the document's.")] = None,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Create conversations from documents, and print their ids."""
+    with service(url, api_key) as client:
+        for file in track(files, "importing", console=err, transient=True):
+            try:
+                document = json.loads(file.read_text("utf-8"))
+            except ValueError as error:
+                err.print(f"smolsessions: {file} is no JSON: {error}", style="red", markup=False)
+                raise typer.Exit(1) from None
+            typer.echo(client.import_conversation(document, agent=agent).id)
+
+
+@conversations.command("delete")
+def delete_conversations(names: Conversations, yes: Yes = False, url: Url = LOCAL, api_key: ApiKey = None) -> None:
+    """Delete conversations permanently."""
+    if not yes:
+        typer.confirm(f"Delete {len(names)} permanently?", abort=True, err=True)
+    with service(url, api_key) as client:
+        for name in track(names, "deleting", console=err, transient=True):
+            client.delete_conversation(name)
+
+
+@conversations.command("prune")
+def prune_conversation(  # noqa: PLR0917 - see above
+    conversation: Conversation,
+    policy: Annotated[
+        str | None, typer.Option(help="A rule's name, or rules as JSON. Else the conversation's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes.")] = False,
+    destroy: Annotated[bool, typer.Option("--destroy", help="Delete the steps permanently.")] = False,
+    yes: Yes = False,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Remove the steps from the memory that a policy drops."""
+    if destroy and not dry_run and not yes:
+        typer.confirm("Delete these steps permanently?", abort=True, err=True)
+    rules: Any = json.loads(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
+    with service(url, api_key) as client:
+        show(client.prune_conversation(conversation, policy=rules, dry_run=dry_run, destroy=destroy))
+
+
+@turns.command("list")
+def list_turns(
+    conversation: Conversation, limit: Limit = 20, as_json: AsJson = False, url: Url = LOCAL, api_key: ApiKey = None
+) -> None:
+    """List the turns of a conversation."""
+    columns = {
+        "turn": lambda each: each.turn,
+        "status": lambda each: each.status,
+        "steps": lambda each: each.steps,
+        "tools": lambda each: ", ".join(each.tool_call_names),
+        "message": lambda each: each.message,
+        "reply": lambda each: each.error.code if each.error else each.reply,
+    }
+    with service(url, api_key) as client:
+        found = itertools.islice(client.list_turns(conversation), limit)
+        _table(found, columns, as_json=as_json, empty="no turn yet")
+
+
+@turns.command("show")
+def show_turn(conversation: Conversation, turn: Turn, url: Url = LOCAL, api_key: ApiKey = None) -> None:
+    """Show a turn as JSON."""
+    with service(url, api_key) as client:
+        show(client.get_turn(conversation, turn))
+
+
+@turns.command("events")
+def watch_turn(
+    conversation: Conversation,
+    turn: Turn,
+    after: Annotated[int, typer.Option(min=0, help="Number of an event. Only later ones are printed.")] = 0,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the events of a turn as they happen, one JSON object a line."""
+    with service(url, api_key) as client:
+        for event in client.get_turn_events(conversation, turn, after=after):
+            line(event)
+
+
+@turns.command("cancel")
+def cancel_turn(conversation: Conversation, turn: Turn, url: Url = LOCAL, api_key: ApiKey = None) -> None:
+    """Stop a turn at its next model call, piece of text or tool call, and show it."""
+    with service(url, api_key) as client, err.status("stopping …"):
+        stopped = client.cancel_turn(conversation, turn, wait_s=30)
+    show(stopped)
