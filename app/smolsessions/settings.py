@@ -151,7 +151,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(
         5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
     )
-    max_waiting_turns: int = Field(
+    max_turns_behind: int = Field(
         16, ge=1, description="Turns that may wait behind a conversation's running one (`on_busy`); then it is a 429."
     )
     max_queued_turns: int = Field(

@@ -173,7 +173,7 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
         )
     return settings.fill(
         Options,
-        max_waiting=settings.max_waiting_turns,
+        max_behind=settings.max_turns_behind,
         max_queued=settings.max_queued_turns,
         replicated=settings.durability == "replicated",
         patience_s=0 if is_embedded else settings.drain_s,

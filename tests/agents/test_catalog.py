@@ -117,7 +117,7 @@ REFUSED = {
     "a scratchpad beside a tool of its names": _agents("x=mine:make_noting", "'x'", "'note_read'", "rename that"),
     "a scratchpad that is neither wanted nor not": _agents("x=mine:make_half_noting", "'x'", "'yes'", "True or False"),
     "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
-    "a path for a module": _agents("x=./mine.py:make", "'x=./mine.py:make'", "name=module:factory"),
+    "a file that is not there": _agents("x=./mine.py:make", "mine.py is no Python file", "check the path"),
     "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
     "the name of a demo": _agents("demo=mine:make", "two agents are called 'demo'", "a name of its own"),
     "a name with a blank": _agents("my agent=mine:make", "'my agent'", "letters, digits, - and _ only; rename it"),

@@ -438,7 +438,7 @@ def test_an_agent_may_keep_its_code_in_a_thread(service: Service) -> None:
 
 def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> None:
     found = {agent["name"]: agent.get("code_runs_in") for agent in service.get("/agents")["items"]}
-    assert {"coder", "whole", "hasty"} <= {name for name, place in found.items() if place == "process"}
+    assert {"coder", "whole", "hasty"} <= {name for name, place in found.items() if place == "child"}
     assert found["threaded"] == "thread"
     assert found["scripted"] is None
 
@@ -446,7 +446,7 @@ def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> Non
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("misspelt", ["executor = 'proces'", "'process' or 'thread'"]),
+        ("misspelt", ["executor = 'proces'", "'child' or 'thread'"]),
         ("unlimited", ["'cpu'", "cpu_s", "wall_s"]),
         ("worded", ["cpu_s='five'", "give a number"]),
         ("endless", ["wall_s=nan"]),

@@ -46,7 +46,7 @@ def raw(outside: StoreServer) -> Iterator[Raw]:
 @asynccontextmanager
 async def opened(outside: StoreServer, *, affinity_s: float = 0) -> AsyncIterator[Store]:
     options = Options(
-        lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
+        lease_s=60, log_ttl_s=60, max_behind=9, max_queued=1000, partitions=PARTITIONS, affinity_s=affinity_s
     )
     async with open_store(Address(f"unix://{outside.socket_path}"), SEALER, options, lambda: None) as store:
         yield store

@@ -246,7 +246,7 @@ def _most_at_once(log: str) -> int:
 async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines) -> None:
     primary, _ = lines.servers
     primary.ask("ACL", "SETUSER", "least", "reset", "on", ">pass", *RIGHTS.split(), "+wait")
-    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, replicated=True, keepalive_s=0.02)
+    options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, replicated=True, keepalive_s=0.02)
     lost: list[int] = []
     address = Address(f"redis://least:pass@{HOST}:{primary.port}")
     async with open_store(address, Sealer(parse_keys(SEAL_KEY)), options, lambda: lost.append(1)):
@@ -259,7 +259,7 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines
 
 
 async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines) -> None:
-    options = Options(lease_s=60, log_ttl_s=60, max_waiting=9, max_queued=9, keepalive_s=0.2, reply_timeout_s=2)
+    options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, keepalive_s=0.2, reply_timeout_s=2)
     with Exchange(lines.servers[0].port) as exchange:
         async with open_store(Address(exchange.url), Sealer(parse_keys(SEAL_KEY)), options, lambda: None) as store:
 

@@ -43,7 +43,7 @@ from tests.support.stores import (
     LEASE_S,
     LEASES,
     LOG_TTL_S,
-    MOST_WAITING,
+    MOST_BEHIND,
     OWNERS,
     PARTITION,
     READY,
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
                 self.loop.run(work)
             assert caught.value.extensions == {"running_turn": should.first.number}
             return False
-        if len(should.queue) > MOST_WAITING:
+        if len(should.queue) > MOST_BEHIND:
             with pytest.raises(TooManyTurnsError):
                 self.loop.run(work)
             return False

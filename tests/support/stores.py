@@ -61,7 +61,7 @@ BEAT = f"{PARTITION}:beat"
 READY = f"{PARTITION}:ready:{AGENT}"
 OWNERS = f"{PARTITION}:owners:{AGENT}"
 ALONE = f"{PARTITION}:alone"
-MOST_WAITING = 3  # limit of waiting turns for the replicas of `test_replica_model`
+MOST_BEHIND = 3  # limit of waiting turns for the replicas of `test_replica_model`
 SEALER = Sealer(parse_keys(new_key()))
 
 
@@ -95,13 +95,13 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 @asynccontextmanager
 async def open_replica(
-    socket_path: Path, sealer: Sealer, *, max_waiting: int = 100, max_queued: int = 1000, log_ttl_s: int = LOG_TTL_S
+    socket_path: Path, sealer: Sealer, *, max_behind: int = 100, max_queued: int = 1000, log_ttl_s: int = LOG_TTL_S
 ) -> AsyncIterator[Store]:
     options = Options(
         lease_s=LEASE_S,
         log_ttl_s=log_ttl_s,
         id_reuse_s=ID_REUSE_S,
-        max_waiting=max_waiting,
+        max_behind=max_behind,
         max_queued=max_queued,
     )
     async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
@@ -238,7 +238,7 @@ def submit_raw(
         "own_channel": "none",
         "wake": "",
         "on_busy": on_busy,
-        "most_waiting": 2,
+        "most_behind": 2,
         "most_queued": 1000,
         "idem": idem,
         "digest": "",
@@ -289,7 +289,7 @@ class Loop:
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
         open_one = partial(
-            open_replica, self.socket_path, self.sealer, max_waiting=MOST_WAITING, log_ttl_s=self.log_ttl_s
+            open_replica, self.socket_path, self.sealer, max_behind=MOST_BEHIND, log_ttl_s=self.log_ttl_s
         )
         async with open_one() as one, open_one() as other:
             self.stores = [one, other]

@@ -51,7 +51,7 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     """Yield two services on one store."""
     folder = tmp_path_factory.mktemp("pair")
-    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_WAITING_TURNS": "1"}
+    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_TURNS_BEHIND": "1"}
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(folder / "a", settings)),

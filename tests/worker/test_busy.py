@@ -48,7 +48,7 @@ STOPPING = list(CODES)
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that plays one turn at a time and lets two wait in each conversation."""
-    settings = {"THREADS": "1", "MAX_WAITING_TURNS": "2"}
+    settings = {"THREADS": "1", "MAX_TURNS_BEHIND": "2"}
     with Service(tmp_path_factory.mktemp("narrow"), settings) as service:
         yield service
 
@@ -58,7 +58,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
     """Yield three services on one store, which let a hundred turns wait."""
     folder = tmp_path_factory.mktemp("trio")
     with running_store(folder / "store") as server, ExitStack() as stack:
-        settings = server.settings | {"MAX_WAITING_TURNS": "100"}
+        settings = server.settings | {"MAX_TURNS_BEHIND": "100"}
         yield [stack.enter_context(Service(folder / name, settings)) for name in "abc"]
 
 
@@ -132,7 +132,7 @@ def test_more_turns_than_may_wait_are_refused_and_stop_nobody(narrow: Service, t
         with nothing_stored(narrow):
             body = {"conversation_id": first["conversation_id"], "message": "[]", "on_busy": on_busy}
             response = narrow.post("/turn", **body)
-            assert "SMOLSESSIONS_MAX_WAITING_TURNS" in problem(response, 429, "too_many_turns")["detail"]
+            assert "SMOLSESSIONS_MAX_TURNS_BEHIND" in problem(response, 429, "too_many_turns")["detail"]
             assert int(response.headers["retry-after"]) > 0
             problem(narrow.post("/turn", **body | {"on_busy": "reject"}), 409, "busy")
         assert cancel(narrow, waiting[0]).status_code == 200

@@ -91,7 +91,7 @@ class Catalog:
 
     def start(self) -> None:
         """Start the server of processes for model-written code, once all `hidden` files exist."""
-        if any("process" in agent.executors for agent in self._agents.values()):
+        if any("child" in agent.executors for agent in self._agents.values()):
             self._fork_client.start()
             self._started = True
 
@@ -116,7 +116,7 @@ class Catalog:
         """Return the confinement of each agent's code. None: no code runs here. Waits for the server of processes."""
         level = self._fork_client.level() if self._started else None
         return {
-            name: "none" if "thread" in agent.executors else level if "process" in agent.executors else None
+            name: "none" if "thread" in agent.executors else level if "child" in agent.executors else None
             for name, agent in self._agents.items()
         }
 

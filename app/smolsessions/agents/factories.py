@@ -198,11 +198,11 @@ def _check_attributes(name: str, agent: MultiStepAgent) -> None:
     if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(agent.tools):
         raise StartError(f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools")
     _check_retries(name, agent)
-    if code_runs_in(agent) != "process":
+    if code_runs_in(agent) != "child":
         return
-    executor = getattr(agent, "executor", "process")
-    if executor != "process":
-        raise StartError(f"the agent {name!r} has executor = {executor!r}; make it 'process' or 'thread'")
+    executor = getattr(agent, "executor", "child")
+    if executor != "child":
+        raise StartError(f"the agent {name!r} has executor = {executor!r}; make it 'child' or 'thread'")
     try:
         limits_of(getattr(agent, "code_limits", {}))
     except (ValueError, AttributeError) as error:
@@ -235,7 +235,7 @@ def _carries_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
 
 
 def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
-    coders = [agent for agent in _with_managed(first) if code_runs_in(agent) == "process"]
+    coders = [agent for agent in _with_managed(first) if code_runs_in(agent) == "child"]
     imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
     modules = {module.removesuffix(".*") for module in imports if module != "*"}
     return frozenset(modules | {kind.__module__ for kind in carries} if coders else modules)

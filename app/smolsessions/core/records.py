@@ -81,7 +81,7 @@ class AgentInfo:
     description: str
     tools: tuple[str, ...]
     max_steps: int
-    code_runs_in: Literal["process", "thread", "remote"] | None = None
+    code_runs_in: Literal["child", "thread", "remote"] | None = None
     fingerprint: str = ""
     """Hash of its prompts, tools and options. Only an agent with the same hash replays a turn."""
     policy: Policy = ()

@@ -38,7 +38,7 @@ NO_TERMS = Terms()
 class Options:
     """Options of a store.
 
-    `max_waiting` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that wait
+    `max_behind` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that wait
     for a thread. `partitions` is the number that the store must have, if any. `replicated`: no write is acknowledged
     before a replica has it. `patience_s` reserves a begun turn for workers with its agent's fingerprint, `affinity_s` a
     conversation for its last worker. `keepalive_s` is the pause between two probes of an idle connection.
@@ -47,7 +47,7 @@ class Options:
 
     lease_s: float
     log_ttl_s: int
-    max_waiting: int
+    max_behind: int
     max_queued: int
     id_reuse_s: int = 3600
     partitions: int | None = None

@@ -109,7 +109,7 @@ class Agent(AgentVersion):
     description: str
     tools: list[str]
     max_steps: int
-    code_runs_in: Literal["process", "thread", "remote"] | None = Field(
+    code_runs_in: Literal["child", "thread", "remote"] | None = Field(
         description="Place where a CodeAgent's code runs (docs/security.md). Tool calls of a remote executor are not "
         "recorded."
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.agent_state import AgentState
     from smolsessions.agents.sandbox.fork_client import ForkClient
 
-    CodePlace = Literal["process", "thread", "remote"]
+    CodePlace = Literal["child", "thread", "remote"]
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
     if isinstance(agent.python_executor, RemotePythonExecutor):
         return "remote"
     is_local = type(agent.python_executor) is LocalPythonExecutor
-    return "process" if is_local and getattr(agent, "executor", "process") != "thread" else "thread"
+    return "child" if is_local and getattr(agent, "executor", "child") != "thread" else "thread"
 
 
 def clean_up(agent: MultiStepAgent) -> None:
@@ -127,7 +127,7 @@ def _put_proxies(node: AgentNode) -> None:
 
 def _put_interpreter(node: AgentNode, agent: CodeAgent, fork_client: ForkClient) -> None:
     executor: Any = agent.python_executor
-    if node.code_runs_in == "process":
+    if node.code_runs_in == "child":
         limits = limits_of(getattr(agent, "code_limits", {}))
         executor = node.interpreter = ChildInterpreter(
             executor, fork_client, limits, node.carries, node.check, timeout_s=_timeout_of(agent)

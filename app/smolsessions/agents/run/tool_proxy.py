@@ -104,8 +104,8 @@ class ToolProxy(Proxy):
 
     def _encode(self, value: Any) -> tuple[Effect, Any]:
         code_runs_in, carries = self._node.code_runs_in, self._node.carries
-        effect, again = encode_returned(value, carries, is_lossy=code_runs_in == "process")
-        if code_runs_in in {None, "process"}:
+        effect, again = encode_returned(value, carries, is_lossy=code_runs_in == "child")
+        if code_runs_in in {None, "child"}:
             return effect, again
         return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
 

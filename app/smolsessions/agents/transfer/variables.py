@@ -52,7 +52,7 @@ class ImportTarget:
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
-    limits = limits_of(getattr(agent, "code_limits", {})) if code_runs_in(agent) == "process" else None
+    limits = limits_of(getattr(agent, "code_limits", {})) if code_runs_in(agent) == "child" else None
     most = int(limits.variables_mb * _MB) if limits else None
     targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():

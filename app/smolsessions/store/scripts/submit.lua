@@ -1,6 +1,6 @@
 -- Accept a turn: conversation (created if `conversation` holds its record), turn record, queue, log and ready set.
 -- - The record is sealed for turn number `turn` of `agent`. If another number or agent is due, the reply is `moved` with both.
--- - `on_busy` (reject, enqueue, interrupt, rollback) says what happens if a turn is open. At most `most_waiting` turns wait
+-- - `on_busy` (reject, enqueue, interrupt, rollback) says what happens if a turn is open. At most `most_behind` turns wait
 --   behind the first.
 -- - A known Idempotency-Key (`idem`, with the request's `digest`) returns its turn. A refusal is not recorded.
 -- - At most `most_queued` conversations of an agent wait for a thread. An owner may have three times as many of them as places
@@ -8,7 +8,7 @@
 -- - A `worker` (or empty) with a free thread, who plays `agents`, gets the lease at once if no other conversation waits for it and
 --   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew if only the lost reply named it: the caller
 --   names no `worker` if it holds the turn already.
--- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_waiting most_queued idem digest worker lease_us fingerprint ...agents
+-- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
 local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
 local at, first = now(), nil
 local known_agent, created, turns, ttl, committed, fence, fences, generation, head, terms = unpack(redis.call('HMGET',
@@ -49,7 +49,7 @@ else
   turns = count_turns(ref, turns)
   first = first_turn(ref)
   if first and on_busy == 'reject' then return {'busy', first} end
-  if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_waiting) then return {'full', most_waiting} end
+  if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_behind) then return {'full', most_behind} end
   if agent ~= known_agent or tonumber(turn) ~= turns + 1 then return {'moved', known_agent, turns + 1} end
 end
 local begins = may_claim()

@@ -92,7 +92,7 @@ class TurnStore:
         self._scheduler = scheduler
         self._keys = keys
         self._limits = {
-            "most_waiting": options.max_waiting,
+            "most_behind": options.max_behind,
             "most_queued": -(-options.max_queued // len(partitions)),
         }
         self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
@@ -349,7 +349,7 @@ def _refusal(state: bytes, rest: list[bytes]) -> Exception:
             )
         case b"full":
             return TooManyTurnsError(
-                f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_WAITING_TURNS); try "
+                f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_TURNS_BEHIND); try "
                 "again when one of them is over."
             )
         case b"overloaded":
