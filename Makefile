@@ -62,6 +62,7 @@ check: $(VENV)/test-ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_english.py
+	$(BIN)/python tools/node_programs.py
 
 $(DEPLOY)/ready: requirements-deploy.lock | python
 	@echo "setting up $(DEPLOY) from requirements-deploy.lock (once) …"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from smolsessions import ApiError, AsyncClient, Client, UnreachableError
 from smolsessions.wire.events import MessageDelta, TurnEnded, TurnEvent, event_of
@@ -150,3 +152,13 @@ async def test_the_asynchronous_client_plays_and_streams(service: Service) -> No
         events = [event async for event in client.stream(said(DONE), conversation_id=turn.conversation_id)]
     assert isinstance(events[-1], TurnEnded)
     assert events[-1].result.reply == "done"
+
+
+def test_each_operation_is_a_method() -> None:
+    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"].values()
+    names = {operation["operationId"] for path in described for operation in path.values()}
+    # A client's `submit` and `turn` are these two, which differ by the place of the conversation's id.
+    operations = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name) for name in names}
+    operations -= {"create_turn", "create_conversation_turn"}
+    for client in (Client, AsyncClient):
+        assert [name for name in sorted(operations) if not callable(getattr(client, name, None))] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from base64 import b64encode
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import yaml
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -22,12 +21,13 @@ from smolsessions.core.errors import ShuttingDownError
 from smolsessions.core.json_data import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
-from smolsessions.web.event_views import event_schemas
+from smolsessions.web.description import describe, operation_id
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
+from smolsessions.wire.health import Health
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from smolsessions.core.turns import Turns
     from smolsessions.web.metrics import MetricsText
 
-DESCRIPTION = (
-    "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`."
-)
 MAX_CHAR_BYTES = 12  # of one character in JSON: two escapes
 MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it with 404 or 405
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+METRICS = {
+    "description": "Metrics in the Prometheus text format.",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -82,10 +83,9 @@ def create_app(
     app = Application(
         title="smolsessions",
         version=__version__,
-        description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=operation_id,
     )
     app.state.draining = False
     app.state.authenticator = authenticator
@@ -117,7 +117,7 @@ def create_app(
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
             expose_headers=["Location", "Preference-Applied", "Retry-After"],
         )
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]
     return app
 
 
@@ -142,20 +142,20 @@ def health_routes(metrics_text: MetricsText) -> APIRouter:
     """Return the routes that need no API key. Their answers hold no content."""
     router = APIRouter(tags=["health"])
 
-    @router.get("/livez", responses=problems.responses(None))
-    async def livez() -> Response:
+    @router.get("/livez", responses=problems.open_responses(Health))
+    async def get_liveness() -> Response:
         """Return 200 while the process runs."""
         return answer({"status": "ok"})
 
-    @router.get("/readyz", responses=problems.responses(None))
-    async def readyz(request: Request) -> Response:
+    @router.get("/readyz", responses=problems.open_responses(Health, 503))
+    async def get_readiness(request: Request) -> Response:
         """Return 200 while the process accepts requests, 503 during shutdown."""
         if request.app.state.draining:
             raise ShuttingDownError
         return answer({"status": "ok"})
 
-    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **problems.responses(None)})
-    async def figures() -> Response:
+    @router.get("/metrics", response_class=Response, responses={200: METRICS, **problems.open_responses(None, 503)})
+    async def get_metrics() -> Response:
         """Return metrics in the Prometheus text format."""
         return Response(await metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -208,18 +208,3 @@ def schema_yaml() -> str:
         limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
     )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                if "security" in operation:
-                    operation["security"].append({})  # a service without API keys needs none
-        schemas = schema["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which no route returns
-            schemas.pop(name, None)
-        app.openapi_schema = schema
-        schemas.update(event_schemas() | problems.schemas())
-    return app.openapi_schema

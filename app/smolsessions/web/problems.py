@@ -70,15 +70,50 @@ _MEANINGS = {
 }
 
 
+_HEADERS = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
 WRITE = (404, 409, 413, 415, 422)
 
 
 def responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:
     """Describe a route's answer, if it has a model, and its errors."""
-    answer: dict[int | str, Any] = {status: {"model": model}} if model else {}
+    return open_responses(model, 400, *codes, 401, 500, 503, status=status)
+
+
+def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:
+    """Describe a route that needs no API key."""
+    described: dict[int | str, Any] = {}
+    if model:
+        described[status] = {"model": model, "description": first_sentence(model)}
+    if status == HTTPStatus.CREATED:
+        described[status]["headers"] = headers("Location")
+    return {**described, **{code: {"description": _MEANINGS[code]} for code in sorted({*codes, 400, 403, 500})}}
+
+
+def headers(*names: str) -> dict[str, Any]:
+    """Describe headers of an answer."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def first_sentence(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").partition("\n")[0]
+
+
+def name_of(status: int | str) -> str:
+    """Return the name of a status in the OpenAPI document: `NotFound`."""
+    return HTTPStatus(int(status)).phrase.title().replace(" ", "")
+
+
+def is_error(status: int | str) -> bool:
+    return int(status) >= HTTPStatus.BAD_REQUEST
+
+
+def described() -> dict[str, Any]:
+    """Return the answers of errors for the OpenAPI document."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    codes = (400, *codes, 401, 403, 500, 503)
-    return {**answer, **{code: {"description": _MEANINGS[code], "content": content} for code in codes}}
+    return {
+        name_of(code): {"description": text, "headers": headers(*_HEADERS.get(code, ())), "content": content}
+        for code, text in _MEANINGS.items()
+    }
 
 
 def schemas() -> dict[str, Any]:

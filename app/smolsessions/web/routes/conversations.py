@@ -62,7 +62,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     @router.post(
         "/conversations", status_code=201, responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201)
     )
-    async def create(owner: CallerOwner, body: NewConversation) -> Response:
+    async def create_conversation(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
         fields = ConversationFields(body.metadata, body.policy, body.ttl_s)
         made = await conversations.create(owner, body.id, body.agent, fields)
@@ -76,24 +76,24 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         return answer(page_view(await conversations.store.conversations(owner, cursor, limit), conversation_view))
 
     @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
-    async def show(owner: CallerOwner, conversation_id: PathId) -> Response:
+    async def get_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return one conversation."""
         return answer(conversation_view(await conversations.store.conversation(Ref(owner, conversation_id))))
 
     @router.patch(AT, responses=responses(ConversationAnswer, 404, 413, 415, 422))
-    async def patch(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
+    async def update_conversation(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
         """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
         changes = {name: getattr(body, name) for name in body.model_fields_set}
         return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), changes)))
 
     @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
-    async def delete(owner: CallerOwner, conversation_id: PathId) -> Response:
+    async def delete_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Permanently delete a conversation, after cancelling its running and queued turns."""
         await conversations.delete(Ref(owner, conversation_id))
         return Response(status_code=204)
 
     @router.get(f"{AT}/steps", responses=responses(StepPage, 404, 409, 422))
-    async def steps(
+    async def list_steps(
         owner: CallerOwner,
         conversation_id: PathId,
         *,
@@ -116,7 +116,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         responses={200: {"content": {"image/*": {}}, "description": "The image."}, **responses(None, 404, 422)},
         response_class=Response,
     )
-    async def image(owner: CallerOwner, conversation_id: PathId, name: ImageName) -> Response:
+    async def get_image(owner: CallerOwner, conversation_id: PathId, name: ImageName) -> Response:
         """Return an image of a step. It never changes, because its name is a hash of its content."""
         kind, data = await conversations.image(Ref(owner, conversation_id), name)
         return Response(data, media_type=kind, headers=IMAGE_HEADERS)
@@ -133,21 +133,23 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201),
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
     )
-    async def bring_in(owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None) -> Response:
+    async def import_conversation(
+        owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
+    ) -> Response:
         """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
         document = await asyncio.to_thread(read_json, await request.body())
         made = await conversations.bring_in(owner, document, new_id, agent)
         return _created(made)
 
     @router.get(f"{AT}/messages", responses=responses(Messages, 404, 422))
-    async def messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
+    async def get_messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
         """Return the model's next prompt without the next task, with the memory policy applied."""
         found, left_out = await conversations.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
         return answer({"messages": views, "left_out": left_out})
 
     @router.post(f"{AT}/prune", responses=responses(PruneResult, *WRITE))
-    async def prune(
+    async def prune_conversation(
         owner: CallerOwner,
         conversation_id: PathId,
         body: Annotated[PruneRequest | None, Body()] = None,
@@ -164,12 +166,12 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         return answer(prune_view(weighed, count, conversation, destroyed=destroys))
 
     @router.post(f"{AT}/rollback", responses=responses(ConversationAnswer, *WRITE))
-    async def roll_back(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
+    async def roll_back_conversation(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
         """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
         return answer(conversation_view(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn)))
 
     @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationAnswer, *WRITE, status=201))
-    async def fork(
+    async def fork_conversation(
         owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
     ) -> Response:
         """Create a conversation from the state of this one after a turn."""
@@ -181,7 +183,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         f"{AT}/export",
         responses={200: {"content": DOCUMENT, "description": "The document."}, **responses(None, 404, 409, 422)},
     )
-    async def export(owner: CallerOwner, conversation_id: PathId) -> Response:
+    async def export_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return the whole conversation as a document without pickles (docs/export.md)."""
         document = await conversations.export(Ref(owner, conversation_id))
         return Response(await asyncio.to_thread(to_json, document), media_type="application/json")
@@ -197,7 +199,7 @@ def agent_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
     @router.get("/agents", responses=responses(AgentList))
-    async def agents(_owner: CallerOwner) -> Response:
+    async def list_agents(_owner: CallerOwner) -> Response:
         """List the agents, the default agent first."""
         confinement = await conversations.confinement()
         views = [

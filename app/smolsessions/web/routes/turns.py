@@ -13,7 +13,7 @@ from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.images import read_images
-from smolsessions.web.problems import WRITE, responses
+from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
@@ -51,7 +51,6 @@ OnDisconnect = Annotated[
     Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
 ]
 TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
-Accept = Annotated[str | None, Header(description="`text/event-stream`: the turn's events as they happen.")]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -63,13 +62,19 @@ IdempotencyKey = Annotated[
 ]
 LastEventId = Annotated[str | None, Header(description="The last event that the client has; wins over `after`.")]
 After = Annotated[str | None, Query(description="Number of an event. Only later events are sent.")]
+_HEADERS = headers("Location", "Preference-Applied")
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": TurnAnswer,
         "description": "The turn at its end, or its events. A failed turn is `status: failed` in a 200.",
+        "headers": _HEADERS,
         **EVENT_STREAM,
     },
-    202: {"model": TurnAnswer, "description": "The turn, which is still running or queued. `Location` is its address."},
+    202: {
+        "model": TurnAnswer,
+        "description": "The turn, which is still running or queued. `Location` is its address.",
+        "headers": _HEADERS,
+    },
     **responses(None, *WRITE, 429),
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
@@ -129,32 +134,34 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.post("/turn", responses=_RESPONSES)
-    async def post_turn(  # noqa: PLR0917 - FastAPI passes them by name
+    async def create_turn(
         request: Request,
         _owner: CallerOwner,
         body: TurnRequest,
-        accept: Accept = None,
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
-        return await new_turns.answer(request.scope, body, accept, prefer, on_disconnect, idempotency_key)
+        return await new_turns.answer(
+            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key
+        )
 
     @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
-    async def post_turn_to(  # noqa: PLR0917 - see above
+    async def create_conversation_turn(  # noqa: PLR0917 - see above
         request: Request,
         _owner: CallerOwner,
         conversation_id: PathId,
         body: TurnRequest,
-        accept: Accept = None,
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, conversation_id)
-        return await new_turns.answer(request.scope, body, accept, prefer, on_disconnect, idempotency_key)
+        return await new_turns.answer(
+            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key
+        )
 
     return router
 
@@ -176,7 +183,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
 
     @router.get(f"{at}/{{number}}", responses=responses(TurnAnswer, 404, 422))
-    async def show_turn(
+    async def get_turn(
         owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
         """Return one turn."""
@@ -185,13 +192,14 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
 
     @router.get(
         f"{at}/{{number}}/events",
+        response_class=Response,
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
             204: {"description": "The cursor is at the final event: no event follows."},
             **responses(None, 404, 422),
         },
     )
-    async def events(  # noqa: PLR0917 - FastAPI passes them by name
+    async def get_turn_events(  # noqa: PLR0917 - FastAPI passes them by name
         owner: CallerOwner,
         conversation_id: PathId,
         number: TurnNumber,
@@ -210,12 +218,12 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     @router.post(
         f"{at}/{{number}}/cancel",
         responses={
-            200: {"model": TurnAnswer, "description": "The turn, which is over."},
-            202: {"model": TurnAnswer, "description": "The stop is requested."},
+            200: {"model": TurnAnswer, "description": "The turn, which is over.", "headers": _HEADERS},
+            202: {"model": TurnAnswer, "description": "The stop is requested.", "headers": _HEADERS},
             **responses(None, 404, 422),
         },
     )
-    async def cancel(
+    async def cancel_turn(
         owner: CallerOwner,
         conversation_id: PathId,
         number: TurnNumber,

@@ -1,0 +1,92 @@
+"""The OpenAPI document: the framework's, with names, tags, headers and shared answers added."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi.openapi.utils import get_openapi
+
+from smolsessions.web import problems
+from smolsessions.web.event_views import event_schemas
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from fastapi.routing import APIRoute
+
+DESCRIPTION = (
+    "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`. "
+    "Fields, codes, words and event types may be added, so a client passes unknown ones on."
+)
+LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+TAGS = {
+    "turns": "Messages to agents, and everything that an agent does until it answers.",
+    "conversations": "Conversations with their steps and images.",
+    "memory": "The memory of a conversation: prompts, prunes, rollbacks, forks and documents.",
+    "agents": "The agents of the service.",
+    "health": "Health and metrics of one process. No API key is needed.",
+}
+HEADERS = {
+    "Location": ("Address of the turn or conversation.", "string", "/conversations/f3a1/turns/1"),
+    "Preference-Applied": ("Preferences of `Prefer` that were applied.", "string", "respond-async, wait=10"),
+    "WWW-Authenticate": ("`Bearer`: send an API key.", "string", "Bearer"),
+    "Retry-After": ("Seconds until a retry makes sense.", "integer", 2),
+}
+
+
+def operation_id(route: APIRoute) -> str:
+    """Return the route's name in camel case: that of `create_turn` is `createTurn`."""
+    return re.sub("_(.)", lambda found: found[1].upper(), route.name)
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the document of an application's routes."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary="Stateful smolagents conversations behind HTTP.",
+        description=DESCRIPTION,
+        license_info=LICENSE,
+        servers=[{"url": "/", "description": "The service that serves this document."}],
+        tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        routes=app.routes,
+    )
+    components = document["components"]
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which no route returns
+        components["schemas"].pop(name, None)
+    components["schemas"].update(event_schemas() | problems.schemas())
+    components["responses"] = problems.described()
+    components["headers"] = {name: _header(*described) for name, described in HEADERS.items()}
+    for path in document["paths"].values():
+        for operation in path.values():
+            _finish(operation)
+    _drop_titles([document["paths"], components["schemas"]])
+    return document
+
+
+def _header(description: str, kind: str, example: object) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": kind}, "example": example}
+
+
+def _finish(operation: dict[str, Any]) -> None:
+    """Shorten the summary to a sentence, and share what operations have in common.
+
+    A service without API keys needs none, and health never needs one.
+    """
+    operation["summary"] = re.split(r"\.(?:\s|$)", operation["description"])[0]
+    operation["security"] = [*operation["security"], {}] if "security" in operation else []
+    for status in filter(problems.is_error, operation["responses"]):
+        operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"].pop("description", None)
+
+
+def _drop_titles(node: Any) -> None:
+    """Drop the titles, which repeat the fields' names."""
+    if isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            _drop_titles(each)

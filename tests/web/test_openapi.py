@@ -1,0 +1,83 @@
+"""openapi.yaml as generators of clients read it: names, descriptions, headers, security."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.support.debian import skip
+from tests.support.service import ROOT
+from tools.node_programs import NoNodeError, lint
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+OPERATIONS: dict[str, dict[str, Any]] = {
+    operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()
+}
+OPEN = {"getLiveness", "getReadiness", "getMetrics"}
+
+
+def linted(document: Path) -> subprocess.CompletedProcess[str]:
+    try:
+        return lint(document)
+    except NoNodeError as error:
+        skip(str(error))
+
+
+def responses_of(operation: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for status, response in operation["responses"].items():
+        name = response.get("$ref", "").rpartition("/")[2]
+        yield status, DOCUMENT["components"]["responses"][name] if name else response
+
+
+def test_the_document_passes_a_strict_linter_that_finds_faults(tmp_path: Path) -> None:
+    good = linted(ROOT / "openapi.yaml")
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "warning" not in good.stdout
+    (tmp_path / "openapi.yaml").write_text(yaml.safe_dump({**DOCUMENT, "servers": []}))
+    assert "no-empty-servers" in linted(tmp_path / "openapi.yaml").stdout
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_described(name: str) -> None:
+    operation = OPERATIONS[name]
+    assert name[0].islower()
+    assert name.isalpha()
+    assert name not in {"import", "delete", "export"}
+    assert operation["summary"]
+    assert operation["description"].startswith(operation["summary"])
+    assert all(parameter["description"] for parameter in operation.get("parameters", ()))
+    assert all(response["description"] for _, response in responses_of(operation))
+    assert {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]} >= set(operation["tags"])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_keys_and_headers_are_described_exactly_where_they_are(name: str) -> None:
+    operation = OPERATIONS[name]
+    headers = {status: set(response.get("headers", ())) for status, response in responses_of(operation)}
+    assert operation["security"] == ([] if name in OPEN else [{"HTTPBearer": []}, {}])
+    assert ("401" in headers) is (name not in OPEN)
+    assert "Location" in headers.get("201", {"Location"})
+    assert {"Location", "Preference-Applied"} <= headers.get("202", {"Location", "Preference-Applied"})
+    assert all("Retry-After" in headers[status] for status in ("429", "503") if status in headers)
+    assert not any(parameter["name"].lower() == "accept" for parameter in operation.get("parameters", ()))
+
+
+def test_a_stream_has_a_json_twin_only_in_new_turns() -> None:
+    streams = {
+        name: sorted(operation["responses"]["200"]["content"])
+        for name, operation in OPERATIONS.items()
+        if "text/event-stream" in operation["responses"].get("200", {}).get("content", ())
+    }
+    both = ["application/json", "text/event-stream"]
+    assert streams == {
+        "createTurn": both,
+        "createConversationTurn": both,
+        "getTurnEvents": ["text/event-stream"],
+    }
