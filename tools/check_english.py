@@ -44,7 +44,8 @@ Line = tuple[int, str, bool]  # its number, a sentence, and whether it is a docs
 def main() -> int:
     """Print each refused sentence with its place and its mend. The exit status is 1 if one was found."""
     paths = [Path(word) for word in sys.argv[1:]] or [ROOT / name for name in DEFAULT]
-    files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*")))
+    inside = (file for path in paths for file in ([path] if path.is_file() else path.rglob("*")))
+    files = sorted(file for file in inside if "node_modules" not in file.parts)
     found = 0
     for file in files:
         if file.suffix not in {".py", ".md"} or "__pycache__" in file.parts:
