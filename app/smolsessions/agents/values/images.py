@@ -112,10 +112,9 @@ def drop_pixels(steps: Iterable[Any]) -> int:
 
 
 def holds_images(step: Any) -> bool:
-    """True if `drop_pixels` may find an image in this step."""
-    fields = vars(step)
-    is_image = issubclass(type(fields.get("action_output")), PIL.Image.Image)
-    return bool(is_image or fields.get("task_images") or fields.get("observations_images"))
+    """True if `drop_pixels` may find an image in this step. `vars()` would give the step a dict that stays."""
+    images = getattr(step, "task_images", None) or getattr(step, "observations_images", None)
+    return bool(images) or issubclass(type(getattr(step, "action_output", None)), PIL.Image.Image)
 
 
 def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
