@@ -22,7 +22,7 @@ def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]
     found = strict_json(response.text)
     assert isinstance(found, dict)
     assert (found["status"], found["code"]) == (status, code)
-    assert (found["type"], found["title"]) == ("about:blank", HTTPStatus(status).phrase)
+    assert (found["type"], found["title"]) == (f"/docs/errors/{code}", HTTPStatus(status).phrase)
     assert found["detail"].strip()
     assert not [word for word in ("Traceback", 'File "', ".py", "pydantic", "redis") if word in response.text]
     return found

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
+from smolsessions.core.request_id import request_id
 from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.supervisor import SharedStore, supervise
@@ -135,5 +136,6 @@ class _RedactingFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second:
             self._second, self._time = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        head = f"{self._time},{int(record.msecs):03d} {self._process}"
+        request = request_id.get()
+        head = f"{self._time},{int(record.msecs):03d} {self._process}{f'request={request} ' if request else ''}"
         return f"{head}{record.levelname} {record.name} {record.message}"

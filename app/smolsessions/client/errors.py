@@ -45,6 +45,9 @@ def error_of(response: httpx2.Response) -> ApiError:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:  # a proxy in front answers
         detail = f"{response.reason_phrase}: {response.text[:MAX_SHOWN_CHARS]}"
-        problem = Problem(title=response.reason_phrase, status=response.status_code, code="no_problem", detail=detail)
+        title = response.reason_phrase
+        problem = Problem(
+            type="about:blank", title=title, status=response.status_code, code="no_problem", detail=detail
+        )
     after = response.headers.get("Retry-After", "")
     return ApiError(response.status_code, problem, float(after) if after.isascii() and after.isdigit() else None)

@@ -125,6 +125,10 @@ class AgentUnavailableError(ServiceError):
     """The conversation's agent is not configured here."""
 
 
+class AgentFailedError(ServiceError, code="agent_error"):
+    """The agent's own code failed; its operator must mend it."""
+
+
 class TooLargeError(ServiceError):
     """The request is larger than this service accepts."""
 
@@ -159,3 +163,27 @@ class SealBrokenError(ServiceError):
 
 class LeaseLostError(ServiceError):
     """Another worker, or a delete, took this turn; whatever is written for it now changes nothing."""
+
+
+FAILURES = {
+    "agent_changed": "The process that ran the turn ended, and the agent has other prompts, tools or options now. "
+    "Finished steps are kept.",
+    "agent_error": "The agent's own code failed: its factory, a callback, a check or a policy.",
+    "agent_unavailable": "No process that runs turns has the conversation's agent.",
+    "context_overflow": "The conversation is longer than the model can read; prune it or start another one.",
+    "conversation_deleted": "The conversation was deleted while the turn ran or waited.",
+    "crashed_repeatedly": "The process that ran the turn ended several times before the turn got any further.",
+    "deadline_exceeded": "The turn took longer than its `deadline_s`. Finished steps are kept.",
+    "internal": "The service failed; its log has the cause.",
+    "interrupted": "A later turn with `on_busy: interrupt` stopped the turn. Finished steps are kept.",
+    "model_auth": "The model's provider refuses the credentials of the service; its operator must mend them.",
+    "model_error": "The model gave no usable answer, or its provider failed.",
+    "model_timeout": "The model did not answer in time.",
+    "model_unsupported_input": "The model cannot read a part of the conversation, such as an image.",
+    "rate_limited": "The model's provider takes no more requests of the service for now.",
+    "replay_diverged": "The process that ran the turn ended, and the agent's replay asked for something else. "
+    "Finished steps are kept.",
+    "rolled_back": "A later turn with `on_busy: rollback` stopped the turn. Its steps are dropped.",
+    "seal_broken": "A stored record of the conversation does not verify.",
+}
+"""Codes of a turn's failure, with their meaning."""

@@ -22,6 +22,7 @@ from smolsessions.core.json_data import MAX_OBJECT_BYTES
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.description import describe, operation_id
+from smolsessions.web.error_codes import serve_error_pages
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
@@ -114,8 +115,15 @@ def create_app(
             CORSMiddleware,
             allow_origins=limits.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
-            expose_headers=["Location", "Preference-Applied", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "Last-Event-ID",
+                "Prefer",
+                "X-Request-Id",
+            ],
+            expose_headers=["Location", "Preference-Applied", "Retry-After", "X-Request-Id"],
         )
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]
     return app
@@ -179,6 +187,8 @@ def serve_docs(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(page.body, headers=headers)
+
+    serve_error_pages(app, HEADERS)
 
 
 def serve_page(app: FastAPI) -> None:

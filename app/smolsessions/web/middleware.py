@@ -6,11 +6,13 @@ import logging
 import re
 from functools import partial
 from ipaddress import ip_address
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
 from smolsessions.core.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError
+from smolsessions.core.request_id import request_id
 from smolsessions.web.body import LARGE_BYTES, check_structure, in_thread_if_large, read_body, replay, too_large
 from smolsessions.web.problems import response_to
 
@@ -30,6 +32,7 @@ _LAST_PORT = 65535
 _SINGLE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"})
 _LOOPBACK_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
@@ -69,14 +72,20 @@ class RequestChecks:
             await self._app(scope, receive, send)
             return
         has_begun = False
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        own = given if _REQUEST_ID.fullmatch(given) else token_hex(8).encode()
+        request_id.set(own.decode())
 
         async def send_noted(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
+            if not has_begun:
+                has_begun = True
+                message["headers"].append((b"x-request-id", own))
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_noted)
+            await self._answer(scope, headers, receive, send_noted)
         except ClientDisconnect:
             return  # the client left in the middle of its body, so no one reads an answer
         except Exception as error:
@@ -85,10 +94,9 @@ class RequestChecks:
             if not isinstance(error, ServiceError):
                 log.exception("a request met a defect of this service")
                 error = ServiceError()
-            await response_to(error)(scope, receive, send)
+            await response_to(error)(scope, receive, send_noted)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if len(headers) != len(scope["headers"]):
             _check_single(scope["headers"])
         host = _host_of(headers.get(b"host"), scope["http_version"])

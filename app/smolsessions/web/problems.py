@@ -12,6 +12,7 @@ from starlette.routing import Match
 
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
+from smolsessions.core.request_id import request_id
 from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
@@ -133,13 +134,15 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     if error.code == errors.ServiceError.code:
         detail = "The service failed; its log has the cause."
     body: dict[str, Any] = {
-        "type": "about:blank",
+        "type": f"/docs/errors/{error.code}",
         "title": status.phrase,
         "status": status.value,
         "code": error.code,
         "detail": detail,
         **error.extensions,
     }
+    if own := request_id.get():
+        body["instance"] = own
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)

@@ -21,9 +21,10 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = "about:blank"
-    title: str
-    status: int
-    code: str
-    detail: str
+    type: str = Field(description="Address of a page about the code.", examples=["/docs/errors/busy"])
+    title: str = Field(description="Name of the status.")
+    status: int = Field(description="Status of the answer.")
+    code: str = Field(description="Stable. Known codes are in docs/reference/errors.md. More may come.")
+    detail: str = Field(description="What is wrong, then what to do.")
+    instance: str = Field("", description="Id of the request, also in `X-Request-Id` and in the service's log.")
     errors: list[FieldProblem] | None = None

@@ -1,0 +1,73 @@
+"""All codes of errors, as pages below /docs/errors and as docs/reference/errors.md."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from fastapi.responses import HTMLResponse
+
+from smolsessions.core import errors
+from smolsessions.core.errors import FAILURES, NotFoundError, ServiceError
+from smolsessions.web.problems import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import FastAPI
+
+_INSIDE = {errors.StartError, errors.LeaseLostError}
+"""Errors that no request is answered with."""
+_HEAD = """# Codes of errors
+
+A `code` is stable. More may come, so a client passes unknown ones on. Each has a page at `/docs/errors/CODE`, which is
+the `type` of its problem.
+
+## Answers to requests
+
+`application/problem+json` (RFC 9457): `type`, `title`, `status`, `code`, `detail`, `instance`, and `errors` if fields
+are named. `instance` is the request's id, also in the header `X-Request-Id` and in the service's log.
+
+| code | status | meaning |
+|---|---|---|
+"""
+_TURNS = """
+## Failed and cancelled turns
+
+`error.code` of a turn with the status `failed` or `cancelled`, in a 200, as the request went well. `error.retryable` is
+true if the same message may succeed later.
+
+| code | meaning |
+|---|---|
+"""
+
+
+def codes_of_answers() -> dict[str, ServiceError]:
+    """Return the errors that answer requests, by code."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ServiceError)]
+    return {kind.code: kind() for kind in kinds if kind not in _INSIDE}
+
+
+def errors_reference() -> str:
+    """Return docs/reference/errors.md."""
+    answers = codes_of_answers()
+    rows = [f"| `{code}` | {status_of(answers[code]).value} | {answers[code].message} |" for code in sorted(answers)]
+    turns = [f"| `{code}` | {FAILURES[code]} |" for code in sorted(FAILURES)]
+    return _HEAD + "\n".join(rows) + "\n" + _TURNS + "\n".join(turns) + "\n"
+
+
+def serve_error_pages(app: FastAPI, headers: Mapping[str, str]) -> None:
+    """Serve a page for each code. Needs no API key."""
+
+    @app.get("/docs/errors/{code}", include_in_schema=False)
+    async def error_page(code: str) -> HTMLResponse:
+        answer, failure = codes_of_answers().get(code), FAILURES.get(code)
+        if not answer and not failure:
+            raise NotFoundError("No error has this code; docs/reference/errors.md lists all.")
+        of_answer = [f"Status {status_of(answer).value}. {answer.message}"] if answer else []
+        sentences = [*of_answer, *([f"Of a turn: {failure}"] if failure else [])]
+        text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+        return HTMLResponse(
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{code}</title><h1>{code}</h1>{text}</html>',
+            headers=dict(headers),
+        )

@@ -1,0 +1,76 @@
+"""Ids of requests in answers, problems and logs, and pages and a list of all codes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smolsessions.core.errors import FAILURES
+from smolsessions.web.error_codes import codes_of_answers, errors_reference
+from tests.support.problems import problem
+from tests.support.service import PLAIN, ROOT, Service
+from tests.support.streaming import posting
+from tests.support.turns import DONE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+APP = ROOT / "app" / "smolsessions"
+
+
+@pytest.mark.parametrize("given", ["abc-1:2.x_Y", "a" * 128])
+def test_an_answer_has_the_id_that_its_request_has(given: str, service: Service) -> None:
+    for path in ("/livez", "/conversations", "/", "/nothing"):
+        assert service.client.get(path, headers={"X-Request-Id": given}).headers.get_list("X-Request-Id") == [given]
+    refused = service.client.post("/turn", json={}, headers={"X-Request-Id": given})
+    assert problem(refused, 422, "invalid_request")["instance"] == given
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "a" * 129, "<script>", "é"])
+def test_other_requests_get_ids_of_their_own(given: str | None, service: Service) -> None:
+    headers = [] if given is None else [(b"X-Request-Id", given.encode())]
+    answers = [service.client.get("/nothing", headers=headers) for _ in range(2)]
+    ids = [problem(answer, 404, "not_found")["instance"] for answer in answers]
+    assert ids == [answer.headers["X-Request-Id"] for answer in answers]
+    assert len({*ids, given}) == 3
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
+
+
+def test_a_stream_has_the_id_of_its_request(service: Service) -> None:
+    with posting(service, DONE) as stream:
+        assert re.fullmatch("[0-9a-f]{16}", stream.response.headers["X-Request-Id"])
+
+
+def test_log_lines_of_a_request_have_its_id(tmp_path: Path) -> None:
+    with Service(tmp_path, PLAIN) as service:
+        service.client.post("/turn", json={"message": "[", "agent": "scripted"}, headers={"X-Request-Id": "find-me"})
+        lines = [line for line in service.log().splitlines() if "request=find-me " in line]
+    assert [line for line in lines if "model_error" in line]
+
+
+def test_each_code_of_an_answer_has_a_page(service: Service) -> None:
+    for code, answer in codes_of_answers().items():
+        page = service.client.get(f"/docs/errors/{code}")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert answer.message.split(";")[0].replace("'", "&#x27;") in page.text
+    problem(service.client.get("/docs/errors/never"), 404, "not_found")
+
+
+def test_the_list_of_codes_is_the_one_of_the_code() -> None:
+    assert (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8") == errors_reference(), "run `make refresh`"
+
+
+def test_each_failure_of_a_turn_is_listed() -> None:
+    used: set[object] = set()
+    for path in APP.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name("Failure"), args=[ast.Constant(str(code)), *_]):
+                    used.add(code)
+                case ast.Assign(targets=[ast.Name("_SENTENCES")], value=ast.Dict(keys=keys)):
+                    used |= {key.value for key in keys if isinstance(key, ast.Constant)}
+    assert {"model_error", "deadline_exceeded", "rolled_back", "rate_limited"} <= used
+    assert used - {"provider_failed", "provider_unreachable"} <= FAILURES.keys()
