@@ -231,6 +231,7 @@ def submit_raw(
         "ref": str(ref_of("c")),
         "agent": AGENT,
         "conversation": "sealed",
+        "title": "",
         "turn": turn,
         "record": f"{record} {turn}",
         "input": "sealed",

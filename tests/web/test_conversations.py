@@ -126,6 +126,8 @@ def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Servi
     assert made == {
         "id": made["id"],
         "agent": "demo",
+        "title": None,
+        "status": "idle",
         "metadata": {"user": {"name": "Ada"}},
         "created_at": made["created_at"],
         "updated_at": made["created_at"],
@@ -276,6 +278,59 @@ def test_metadata_is_changed_by_a_merge_patch(
     assert (patched.status_code, patched.json()["metadata"]) == (200, after)
     assert service.get(where) == patched.json()
     assert patched.json() | {"metadata": before, "updated_at": made["updated_at"]} == made
+
+
+def test_the_first_message_titles_a_conversation(service: Service) -> None:
+    long = "  What   is\n" + "the answer to everything, " * 40
+    began = service.post("/turn", agent="demo", message=long).json()
+    title = service.get(f"/conversations/{began['conversation_id']}")["title"]
+    assert title.startswith("What is the answer to everything, the answer")
+    assert (len(title) <= 80, title[-1]) == (True, "…")
+    made = service.post("/conversations", agent="demo").json()
+    where = f"/conversations/{made['id']}"
+    assert made["title"] is None
+    for message in ("What is 12 * 7?", "And 12 * 8?"):
+        service.post("/turn", conversation_id=made["id"], message=message)
+        assert service.get(where)["title"] == "What is 12 * 7?"
+
+
+def test_a_patched_title_stays(service: Service) -> None:
+    where = f"/conversations/{service.post('/conversations', agent='demo').json()['id']}"
+    assert service.client.patch(where, json={"title": "Sums"}).json()["title"] == "Sums"
+    service.post(f"{where}/turns", message="What is 12 * 7?")
+    assert service.client.patch(where, json={"metadata": {"a": 1}}).json()["title"] == "Sums"
+    assert service.client.patch(where, json={"title": None}).json()["title"] is None
+    service.post(f"{where}/turns", message="And 12 * 8?")
+    assert service.get(where)["title"] is None
+    for title in ("", "x" * 201, 7):
+        problem(service.client.patch(where, json={"title": title}), 422, "invalid_request")
+    other = f"/conversations/{service.post('/conversations', agent='demo').json()['id']}"
+    assert service.client.patch(other, json={"title": None, "ttl_s": 900}).json()["title"] is None
+    service.post(f"{other}/turns", message="hello")
+    assert service.client.patch(other, json={"ttl_s": None}).json()["title"] == "hello"
+
+
+def test_a_title_goes_with_a_fork_and_an_export(service: Service) -> None:
+    where = f"/conversations/{service.post('/conversations', agent='demo').json()['id']}"
+    service.post(f"{where}/turns", message="What is 12 * 7?")
+    for patch, title in (({}, "What is 12 * 7?"), ({"title": "Sums"}, "Sums"), ({"title": None}, None)):
+        if patch:
+            service.client.patch(where, json=patch)
+        for body in ({}, {"turn": 0}):
+            assert service.post(f"{where}/fork", **body).json()["title"] == title
+        document = service.get(f"{where}/export")
+        assert document["title"] == title
+        assert service.post("/conversations/import", **document).json()["title"] == title
+        del document["title"]
+        assert service.post("/conversations/import", **document).json()["title"] == "What is 12 * 7?"
+
+
+def test_a_conversation_is_queued_running_or_idle(service: Service, tmp_path: Path) -> None:
+    made = service.post("/conversations", agent="scripted").json()
+    with Held(service, tmp_path / "status", conversation_id=made["id"]) as held:
+        assert service.get(f"/conversations/{made['id']}")["status"] == "running"
+    held.answer()
+    assert service.get(f"/conversations/{made['id']}")["status"] == "idle"
 
 
 def test_a_patch_may_say_that_it_is_one(service: Service) -> None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from smolsessions.core.documents import document_of, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded, merge
-from smolsessions.core.records import AgentName, ConversationFields, ImportedConversation, Page, Ref, with_gaps
+from smolsessions.core.records import (
+    AgentName,
+    ConversationFields,
+    ImportedConversation,
+    Page,
+    Ref,
+    title_of,
+    with_gaps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +84,9 @@ class Conversations:
 
         def changed(now: Conversation) -> ConversationFields:
             metadata = merge(now.metadata, changes.get("metadata", {}))
-            draft = replace(ConversationFields({}, now.policy, now.ttl_s), **changes | {"metadata": metadata})
+            draft = replace(
+                ConversationFields({}, now.policy, now.ttl_s, now.title), **changes | {"metadata": metadata}
+            )
             self._check(now.agent, draft)
             return draft
 
@@ -153,12 +163,13 @@ class Conversations:
         told, memory = await asyncio.to_thread(parse_document, document)
         name = self._known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
-        draft = ConversationFields(told.metadata, told.policy)
-        self._check(name, draft)
+        self._check(name, ConversationFields(told.metadata, told.policy))
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
         turns = imported_turns(ref, told, memory, version, last)
+        title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
+        draft = ConversationFields(told.metadata, told.policy, title=title)
         return await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
 
     def _known(self, agent: AgentName | None) -> AgentName:

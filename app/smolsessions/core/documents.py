@@ -35,6 +35,7 @@ class MemoryDocument(BaseModel):
 
     format: str
     agent: AgentName | None = Field(None, max_length=64)
+    title: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] = {}
     policy: Rules | None = None
 
@@ -80,6 +81,7 @@ def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[st
         "version": VERSION,
         "id": conversation.ref.id,
         "agent": conversation.agent,
+        "title": conversation.title,
         "metadata": conversation.metadata,
         "policy": None if conversation.policy is None else policy_data(conversation.policy),
         "turns": [_turn_document(turn) for turn in record.turns],

@@ -42,6 +42,7 @@ Owner = NewType("Owner", str)
 AgentName = NewType("AgentName", str)
 TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
+ConversationStatus = Literal["idle", "queued", "running"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
@@ -51,6 +52,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0)]
 
 IMAGE_NAME_DIGITS = 32
+MAX_TITLE_CHARS = 80  # of a title from a message
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
 
 
@@ -125,11 +127,15 @@ class Terms:
 
 @record
 class ConversationFields:
-    """Fields that a caller may change. `policy` None: the agent's. `ttl_s` None: it never expires."""
+    """Fields that a caller may change. `policy` None: the agent's. `ttl_s` None: it never expires.
+
+    `title` None: that of the first message, if that is still to come.
+    """
 
     metadata: dict[str, Any]
     policy: Policy | None = None
     ttl_s: float | None = None
+    title: str | None = None
 
 
 @record
@@ -150,6 +156,19 @@ class Conversation:
     ttl_s: float | None = None
     expires_at: float | None = None
     forked_from: tuple[str, int] | None = None
+    title: str | None = None
+
+    @property
+    def status(self) -> ConversationStatus:
+        if self.running_turn is not None:
+            return "running"
+        return "queued" if self.queued_turns else "idle"
+
+
+def title_of(message: str) -> str:
+    """Return the title of a conversation that begins with this message."""
+    words = " ".join(message[: 4 * MAX_TITLE_CHARS].split())
+    return words if len(words) <= MAX_TITLE_CHARS else words[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
 
 @record

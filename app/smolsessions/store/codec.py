@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -186,19 +186,34 @@ def ref_of(scope: str) -> Ref:
     return Ref(Owner(owner), conversation_id)
 
 
-def encode_conversation(agent: str, metadata: dict[str, Any], *, has_terms: bool = False) -> bytes:
-    return to_json({"agent": agent, "metadata": metadata} | ({"terms": True} if has_terms else {}))
+class SealedFields(NamedTuple):
+    """Record of a conversation.
 
-
-def decode_conversation(data: bytes, agent: bytes | None) -> tuple[AgentName, dict[str, Any], bool]:
-    """Return agent, metadata, and whether the conversation had terms when its record was sealed.
-
-    A rollback may have added some since. `agent` is the unsealed copy that the scripts use, which must be equal.
+    `title` is empty for none, and None until the first message, which adds a title beside the record. `has_terms`: it
+    had terms when the record was sealed. A rollback may have added some since.
     """
+
+    agent: AgentName
+    metadata: dict[str, Any]
+    title: str | None
+    has_terms: bool
+
+
+def encode_conversation(agent: str, metadata: dict[str, Any], title: str | None, *, has_terms: bool = False) -> bytes:
+    fields: dict[str, Any] = {"agent": agent, "metadata": metadata}
+    if title is not None:
+        fields["title"] = title
+    if has_terms:
+        fields["terms"] = True
+    return to_json(fields)
+
+
+def decode_conversation(data: bytes, agent: bytes | None) -> SealedFields:
+    """Return a conversation's fields. `agent` is the unsealed copy that the scripts use, which must be equal."""
     fields = from_json(data)
     if fields["agent"].encode() != agent:
         raise SealBrokenError
-    return AgentName(fields["agent"]), fields["metadata"], "terms" in fields
+    return SealedFields(AgentName(fields["agent"]), fields["metadata"], fields.get("title"), "terms" in fields)
 
 
 def encode_terms(terms: Terms) -> bytes:

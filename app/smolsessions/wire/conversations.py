@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from smolsessions.core.policies import Rules
-from smolsessions.wire.requests import POLICY, TTL
+from smolsessions.wire.requests import POLICY, TITLE, TTL
 from smolsessions.wire.turns import AgentVersion, LeftOut
-from smolsessions.wire.words import StepType
+from smolsessions.wire.words import ConversationStatus, StepType
 
 
 class ForkedFrom(BaseModel):
@@ -25,6 +25,8 @@ class Conversation(BaseModel):
 
     id: str
     agent: str
+    title: str | None = Field(description=TITLE)
+    status: ConversationStatus
     metadata: dict[str, Any]
     created_at: datetime
     updated_at: datetime

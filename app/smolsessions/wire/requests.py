@@ -21,6 +21,7 @@ Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
+TITLE = "Taken from the first message, and null until it comes."
 
 
 class Body(BaseModel):
@@ -82,11 +83,12 @@ class ConversationPatch(Body):
     metadata: JsonObject = Field({}, description="Null removes a member, objects merge, other values replace.")
     policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
+    title: str | None = Field(None, min_length=1, max_length=200, description="Null removes it.")
 
     @model_validator(mode="after")
     def _has_a_field(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("names nothing to change: send metadata, policy or ttl_s")
+            raise ValueError("names nothing to change: send metadata, policy, ttl_s or title")
         return self
 
 

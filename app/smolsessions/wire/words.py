@@ -8,6 +8,7 @@ from pydantic import Field
 
 from smolsessions.core.events import MessageChannel
 from smolsessions.core.events import StepKind as EventStepKind
+from smolsessions.core.records import ConversationStatus as StatusOfConversation
 from smolsessions.core.records import RunState, TurnStatus
 from smolsessions.core.records import StepType as EntryType
 
@@ -19,6 +20,7 @@ def _word(literal: object, meaning: str = "") -> object:
 
 
 Status = Annotated[str, _word(TurnStatus)]
+ConversationStatus = Annotated[str, _word(StatusOfConversation)]
 State = Annotated[str, _word(RunState, "How smolagents ended the run.")]
 StepType = Annotated[str, _word(EntryType)]
 StepKind = Annotated[str, _word(EventStepKind)]

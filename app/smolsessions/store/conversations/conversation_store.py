@@ -52,7 +52,7 @@ class ConversationStore:
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft.metadata, Terms(draft.policy))
+        fields = sealed_fields(scope, agent, draft, 0, Terms(draft.policy))
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
@@ -93,14 +93,13 @@ class ConversationStore:
         async with self._patching.setdefault(ref, asyncio.Lock()):
             for _ in range(MOST_TRIES):
                 row = await self._row(ref)
-                record, sealed = row[1][1], row[1][7]
+                record, sealed, title = row[1][1], row[1][7], row[1][10]
                 conversation = self.of_row(*row)
                 draft = change(conversation)
                 terms = replace(scope.terms(sealed), policy=draft.policy)
-                fields = sealed_fields(scope, conversation.agent, draft.metadata, terms)
-                state, *rest = await scope.call(
-                    "patch", read=record, read_terms=sealed or b"", ttl=ttl_us(draft.ttl_s), **fields
-                )
+                fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, terms)
+                read = {"read": record, "read_terms": sealed or b"", "read_title": title or b""}
+                state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
                     return self.of_row(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
@@ -180,25 +179,26 @@ class ConversationStore:
         listed_at: bytes,
     ) -> Conversation:
         """Open a row of a script's reply, and check its parts against each other."""
-        agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires = fields
+        agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires, title = fields
         ref = codec.ref_of(codec.text(scope_name))
         scope = self._partitions.scope(ref)
-        name, metadata, has_terms = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
+        about = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
         terms = scope.terms(sealed)
         head = open_head(scope, generation, sealed_head)
         check_count(head, stored_steps, queued)
         if (
             codec.number(turns) != stored_turns
             or (listed_at and float(listed_at) != codec.number(created))
-            or (terms == NO_TERMS and has_terms)
+            or (terms == NO_TERMS and about.has_terms)
+            or (turns != b"0" and about.title is None and not title)
             or (ttl is None) != (expires is None)
         ):
             raise SealBrokenError(DAMAGED)
         origin = terms.lineage[0] if terms.lineage else None
         return Conversation(
             ref=ref,
-            agent=name,
-            metadata=metadata,
+            agent=about.agent,
+            metadata=about.metadata,
             created_at=codec.moment(created),
             updated_at=codec.moment(updated),
             turns=stored_turns,
@@ -210,6 +210,7 @@ class ConversationStore:
             ttl_s=None if ttl is None else codec.moment(ttl),
             expires_at=None if expires is None else codec.moment(expires),
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
+            title=(_opened_title(scope, title) if about.title is None else about.title) or None,
         )
 
 
@@ -242,7 +243,7 @@ class _StepScan:
         self._scope.terms(terms)
         head = open_head(self._scope, generation, self.head_blob)
         check_count(head, stored, queued)
-        self.agent, _, _ = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed)
+        self.agent = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed).agent
         skipped = head.destroyed if self._with_archived else head.out
         for index, blob in enumerate(blobs[:most], start):
             if len(self.items) == self._limit:
@@ -268,10 +269,17 @@ class _StepScan:
         return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
-def sealed_fields(scope: Scope, agent: AgentName, metadata: dict[str, Any], terms: Terms) -> dict[str, bytes]:
-    """Seal a conversation's record and terms, as arguments of scripts."""
-    record = codec.encode_conversation(agent, metadata, has_terms=terms != NO_TERMS)
+def sealed_fields(
+    scope: Scope, agent: AgentName, draft: ConversationFields, turns: int, terms: Terms
+) -> dict[str, bytes]:
+    """Seal a conversation's record and terms, as arguments of scripts. With turns, its title is decided."""
+    title = "" if turns and draft.title is None else draft.title
+    record = codec.encode_conversation(agent, draft.metadata, title, has_terms=terms != NO_TERMS)
     return {"record": scope.seal(record, "conversation"), "terms": scope.seal_terms(terms)}
+
+
+def _opened_title(scope: Scope, sealed: bytes | None) -> str:
+    return scope.open(sealed, "title").decode() if sealed else ""
 
 
 def ttl_us(ttl_s: float | None) -> int | str:

@@ -17,7 +17,17 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.core.records import ConversationRecord, Head, Memory, Origin, Ref, Rollback, Terms, Version
+from smolsessions.core.records import (
+    ConversationFields,
+    ConversationRecord,
+    Head,
+    Memory,
+    Origin,
+    Ref,
+    Rollback,
+    Terms,
+    Version,
+)
 from smolsessions.store import codec
 from smolsessions.store.conversations.conversation_store import sealed_fields, ttl_us
 from smolsessions.store.conversations.head import (
@@ -38,7 +48,6 @@ if TYPE_CHECKING:
     from smolsessions.core.records import (
         AgentName,
         Conversation,
-        ConversationFields,
         ImportedConversation,
         ImportedMemory,
         StepType,
@@ -135,6 +144,7 @@ class HistoryStore:
         if len(lineage) > MOST_FORKS:
             raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
         new, about = self._neighbour(origin.ref), origin.metadata if metadata is None else metadata
+        draft = ConversationFields(about, title=origin.title)
         state, *rest = await snapshot.scope.call(
             "fork",
             *flattened((await _chunk_tags(snapshot, head)).items()),
@@ -146,7 +156,7 @@ class HistoryStore:
             count=head.count,
             turn=at,
             ttl=ttl_us(origin.ttl_s),
-            **sealed_fields(new, origin.agent, about, Terms(now.policy, lineage, jumps)),
+            **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps)),
         )
         return self._changed(state, rest, {b"moved", b"exists"})
 
@@ -171,7 +181,8 @@ class HistoryStore:
     ) -> Conversation:
         scope = self._partitions.scope(ref)
         sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
-        fields = sealed_fields(scope, agent, draft.metadata, Terms(draft.policy, jumps=brought.jumps))
+        turns = len(brought.turns)
+        fields = sealed_fields(scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps))
         state, *rest = await scope.call(
             "import", *sealed, owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), head=head, **fields
         )
@@ -213,7 +224,7 @@ class HistoryStore:
         conversation = self._conversations.of_row(*row)
         if turn > conversation.turns:
             raise TurnNotFoundError
-        _, _, head, generation, _, _, _, terms, _, _ = row[1]
+        _, _, head, generation, _, _, _, terms, *_ = row[1]
         opened = open_head(scope, generation, head)
         head_then = Head(opened.generation)
         if earlier:

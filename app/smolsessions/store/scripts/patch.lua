@@ -1,10 +1,10 @@
--- Replace a conversation's record, terms (empty: none) and time to live in microseconds (empty: none), if record and terms are
--- still as read.
--- ARGV: ref read record read_terms terms ttl
+-- Replace a conversation's record, terms (empty: none) and time to live in microseconds (empty: none), if record, terms and the
+-- title of the first message are still as read.
+-- ARGV: ref read record read_terms terms read_title ttl
 local conversation = key('conversation', ref)
-local current = redis.call('HMGET', conversation, 'record', 'terms')
+local current = redis.call('HMGET', conversation, 'record', 'terms', 'title')
 if not current[1] then check_not_damaged(ref) return {'unknown'} end
-if current[1] ~= read or (current[2] or '') ~= read_terms then return {'moved'} end
+if current[1] ~= read or (current[2] or '') ~= read_terms or (current[3] or '') ~= read_title then return {'moved'} end
 redis.call('HSET', conversation, 'record', record, 'updated', now())
 if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end
 set_ttl(ref, ttl)

@@ -306,7 +306,7 @@ end
 -- Return the fields of a conversation, and the lengths that are checked against its sealed head.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
-    'updated', 'turns', 'terms', 'ttl', 'expires')
+    'updated', 'turns', 'terms', 'ttl', 'expires', 'title')
   local first, running = first_turn(ref), ''
   if first and redis.call('HEXISTS', key('run', ref, first), 'started') == 1 then running = first end
   return {ref, fields, running, redis.call('LLEN', key('queue', ref)), redis.call('LLEN', key('turns', ref)),

@@ -1,5 +1,6 @@
 -- Accept a turn: conversation (created if `conversation` holds its record), turn record, queue, log and ready set.
 -- - The record is sealed for turn number `turn` of `agent`. If another number or agent is due, the reply is `moved` with both.
+-- - `title` is that of the first turn of a conversation that exists. A record that has a title of its own hides it.
 -- - `on_busy` (reject, enqueue, interrupt, rollback) says what happens if a turn is open. At most `most_behind` turns wait
 --   behind the first.
 -- - A known Idempotency-Key (`idem`, with the request's `digest`) returns its turn. A refusal is not recorded.
@@ -8,7 +9,7 @@
 -- - A `worker` (or empty) with a free thread, who plays `agents`, gets the lease at once if no other conversation waits for it and
 --   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew if only the lost reply named it: the caller
 --   names no `worker` if it holds the turn already.
--- ARGV: owner ref agent conversation turn record input event own_channel wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
+-- ARGV: owner ref agent conversation title turn record input event own_channel wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
 local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
 local at, first = now(), nil
 local known_agent, created, turns, ttl, committed, fence, fences, generation, head, terms = unpack(redis.call('HMGET',
@@ -64,6 +65,7 @@ if not is_claimed then
   redis.call('HSET', conversation_key, 'turns', turn, 'updated', at)
   redis.call('HSET', run, 'input', input)
 end
+if title ~= '' then redis.call('HSET', conversation_key, 'title', title) end
 if ttl then refresh_ttl(ref) end
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)

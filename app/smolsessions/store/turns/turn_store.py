@@ -28,7 +28,7 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.records import AgentName, Outcome, Page, Ref, changed
+from smolsessions.core.records import AgentName, Outcome, Page, Ref, changed, title_of
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 from smolsessions.store.turns.claim import claim_of_submission, open_claim
@@ -263,8 +263,8 @@ class TurnStore:
         if not found:
             raise ConversationNotFoundError
         unsealed, turns, record = found
-        agent, _, _ = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
-        return turns + 1, agent
+        about = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
+        return turns + 1, about.agent
 
     async def _send(self, turn: Turn, new: Submission, offer: Offer | None) -> list[Any]:
         """Run submit.lua, and retry for a moment: the same sealed record makes no second turn.
@@ -293,14 +293,18 @@ class TurnStore:
         return [*reply, sent_at] if reply[0] == b"ok" else reply
 
     async def _sealed(self, scope: Scope, turn: Turn, new: Submission) -> dict[str, Any]:
-        conversation, data = b"", codec.encode_input(new.turn_input)
+        conversation, title, data = b"", b"", codec.encode_input(new.turn_input)
         if new.create is not None:
-            conversation = scope.seal(codec.encode_conversation(turn.agent.name, new.create), "conversation")
+            record = codec.encode_conversation(turn.agent.name, new.create, title_of(turn.message))
+            conversation = scope.seal(record, "conversation")
+        elif turn.number == 1:
+            title = scope.seal(title_of(turn.message).encode(), "title")
         seal_input = partial(scope.seal, data, "input", turn.number)
         return {
             "owner": turn.ref.owner,
             "agent": turn.agent.name,
             "conversation": conversation,
+            "title": title,
             "turn": turn.number,
             "record": scope.seal(codec.encode_turn(turn), "turn", turn.number),
             "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
