@@ -35,6 +35,8 @@ for _ = 1, tonumber(take()) do redis.call('HDEL', key('images', ref), take()) en
 for _ = 1, tonumber(take()) do delete_log(ref, take()) end
 redis.call('HSET', conversation, 'head', head)
 if terms ~= '' then redis.call('HSET', conversation, 'terms', terms) end
-redis.call('HSET', conversation, 'updated', now())
+local at = now()
+redis.call('HSET', conversation, 'updated', at)
+touch(ref, at)
 refresh_ttl(ref)
 return {'ok', row(ref)}

@@ -12,7 +12,9 @@ check_logs(ref)
 redis.call('LSET', key('turns', ref), turn - 1, record)
 if redis.call('LINDEX', key('queue', ref), 0) == turn then keep_head(ref, turn) end  -- else the turn before it counts
 redis.call('LREM', key('queue', ref), 1, turn)
-redis.call('HSET', conversation, 'updated', now())
+local at = now()
+redis.call('HSET', conversation, 'updated', at)
+touch(ref, at)
 if redis.call('LLEN', key('queue', ref)) == 0 then remove_ready(agent, ref) end
 local seq = append(ref, turn, 'turn.cancelled', '', record, own_channel)
 close_turn(ref, turn, log_ttl_s)

@@ -32,7 +32,8 @@ if count ~= '' then
     redis.call('LTRIM', key('steps', ref, generation), 0, count - 1)
   end
 end
-local changed = {'committed', token, 'updated', now()}
+local at = now()
+local changed = {'committed', token, 'updated', at}
 if head ~= '' then
   changed[5], changed[6], last_head = 'head', head, head
   local chunks = redis.call('HGETALL', pending)
@@ -42,6 +43,7 @@ end
 redis.call('HSET', key('heads', ref), turn, last_head or '')
 redis.call('HSET', conversation, unpack(changed))
 redis.call('HDEL', conversation, 'fence')
+touch(ref, at)
 if ttl then refresh_ttl(ref) end
 if redis.call('LLEN', key('turns', ref)) >= tonumber(turn) then
   redis.call('LSET', key('turns', ref), turn - 1, record)

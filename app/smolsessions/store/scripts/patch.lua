@@ -5,7 +5,9 @@ local conversation = key('conversation', ref)
 local current = redis.call('HMGET', conversation, 'record', 'terms', 'title')
 if not current[1] then check_not_damaged(ref) return {'unknown'} end
 if current[1] ~= read or (current[2] or '') ~= read_terms or (current[3] or '') ~= read_title then return {'moved'} end
-redis.call('HSET', conversation, 'record', record, 'updated', now())
+local at = now()
+redis.call('HSET', conversation, 'record', record, 'updated', at)
+touch(ref, at)
 if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end
 set_ttl(ref, ttl)
 return {'ok', row(ref)}

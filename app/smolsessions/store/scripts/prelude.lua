@@ -95,14 +95,21 @@ local function now()
   return t[1] * 1000000 + t[2]
 end
 
--- Create a conversation. Scores are unique in an owner's list, so that a score can be the cursor of a page.
+local function owner_of(ref)
+  return string.match(ref, '^(.*)/') or ''
+end
+
+-- Note the time of a change. `owner` lists an owner's conversations by creation, `recent` by their last change. A damaged list
+-- stops no turn.
+local function touch(ref, at)
+  redis.pcall('ZADD', key('recent', owner_of(ref)), at, ref)
+end
+
+-- Create a conversation.
 local function create(owner, ref, agent, record)
-  local list, at = key('owner', owner), now()
-  for _ = 1, 1000 do
-    if redis.call('ZCOUNT', list, at, at) == 0 then break end
-    at = at + 1
-  end
-  redis.call('ZADD', list, at, ref)
+  local at = now()
+  redis.call('ZADD', key('owner', owner), at, ref)
+  touch(ref, at)
   redis.call('HSET', key('conversation', ref), 'agent', agent, 'record', record, 'created', at, 'updated', at,
     'turns', 0, 'generation', 0)
 end
@@ -145,10 +152,6 @@ end
 
 -- Ready set of an agent: `ready` holds its conversations by the start of their wait, `owned` those of one owner. `owners`
 -- holds the owners by the start of each owner's wait.
-local function owner_of(ref)
-  return string.match(ref, '^(.*)/') or ''
-end
-
 local function add_ready(agent, ref, at)
   local owner = owner_of(ref)
   redis.call('ZADD', key('ready', agent), 'NX', at, ref)
@@ -288,6 +291,7 @@ local function delete_conversation(ref, owner, tombstone_s)
   redis.call('ZREM', partition .. ':expiring', ref)
   remove_ready(agent, ref)
   redis.call('ZREM', key('owner', owner), ref)
+  redis.pcall('ZREM', key('recent', owner), ref)
 end
 
 -- Return the state of the request that first used an Idempotency-Key, or nil for a new key. `idem` is a digest of owner and

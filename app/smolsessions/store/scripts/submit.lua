@@ -65,6 +65,7 @@ if not is_claimed then
   redis.call('HSET', conversation_key, 'turns', turn, 'updated', at)
   redis.call('HSET', run, 'input', input)
 end
+if known_agent then touch(ref, at) end
 if title ~= '' then redis.call('HSET', conversation_key, 'title', title) end
 if ttl then refresh_ttl(ref) end
 redis.call('RPUSH', key('turns', ref), record)
