@@ -16,6 +16,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
@@ -230,14 +232,15 @@ def words_in(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def read_settings() -> Settings:
-    """Read the environment. Raises `StartError` with the name of each wrong variable."""
+def read_settings(places: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment. Raises `StartError` with the place of each wrong setting, else its variable."""
     try:
         return Settings()
     except ValidationError as error:
         sentences = []
         for problem in error.errors():
-            name = f"{PREFIX}{problem['loc'][0]}".upper() if problem["loc"] else PREFIX
+            setting = str(problem["loc"][0]).lower() if problem["loc"] else ""
+            name = (places or {}).get(setting, f"{PREFIX}{setting.upper()}")
             given = f" is {problem['input']!r}" if problem["type"].endswith("_parsing") else ""
             sentences.append(f"{name}{given}: {problem['msg'].removeprefix('Value error, ')}")
         raise StartError("\n".join([*sentences, "`smolsessions settings` lists all settings"])) from None

@@ -23,7 +23,7 @@ from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
-from smolsessions.store.store import open_store
+from smolsessions.store.store import Store, open_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
@@ -90,34 +90,16 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
 @contextlib.asynccontextmanager
 async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None = None) -> AsyncIterator[Service]:
     """Build the parts of a role. Raises `StartError` with the change that is needed."""
-    authenticator = _authenticator(settings, role)
+    authenticator = make_authenticator(settings, role)
     catalog, default = make_catalog(settings, *([Path(slot.folder)] if slot else []))
-    running: list[asyncio.Future[None]] = []
     async with AsyncExitStack() as stack:
-        if settings.redis_url:
-            url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
-        else:
-            server = stack.enter_context(embedded_server(settings.data_dir))
-            url = f"unix://{server.socket_path}"
-            running.append(asyncio.wrap_future(server.ended))
-        is_embedded = slot.embedded if slot else not settings.redis_url
-        if is_embedded:
-            where = f"embedded, in {settings.data_dir}"
-        sealer = _sealer(settings)
         threads = Threads(settings.threads if role.runs_turns else 0)
         sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(sessions))
         metrics_text: MetricsText = metrics.text
         if slot:
             metrics_text = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
-        store = await stack.enter_async_context(
-            open_store(
-                Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
-                sealer,
-                _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded),
-                metrics.store_lost,
-            )
-        )
+        store, where, running = await stack.enter_async_context(connected_store(settings, slot, metrics.store_lost))
         queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
         keep_memory_private()
         worker = None
@@ -152,12 +134,38 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
         else:
             app = create_health_app(metrics_text, authenticator, settings.host)
         agents = [info.version.name for info in conversations.agents()]
-        running += store.running
         protocol = limited_connections(settings.receive_timeout_s, settings.max_connections)
-        yield Service(app, protocol, worker, turns, threads, f"{store.server}, {where}", running, authenticator, agents)
+        yield Service(app, protocol, worker, turns, threads, where, running, authenticator, agents)
 
 
-def _authenticator(settings: Settings, role: Role) -> Authenticator:
+@contextlib.asynccontextmanager
+async def connected_store(
+    settings: Settings, slot: ProcessSlot | None = None, on_lost: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[Store, str, list[asyncio.Future[None]]]]:
+    """Connect to the store, or start the embedded one. Yield it, its name and place, and tasks that must not end."""
+    running: list[asyncio.Future[None]] = []
+    async with AsyncExitStack() as stack:
+        if settings.redis_url:
+            url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
+        else:
+            server = stack.enter_context(embedded_server(settings.data_dir))
+            url = f"unix://{server.socket_path}"
+            running.append(asyncio.wrap_future(server.ended))
+        is_embedded = slot.embedded if slot else not settings.redis_url
+        if is_embedded:
+            where = f"embedded, in {settings.data_dir}"
+        store = await stack.enter_async_context(
+            open_store(
+                Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
+                make_sealer(settings),
+                _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded),
+                on_lost,
+            )
+        )
+        yield store, f"{store.server}, {where}", [*running, *store.running]
+
+
+def make_authenticator(settings: Settings, role: Role) -> Authenticator:
     """Return the authenticator. A worker has no content, so it needs no keys."""
     path, anonymous = settings.api_keys_file, settings.allow_anonymous
     if not role.serves_http:
@@ -182,7 +190,7 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
     )
 
 
-def _sealer(settings: Settings) -> Sealer:
+def make_sealer(settings: Settings) -> Sealer:
     if settings.seal_keys:
         return Sealer(parse_keys(settings.seal_keys.get_secret_value()))
     if settings.seal_keys_file:

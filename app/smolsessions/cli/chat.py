@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smolsessions.cli.flags import add_agents, spec_of, with_settings
 from smolsessions.cli.remote import ApiKey, out, service, shorten
 from smolsessions.core.errors import StartError
 from smolsessions.wire.events import (
@@ -34,15 +35,27 @@ STYLES = {"answer": "", "thought": "dim italic", "code": "cyan", "plan": "dim", 
 """Styles of the parts of a model's message. None: not shown, as the tool call that follows has it."""
 
 
+@with_settings
 def chat(
-    agent: Annotated[str | None, typer.Argument(help="Agent of a new conversation. Else the default one.")] = None,
+    agent: Annotated[
+        str | None,
+        typer.Argument(help="Agent of a new conversation, or `my_agents:make_shop` to serve it. Else the default one."),
+    ] = None,
     conversation: Annotated[str | None, typer.Option(help="Conversation to go on with.")] = None,
     url: Annotated[
         str | None, typer.Option(envvar="SMOLSESSIONS_URL", help="Address of the service. Else one is started here.")
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Chat with an agent. Ctrl-C stops the turn, Ctrl-D ends the chat."""
+    """Chat with an agent. Ctrl-C stops the turn, Ctrl-D ends the chat.
+
+    Settings and agents are those of the service that starts here. They have no effect with --url.
+    """
+    if agent and ":" in agent:
+        if url:
+            raise StartError(f"{agent} would be served here, and --url names another service; leave one of them out")
+        add_agents([spec := spec_of(agent)])
+        agent = spec.partition("=")[0]
     with _address(url) as address, service(address, api_key) as client:
         talk = _Chat(client, address, agent, conversation)
         talk.greet()
@@ -70,6 +83,8 @@ def _address(url: str | None) -> Iterator[str]:
     if url:
         yield url
         return
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the service must not outlive a closed terminal
+        signal.signal(number, _end)
     command = [sys.executable, "-m", "smolsessions", "serve", "--port", "0", "--log-level", "error"]
     # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
     process = subprocess.Popen(  # noqa: S603 - this program
@@ -88,6 +103,10 @@ def _address(url: str | None) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 class _Chat:

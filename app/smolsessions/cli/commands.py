@@ -12,12 +12,13 @@ import typer
 
 from smolsessions import __version__
 from smolsessions.cli.chat import chat
-from smolsessions.cli.flags import with_settings
+from smolsessions.cli.check import check
+from smolsessions.cli.flags import read_files, with_settings
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, run
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
-from smolsessions.settings import settings_table
+from smolsessions.settings import Settings, settings_table
 
 Processes = Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes that share the port.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
@@ -35,43 +36,46 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def front(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Stateful smolagents conversations behind HTTP.
 
-    Every setting of `serve` is a flag, an environment variable, a line of .env, or a line of smolsessions.toml.
+    Every setting is a flag of `serve`, or else an environment variable SMOLSESSIONS_…, or else a line of .env, or else
+    a line of smolsessions.toml in the current folder: `--port 80`, SMOLSESSIONS_PORT=80, port = 80.
     """
+    context.obj = read_files()
 
 
 @app.command()
 @with_settings
-def serve(*, processes: Processes = 1, open_page: Open = False) -> None:
+def serve(*, settings: Settings, processes: Processes = 1, open_page: Open = False) -> None:
     """Serve HTTP and run turns."""
-    _end(run(Role.SERVE, processes, open_page=open_page))
+    _end(run(settings, Role.SERVE, processes, open_page=open_page))
 
 
 @app.command()
 @with_settings
-def web(*, processes: Processes = 1, open_page: Open = False) -> None:
+def web(*, settings: Settings, processes: Processes = 1, open_page: Open = False) -> None:
     """Serve HTTP alone: turns wait in the store until a `work` runs them."""
-    _end(run(Role.WEB, processes, open_page=open_page))
+    _end(run(settings, Role.WEB, processes, open_page=open_page))
 
 
 @app.command()
 @with_settings
-def work(*, processes: Processes = 1) -> None:
+def work(*, settings: Settings, processes: Processes = 1) -> None:
     """Run turns alone, with health and metrics on the port."""
-    _end(run(Role.WORK, processes))
+    _end(run(settings, Role.WORK, processes))
 
 
 def _end(status: int) -> None:
     raise typer.Exit(status)
 
 
-@app.command()
-def settings() -> None:
+@app.command("settings")
+def list_settings() -> None:
     """List all settings with their defaults, as a Markdown table."""
     typer.echo(settings_table())
 
@@ -108,3 +112,4 @@ app.add_typer(keys, name="keys")
 app.add_typer(conversations, name="conversations")
 app.add_typer(turns, name="turns")
 app.command()(chat)
+app.command()(check)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from dotenv import load_dotenv
+from dotenv import dotenv_values
 
 from smolsessions.core.errors import StartError
-from smolsessions.settings import PREFIX, Settings
+from smolsessions.settings import OF_CLIENTS, PREFIX, Settings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ENV = Path(".env")
 TOML = Path("smolsessions.toml")
 _SHORTER = {"model_id": ("--model",)}
 Targets = Annotated[
@@ -35,62 +36,90 @@ Agents = Annotated[
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command with an option for each setting, and with agents as arguments."""
+    """Decorate a command with an option for each setting, and with agents as arguments.
+
+    Parameters named `settings` and `places` (of settings, for messages) are filled in. A command that has a parameter
+    `agent` takes no other arguments.
+    """
     flags = {name: _flag(name, field) for name, field in Settings.model_fields.items()}
+    own = inspect.signature(command, eval_str=True).parameters
+    more = {"agents_named": Agents} if "agent" in own else {"targets": Targets, "agents_named": Agents}
 
     @functools.wraps(command)
-    def with_environment(**given: Any) -> None:
-        targets, agents = given.pop("targets") or (), given.pop("agent") or ()
-        chosen = {name: given.pop(name) for name in flags}
-        read_files()
-        os.environ.update({_variable(name): _text(value) for name, value in chosen.items() if value is not None})
-        if specs := [*map(_spec, targets), *agents]:
-            others = os.environ.get(_variable("agents"), "")
-            os.environ[_variable("agents")] = ",".join([*specs, *([others] if others else [])])
+    def with_environment(context: typer.Context, **given: Any) -> None:
+        targets, named = given.pop("targets", None) or (), given.pop("agents_named") or ()
+        chosen = {name: value for name in flags if (value := given.pop(name)) is not None}
+        places: dict[str, str] = {**(context.obj or {}), **{name: _long(name) for name in chosen}}
+        os.environ.update({_variable(name): _text(value) for name, value in chosen.items()})
+        add_agents([*map(spec_of, targets), *named])
+        if "settings" in own:
+            given["settings"] = read_settings(places)
+        if "places" in own:
+            given["places"] = places
         command(**given)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
     kind = inspect.Parameter.KEYWORD_ONLY
-    more = [
-        inspect.Parameter("targets", kind, default=None, annotation=Targets),
-        inspect.Parameter("agent", kind, default=None, annotation=Agents),
-        *(inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()),
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *(each for each in own.values() if each.name not in {"settings", "places"}),
+        *(inspect.Parameter(name, kind, default=None, annotation=type_) for name, type_ in (more | flags).items()),
     ]
-    parameters = [*own, *more]
     with_environment.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_environment.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_environment
 
 
-def read_files() -> None:
-    """Set the variables of .env and smolsessions.toml that the environment does not have."""
-    load_dotenv(".env")
-    if not TOML.is_file():
-        return
+def add_agents(specs: list[str]) -> None:
+    """Put agents before those that the environment names."""
+    if others := os.environ.get(_variable("agents")):
+        specs = [*specs, others]
+    if specs:
+        os.environ[_variable("agents")] = ",".join(specs)
+
+
+def read_files() -> dict[str, str]:
+    """Set the variables of .env and smolsessions.toml that the environment does not have, or has empty.
+
+    Returns the place of each setting that came from a file.
+    """
+    places = {}
+    for variable, value in dotenv_values(ENV).items():
+        if value and not os.environ.get(variable):
+            os.environ[variable] = value
+            places[variable.removeprefix(PREFIX).lower()] = f"{ENV}: {variable}"
+    for name, value in _toml().items():
+        if name not in Settings.model_fields and name.upper() not in OF_CLIENTS:
+            raise StartError(f"{TOML}: {name} is no setting; `smolsessions settings` lists all settings")
+        if not os.environ.get(_variable(name)):
+            os.environ[_variable(name)] = _text(value)
+            places[name] = f"{TOML}: {name}"
+    return places
+
+
+def _toml() -> dict[str, Any]:
     try:
-        found = tomllib.loads(TOML.read_text("utf-8"))
+        return tomllib.loads(TOML.read_text("utf-8")) if TOML.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartError(f"{TOML} is no TOML: {error}") from None
-    for name, value in found.items():
-        if name not in Settings.model_fields:
-            raise StartError(f"{TOML}: {name} is no setting; `smolsessions settings` lists all settings")
-        os.environ.setdefault(_variable(name), _text(value))
 
 
 def _flag(name: str, field: Any) -> Any:
     kind = bool if field.annotation is bool else str
-    flags = [f"--{name.replace('_', '-')}", *_SHORTER.get(name, ())]
+    flags = [_long(name), *_SHORTER.get(name, ())]
     if kind is bool:
         flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
-    default = "" if field.default in {None, ""} else f" [default: {field.default}]"
+    default = f" (default: {field.default})" if kind is str and field.default not in {None, ""} else ""
     option = typer.Option(
         *flags,
         help=f"{field.description}{default}",
-        envvar=_variable(name),
         show_default=False,
         rich_help_panel="Settings",
     )
     return Annotated[kind | None, option]
+
+
+def _long(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _variable(name: str) -> str:
@@ -105,7 +134,7 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _spec(target: str) -> str:
+def spec_of(target: str) -> str:
     """Return `name=module:factory` of `module:factory`. The name is the factory's without `make_`."""
     if "=" in target:
         return target

@@ -29,9 +29,8 @@ log = logging.getLogger("smolsessions")
 MAX_PROCESSES = 64
 
 
-def run(role: Role, processes: int, *, open_page: bool = False) -> int:
+def run(settings: Settings, role: Role, processes: int, *, open_page: bool = False) -> int:
     """Run a role in one process or several, and return the exit status."""
-    settings = read_settings()
     _log_to_stderr(settings, None)
     for warning in unknown_setting_warnings():
         log.warning(warning)

@@ -1,0 +1,102 @@
+"""Command `check`: the checks of a start, each as a line, without serving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from smolsessions.cli.flags import with_settings
+from smolsessions.cli.remote import err, out
+from smolsessions.core.errors import StartError
+from smolsessions.core.files import check_private
+from smolsessions.roles import Role
+from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolsessions.agents.catalog import Catalog
+    from smolsessions.settings import Settings
+
+T = TypeVar("T")
+SECRETS = ("seal_keys_file", "api_keys_file", "redis_password_file", "data_dir")
+
+
+@with_settings
+def check(*, places: dict[str, str]) -> None:
+    """Check settings, rights, keys, agents, confinement and store, as a start does. Status 1 if one needs a mend."""
+    logging.basicConfig(level=logging.CRITICAL)
+    report = _Report()
+    if settings := report.line("settings", lambda: read_settings(places), _settings_sentence):
+        report.line("rights", lambda: _check_rights(settings), str)
+        report.line("keys", lambda: _check_keys(settings), str)
+        if catalog := report.line("agents", lambda: _catalog(settings), lambda found: ", ".join(found.infos)):
+            report.line("confinement", lambda: _check_confinement(catalog), str)
+        report.line("store", lambda: asyncio.run(_check_store(settings)), str)
+    raise typer.Exit(int(report.has_failed))
+
+
+class _Report:
+    """The lines so far."""
+
+    has_failed = False
+
+    def line(self, name: str, check_it: Callable[[], T], sentence: Callable[[T], str]) -> T | None:
+        """Print the result of a check, and return it. None if it failed."""
+        try:
+            with err.status(f"checking {name} …"):
+                found = check_it()
+                text = sentence(found)
+        except StartError as error:
+            self.has_failed = True
+            out.print(f"{name:<11} MEND  {error.message}", style="red", markup=False)
+            return None
+        out.print(f"{name:<11} ok    {text}", markup=False)
+        return found
+
+
+def _settings_sentence(_: Settings) -> str:
+    return "; ".join(["all are valid", *unknown_setting_warnings()])
+
+
+def _check_rights(settings: Settings) -> str:
+    paths = {name: path for name in SECRETS if (path := getattr(settings, name)) and path.exists()}
+    for name, path in paths.items():
+        check_private(path, f"{PREFIX}{name.upper()}")
+    return "not all users may read " + ", ".join(map(str, paths.values())) if paths else "no file with secrets yet"
+
+
+def _check_keys(settings: Settings) -> str:
+    from smolsessions.wiring import make_authenticator, make_sealer  # noqa: PLC0415 - other commands load no server
+
+    access = make_authenticator(settings, Role.SERVE).sentence
+    if not settings.redis_url and not (settings.seal_keys or settings.seal_keys_file):
+        return f"{access}; the seal's key is made with the embedded store"
+    make_sealer(settings)
+    return access
+
+
+def _catalog(settings: Settings) -> Catalog:
+    from smolsessions.agents.compatibility import check_smolagents  # noqa: PLC0415 - as above
+
+    check_smolagents()
+    from smolsessions.wiring import make_catalog  # noqa: PLC0415 - it imports smolagents, after the check
+
+    return make_catalog(settings)[0]
+
+
+def _check_confinement(catalog: Catalog) -> str:
+    catalog.start()
+    catalog.check_confinement()
+    levels = {name: level for name, level in catalog.confinement().items() if level}
+    return ", ".join(f"{name}: {level}" for name, level in levels.items()) or "no agent writes code"
+
+
+async def _check_store(settings: Settings) -> str:
+    from smolsessions.wiring import connected_store  # noqa: PLC0415 - as above
+
+    async with connected_store(settings) as (_, name, _):
+        return name

@@ -1,0 +1,72 @@
+"""Settings of a command: its flags, the environment, .env and smolsessions.toml, in this order."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smolsessions.settings import Settings
+from tests.support.refusals import sentence_of
+from tests.support.service import PLAIN, ROOT, Service, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACES = ["--threads", "SMOLSESSIONS_THREADS", ".env: SMOLSESSIONS_THREADS", "smolsessions.toml: threads"]
+AGENTS = ROOT / "tests" / "support" / "agents.py"
+WITHOUT = {"DEMO_AGENTS": "0", "AGENTS": ""}
+
+
+@pytest.mark.parametrize("strongest", range(len(PLACES)))
+def test_a_wrong_setting_names_the_strongest_place_that_has_it(strongest: int, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("threads = -3")
+    if strongest <= 2:
+        (tmp_path / ".env").write_text("SMOLSESSIONS_THREADS=-2\n")
+    settings = {"THREADS": "-1"} if strongest <= 1 else {}
+    flags = ("--threads", "0") if strongest == 0 else ()
+    ended = run(tmp_path, settings, "serve", *flags, cwd=tmp_path)
+    assert sentence_of(ended).startswith(f"smolsessions: {PLACES[strongest]}: ")
+
+
+def test_settings_of_files_are_used(tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text('demo_agents = false\nthreads = 3\n[agents]\nfirst = "mine:make_one"\n')
+    (tmp_path / ".env").write_text("SMOLSESSIONS_DEFAULT_AGENT=second\n")
+    (tmp_path / "mine.py").write_text("from tests.support.agents import make_scripted as make_one\n")
+    command = ("serve", "--agent", "second=mine.py:make_one", "mine:make_one")
+    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, cwd=tmp_path, command=command) as service:
+        found = {agent["name"]: agent["default"] for agent in service.get("/agents")["items"]}
+    assert found == {"one": False, "second": True, "first": False}
+
+
+@pytest.mark.parametrize("line", ["prot = 80", "port = = 80"])
+def test_a_toml_file_with_a_mistake_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text(line)
+    assert "smolsessions.toml" in sentence_of(run(tmp_path, {}, "serve", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("target", ["tests.support.agents:make_scripted", f"{AGENTS}:make_scripted"])
+def test_agents_are_named_by_module_and_by_file(target: str, tmp_path: Path) -> None:
+    with Service(tmp_path, WITHOUT, command=("serve", target)) as service:
+        assert service.said[-2].split() == ["agents", "scripted"]
+
+
+def test_an_agent_without_a_factory_is_refused_with_the_mend(tmp_path: Path) -> None:
+    assert "my_agents:make_shop" in sentence_of(run(tmp_path, WITHOUT, "serve", "mine"))
+
+
+def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) -> None:
+    _, shown, _ = run(tmp_path, PLAIN, "serve", "--help", COLUMNS="200")
+    _, table, _ = run(tmp_path, PLAIN, "settings")
+    readme = (ROOT / "README.md").read_text()
+    flags = {word for line in shown.splitlines() for word in re.split("[ ,/]", line)}
+    assert {f"--{name.replace('_', '-')}" for name in Settings.model_fields} <= flags
+    assert "(default: 8000)" in shown
+    assert table.strip() in readme
+
+
+def test_a_bare_command_prints_help(tmp_path: Path) -> None:
+    for arguments in (("--help",), ("keys",), ("turns",)):
+        _, shown, errors = run(tmp_path, {}, *arguments)
+        assert "Usage: smolsessions" in shown + errors
