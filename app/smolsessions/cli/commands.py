@@ -22,6 +22,10 @@ from smolsessions.settings import Settings, settings_table
 
 Processes = Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes that share the port.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Reload = Annotated[
+    bool,
+    typer.Option("--reload", help="Restart when Python files change. Running turns end in the code that began them."),
+]
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
@@ -51,9 +55,9 @@ def front(
 
 @app.command()
 @with_settings
-def serve(*, settings: Settings, processes: Processes = 1, open_page: Open = False) -> None:
+def serve(*, settings: Settings, processes: Processes = 1, open_page: Open = False, reload: Reload = False) -> None:
     """Serve HTTP and run turns."""
-    _end(run(settings, Role.SERVE, processes, open_page=open_page))
+    _end(run(settings, Role.SERVE, processes, open_page=open_page, reload=reload))
 
 
 @app.command()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import sys
 import time
 import webbrowser
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
@@ -20,7 +22,7 @@ from smolsessions.runtime.supervisor import SharedStore, supervise
 from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from smolsessions.settings import Settings
 
@@ -29,7 +31,7 @@ log = logging.getLogger("smolsessions")
 MAX_PROCESSES = 64
 
 
-def run(settings: Settings, role: Role, processes: int, *, open_page: bool = False) -> int:
+def run(settings: Settings, role: Role, processes: int, *, open_page: bool = False, reload: bool = False) -> int:
     """Run a role in one process or several, and return the exit status."""
     _log_to_stderr(settings, None)
     for warning in unknown_setting_warnings():
@@ -41,13 +43,31 @@ def run(settings: Settings, role: Role, processes: int, *, open_page: bool = Fal
         )
     listening = _listen(settings)
     on_ready = (lambda: _open_page(listening)) if open_page else None
-    if processes == 1:
+    if processes == 1 and not reload:
         return _run_process(settings, role, listening, None, on_ready)
     from smolsessions.agents.sandbox.confinement.levels import keep_memory_private  # noqa: PLC0415 - no other needs it
 
     keep_memory_private()  # the supervisor holds the same secrets as its processes
     open_store = None if settings.redis_url else lambda: _embedded_store(settings)
-    return asyncio.run(supervise(processes, listening, settings.drain_s, open_store, on_ready))
+    return asyncio.run(
+        supervise(
+            processes,
+            listening,
+            settings.drain_s,
+            open_store=open_store,
+            on_ready=on_ready,
+            changes=_changes if reload else None,
+        )
+    )
+
+
+def _changes() -> AsyncIterator[object]:
+    """Yield whenever Python files change, in this folder and in those of agents that are named by file."""
+    from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - only with --reload
+
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # the supervisor logs each change
+    files = re.findall(r"=([^,=]+\.py):", os.environ.get(f"{PREFIX}AGENTS", ""))
+    return awatch(Path.cwd(), *{Path(file).absolute().parent for file in files}, watch_filter=PythonFilter())
 
 
 def run_slot(role: str, slot: str) -> int:

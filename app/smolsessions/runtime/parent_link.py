@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smolsessions.runtime.shutdown import Shutdown
 
-STOP, HURRY = b"s", b"h"
+STOP, HURRY, RETIRE = b"s", b"h", b"r"
 ORPHAN_S = 20.0  # longest time that a process outlives its supervisor, even if its agents block the event loop
 
 
@@ -36,9 +36,10 @@ class ParentLink:
             self._socket.sendall(json.dumps(text).encode() + b"\n")
 
     def _follow(self, loop: asyncio.AbstractEventLoop, shutdown: Shutdown) -> None:
+        act = {STOP: shutdown.request, HURRY: shutdown.hurry, RETIRE: shutdown.retire}
         with suppress(RuntimeError):  # the loop has ended before
             while word := self._receive():
-                loop.call_soon_threadsafe(shutdown.hurry if word == HURRY else shutdown.request)
+                loop.call_soon_threadsafe(act[word])
             self.is_lost = True
             loop.call_soon_threadsafe(shutdown.hurry)
         time.sleep(ORPHAN_S)

@@ -127,9 +127,16 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
     web = asyncio.create_task(server.serve([listening]))
     worker = asyncio.create_task(service.worker.run()) if service.worker else None
     requested: asyncio.Future[Any] = asyncio.create_task(shutdown.requested.wait())
+    retired: asyncio.Future[Any] = asyncio.create_task(shutdown.retired.wait())
     vital: tuple[asyncio.Future[None], ...] = (web, *service.running, *([worker] if worker else []))
-    await asyncio.wait((requested, *vital), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((requested, retired, *vital), return_when=asyncio.FIRST_COMPLETED)
     defect = next((task for task in vital if task.done()), None)
+    if retired.done() and not requested.done():
+        service.app.state.draining = True
+        _stop_accepting(server)
+        if service.worker:
+            service.worker.retire()
+            await asyncio.wait((requested, *vital), return_when=asyncio.FIRST_COMPLETED)
     waits = f": {service.threads.busy} turns finish their step, {settings.drain_s:g} s at most; a second signal hurries"
     log.info("stopping%s", waits if service.threads.busy else "", extra={"action": "stop"})
     service.app.state.draining = True
@@ -138,7 +145,7 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
     service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)
-    left = {task for task in (worker, web, requested) if task}
+    left = {task for task in (worker, web, requested, retired) if task}
     for task in left:
         task.cancel()
     await asyncio.wait(left, timeout=2)
@@ -148,6 +155,14 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
         log.error("the service met a defect and ends", exc_info=error, extra={"action": "stop.defect"})
         return 1
     return 0
+
+
+def _stop_accepting(server: uvicorn.Server) -> None:
+    """Leave new connections to the processes that take over. Open streams continue."""
+    for each in server.servers:
+        each.close()
+    for connection in list(server.server_state.connections):
+        connection.shutdown()  # at the end of its answer
 
 
 async def _drain(worker: Worker, running: asyncio.Task[None], shutdown: Shutdown, drain_s: float) -> None:

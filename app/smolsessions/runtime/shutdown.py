@@ -17,10 +17,15 @@ class Shutdown:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.hurried = asyncio.Event()
+        self.retired = asyncio.Event()
         self._was_signalled = False
 
     def request(self) -> None:
         self.requested.set()
+
+    def retire(self) -> None:
+        """End after the running turns, as other processes take over."""
+        self.retired.set()
 
     def hurry(self) -> None:
         self.requested.set()

@@ -6,6 +6,7 @@ It loads no agent, no store and no HTTP library, so it costs little memory.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -13,17 +14,18 @@ import sys
 import time
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import SOCKET_PATH_BYTES
 from smolsessions.roles import ProcessSlot
-from smolsessions.runtime.parent_link import HURRY, STOP, ChildLink
+from smolsessions.runtime.parent_link import HURRY, RETIRE, STOP, ChildLink
 from smolsessions.runtime.shutdown import CLOSE_S, Shutdown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from concurrent.futures import Future
 
 log = logging.getLogger("smolsessions.runtime.supervisor")
@@ -46,25 +48,69 @@ async def supervise(
     count: int,
     listening: socket.socket,
     drain_s: float,
+    *,
     open_store: Callable[[], AbstractContextManager[SharedStore]] | None,
     on_ready: Callable[[], object] | None = None,
+    changes: Callable[[], AsyncIterator[object]] | None = None,
 ) -> int:
     """Run `count` processes of this program until told to end, and return the exit status.
 
     `open_store` starts the store that they share. None if the store is elsewhere. `on_ready` is called in a thread when
-    all processes are up.
+    all processes are up. With each of `changes` of the code, new processes take over.
     """
     shutdown = Shutdown()
     shutdown.on_signals()  # first of all: the first process of a container gets no signal that it does not handle
     with ExitStack() as stack:
         store = stack.enter_context(open_store()) if open_store else SharedStore()
         folder = stack.enter_context(TemporaryDirectory(prefix="smolsessions-", ignore_cleanup_errors=True))
-        if len(os.fsencode(folder)) + len("/00.sock") > SOCKET_PATH_BYTES:
+        if len(os.fsencode(folder)) + len("/1000/00.sock") > SOCKET_PATH_BYTES:
             raise StartError(f"{folder} is too long for sockets in it; set TMPDIR to a shorter path")
         environment = os.environ | store.environment
-        processes = _Processes(count, folder, listening, environment, shutdown, open_store is not None, on_ready)
+
+        def generation(number: int) -> _Processes:
+            place = Path(folder, str(number))
+            place.mkdir(mode=0o700)
+            embedded = open_store is not None
+            return _Processes(count, str(place), listening, environment, shutdown, embedded, on_ready, number)
+
         ended = asyncio.wrap_future(store.ended) if store.ended else asyncio.get_running_loop().create_future()
-        return await processes.run(ended, drain_s)
+        if not changes:
+            return await generation(0).run(ended, drain_s)
+        return await _reload(changes(), generation, lambda processes: processes.run(ended, drain_s))
+
+
+async def _reload(
+    changes: AsyncIterator[object],
+    generation: Callable[[int], _Processes],
+    run: Callable[[_Processes], Coroutine[Any, Any, int]],
+) -> int:
+    """Start new processes with each change. Once they are up, the current ones finish their turns and end."""
+    current = generation(0)
+    running, others = asyncio.create_task(run(current)), set[asyncio.Task[int]]()
+    await _first(running, current.up)
+    for number in itertools.count(1):
+        change = asyncio.ensure_future(anext(changes))
+        await _first(running, change)
+        if running.done():
+            change.cancel()
+            break
+        log.info("the code has changed; starting new processes", extra={"action": "reload"})
+        new = generation(number)
+        starting = asyncio.create_task(run(new))
+        await _first(starting, new.up, running)
+        if new.up.done():
+            log.info("the changed code serves", extra={"action": "reload.done"})
+            current.retired.set()
+            current, running, starting = new, starting, running
+        elif starting.done():
+            log.error("the changed code does not start; the earlier code serves", extra={"action": "reload.failed"})
+        others.add(starting)
+    await asyncio.gather(*others, return_exceptions=True)
+    return await running
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 @dataclass
@@ -78,6 +124,7 @@ class _Processes:
     shutdown: Shutdown
     embedded: bool
     on_ready: Callable[[], object] | None
+    generation: int
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -85,19 +132,30 @@ class _Processes:
         self._failed: asyncio.Future[int] = loop.create_future()
         self._children: dict[int, tuple[asyncio.subprocess.Process, ChildLink]] = {}
         self._keepers: set[asyncio.Task[None]] = set()
-        self._has_started = self._is_up = False
+        self._has_started = self.generation > 0
+        self._over = asyncio.Event()
+        self.retired = asyncio.Event()
+        self.up: asyncio.Future[None] = loop.create_future()
 
     async def run(self, store_ended: asyncio.Future[None], drain_s: float) -> int:
         """Return the exit status, after a request, a failed start or the end of the embedded store."""
         requested = asyncio.create_task(self.shutdown.requested.wait())
         starting = asyncio.create_task(self._start_all())
-        reasons: set[asyncio.Future[Any]] = {requested, self._failed, store_ended}
+        retired = asyncio.create_task(self.retired.wait())
+        reasons: set[asyncio.Future[Any]] = {requested, retired, self._failed, store_ended}
         await asyncio.wait({starting, *reasons}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done() and not starting.exception():
             await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         starting.cancel()
-        await self._end(drain_s)
+        self._over.set()
+        if retired.done():
+            self._send_all(RETIRE)
+            over: asyncio.Future[Any] = asyncio.gather(*self._keepers, return_exceptions=True)
+            await asyncio.wait({over, requested, store_ended}, return_when=asyncio.FIRST_COMPLETED)
+        if self._children:
+            await self._end(drain_s)
         requested.cancel()
+        retired.cancel()
         for reason in (starting, store_ended):
             if reason.done() and not reason.cancelled() and (error := reason.exception()):
                 raise error
@@ -110,7 +168,9 @@ class _Processes:
         for number in range(1, self.count):
             self._keep(number)
         await asyncio.gather(*self._ready)
-        self._is_up = True
+        self.up.set_result(None)
+        if self.generation:
+            return
         sys.stdout.write(text)
         sys.stdout.flush()
         if self.on_ready:
@@ -128,13 +188,13 @@ class _Processes:
     async def _keep_alive(self, number: int) -> None:
         """Restart a process whenever it ends, with a growing pause if it ends early."""
         deaths = 0
-        while not self.shutdown.requested.is_set():
+        while not self._is_over():
             born = time.monotonic()
             status = await self._run_process(number)
-            if self.shutdown.requested.is_set():
+            if self._is_over():
                 return
             how = f"died of signal {-status}" if status < 0 else f"ended with status {status}"
-            if not self._is_up:
+            if not self.up.done():
                 if status != REFUSED:
                     log.error("process %d %s before all were up", number, how, extra={"action": "start.failed"})
                 if not self._failed.done():
@@ -145,7 +205,10 @@ class _Processes:
             log.error("process %d %s; starting it again in %g s", number, how, pause_s, extra={"action": "restart"})
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self.shutdown.requested.wait()
+                    await self._over.wait()
+
+    def _is_over(self) -> bool:
+        return self._over.is_set() or self.shutdown.requested.is_set()
 
     async def _run_process(self, number: int) -> int:
         """Run one process to its end and return its exit status."""
@@ -157,7 +220,7 @@ class _Processes:
         self._children[number] = process, link
         log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
         try:
-            if self.shutdown.requested.is_set():  # during the start
+            if self._is_over():  # during the start
                 link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
             text = await link.wait_ready()
             if text is not None and not self._ready[number].done():
@@ -188,8 +251,8 @@ class _Processes:
     async def _end(self, drain_s: float) -> None:
         """Ask all processes to end, hurry them if requested, and kill those that do not end."""
         log.info("stopping %d processes", len(self._children), extra={"action": "stop"})
-        self.shutdown.request()
-        self.listening.close()  # otherwise later connections would wait for ever
+        if self.shutdown.requested.is_set() or not self.generation:
+            self.listening.close()  # otherwise later connections would wait for ever
         self._send_all(STOP)
         hurried = asyncio.create_task(self.shutdown.hurried.wait())
         over: asyncio.Future[Any] = asyncio.gather(*self._keepers, return_exceptions=True)

@@ -101,11 +101,15 @@ class Worker:
             sweeper.cancel()
         self._sessions.clear()
 
-    def drain(self) -> None:
-        """Claim no more. `run` returns after the current steps, whose turns are handed back."""
+    def retire(self) -> None:
+        """Claim no more. `run` returns after the current turns."""
         self._draining.set()
         self._slot_free.set()
         self._scheduler.nudge()
+
+    def drain(self) -> None:
+        """Claim no more. `run` returns after the current steps, whose turns are handed back."""
+        self.retire()
         for run in self._running:
             run.bridge.pause_requested = True
 
