@@ -131,6 +131,7 @@ NO_JSON = {
 }
 
 STATUSES = {
+    "agent_error": 500,
     "internal": 500,
     "head_too_large": 431,
     "request_timeout": 408,

@@ -23,7 +23,7 @@ from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
-from smolsessions.core.errors import AgentUnavailableError, ServiceError, StartError
+from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, StartError
 from smolsessions.core.records import AgentName, Usage, with_gaps
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class FactoryFailedError(ServiceError, code="agent_error"):
+class FactoryFailedError(AgentFailedError, code="agent_error"):
     """The agent could not be made: its factory failed; the service's log says how."""
 
 
