@@ -14,6 +14,7 @@ from smolsessions import __version__
 from smolsessions.cli.chat import chat
 from smolsessions.cli.check import check
 from smolsessions.cli.flags import read_files, with_settings
+from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, run
 from smolsessions.core.errors import StartError
@@ -117,3 +118,4 @@ app.add_typer(conversations, name="conversations")
 app.add_typer(turns, name="turns")
 app.command()(chat)
 app.command()(check)
+app.command()(init)

@@ -1,0 +1,46 @@
+"""Command `init`: its folder can be served and tested as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.refusals import sentence_of
+from tests.support.service import ROOT, Service, run
+
+FILES = {"my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
+
+
+def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
+    folder = tmp_path / "helper"
+    assert run(tmp_path, {}, "init", str(folder))[0] == 0
+    assert {path.name for path in folder.iterdir()} == FILES
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
+    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, cwd=folder) as service:
+        turn = service.post("/turn", message="What is 12 * 7?").json()
+    assert (turn["agent"]["name"], turn["tool_call_names"]) == ("helper", ["calculator"])
+    assert "84" in turn["reply"]
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    own = tmp_path / "new" / "my_agents.py"
+    own.write_text("mine")
+    assert "has my_agents.py already" in sentence_of(run(tmp_path, {}, "init", str(tmp_path / "new")))
+    assert (own.read_text(), list(own.parent.iterdir())) == ("mine", [own])
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    template = ROOT / "app" / "smolsessions" / "cli" / "template" / "Dockerfile.txt"
+    hadolint = Path(sys.executable).with_name("hadolint")
+    ended = subprocess.run([hadolint, template], capture_output=True, text=True, check=False, timeout=20)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
