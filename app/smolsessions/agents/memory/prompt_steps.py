@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import takewhile
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -195,7 +196,7 @@ class Parts:
     def __init__(self) -> None:
         self._steps: list[PromptStep] = []
         self._parts: list[Any] = []
-        self._ends = [0]
+        self._ends = array("I", [0])  # a list would hold an object for each number
 
     def of(self, steps: list[PromptStep], make: Callable[[PromptStep], Iterable[Any]]) -> list[Any]:
         """Return the parts. The next call changes the list. The caller must not change `steps` later."""
