@@ -280,6 +280,23 @@ def test_metadata_is_changed_by_a_merge_patch(
     assert patched.json() | {"metadata": before, "updated_at": made["updated_at"]} == made
 
 
+def test_a_patch_may_depend_on_the_state_that_was_read(service: Service) -> None:
+    made = service.client.post("/conversations", json={"agent": "demo"})
+    where, first = made.headers["location"], made.headers["etag"]
+    assert service.client.get(where).headers["etag"] == first
+    changed = service.client.patch(where, json={"title": "one"}, headers={"If-Match": f'"other", {first}'})
+    assert changed.status_code == 200
+    assert changed.headers["etag"] == service.client.get(where).headers["etag"] != first
+    for stale in (first, f"W/{changed.headers['etag']}", ""):
+        refused = service.client.patch(where, json={"title": "two"}, headers={"If-Match": stale})
+        problem(refused, 412, "precondition_failed")
+    assert service.get(where)["title"] == "one"
+    assert service.client.patch(where, json={"title": "two"}, headers={"If-Match": "*"}).json()["title"] == "two"
+    service.post(f"{where}/turns", message="hello")
+    refused = service.client.patch(where, json={"title": "3"}, headers={"If-Match": changed.headers["etag"]})
+    problem(refused, 412, "precondition_failed")
+
+
 def test_the_first_message_titles_a_conversation(service: Service) -> None:
     long = "  What   is\n" + "the answer to everything, " * 40
     began = service.post("/turn", agent="demo", message=long).json()

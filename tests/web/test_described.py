@@ -86,9 +86,7 @@ def test_answers_match_their_schema(service: Service, name: str) -> None:
     assert_described("Messages", service.get(f"{place}/messages"))
     assert_described(
         "PruneResult",
-        service.client.post(
-            f"{place}/prune", params={"dry_run": "true"}, json={"policy": {"name": "keep_last_n_steps", "n": 1}}
-        ).json(),
+        service.post(f"{place}/prune", dry_run=True, policy={"name": "keep_last_n_steps", "n": 1}).json(),
     )
     assert_described("AgentList", service.get("/agents"))
 

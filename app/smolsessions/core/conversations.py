@@ -79,10 +79,14 @@ class Conversations:
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         return await self.store.create(ref, agent, draft)
 
-    async def patch(self, ref: Ref, changes: dict[str, Any]) -> Conversation:
-        """Replace fields that a caller may change. Metadata is changed by a JSON merge patch (RFC 7396)."""
+    async def patch(self, ref: Ref, changes: dict[str, Any], check: Callable[[Conversation], None]) -> Conversation:
+        """Replace fields that a caller may change. Metadata is changed by a JSON merge patch (RFC 7396).
+
+        `check` raises if the conversation may not be changed as it is.
+        """
 
         def changed(now: Conversation) -> ConversationFields:
+            check(now)
             metadata = merge(now.metadata, changes.get("metadata", {}))
             draft = replace(
                 ConversationFields({}, now.policy, now.ttl_s, now.title), **changes | {"metadata": metadata}

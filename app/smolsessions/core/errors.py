@@ -97,6 +97,10 @@ class ConflictError(ServiceError):
     """The request does not fit the state of what it names."""
 
 
+class PreconditionFailedError(ServiceError):
+    """The conversation has changed since it was read; read it again, and send the change with its new ETag."""
+
+
 class ConversationExistsError(ConflictError):
     """A conversation with this id exists, or did lately; use another id, or none (SMOLSESSIONS_ID_REUSE_S)."""
 

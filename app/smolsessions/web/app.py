@@ -123,7 +123,7 @@ def create_app(
                 "Prefer",
                 "X-Request-Id",
             ],
-            expose_headers=["Location", "Preference-Applied", "Retry-After", "X-Request-Id"],
+            expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After", "X-Request-Id"],
         )
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]
     return app

@@ -27,6 +27,7 @@ TAGS = {
     "health": "Health and metrics of one process. No API key is needed.",
 }
 HEADERS = {
+    "ETag": ("Version of the conversation, for `If-Match`.", "string", '"9b2f0c41d6a85e7391c4f0b28d67ae53"'),
     "Location": ("Address of the turn or conversation.", "string", "/conversations/f3a1/turns/1"),
     "Preference-Applied": ("Preferences of `Prefer` that were applied.", "string", "respond-async, wait=10"),
     "WWW-Authenticate": ("`Bearer`: send an API key.", "string", "Bearer"),

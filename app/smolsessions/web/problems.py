@@ -13,6 +13,7 @@ from starlette.routing import Match
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
 from smolsessions.core.request_id import request_id
+from smolsessions.wire.conversations import Conversation
 from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.RequestTimeoutError: HTTPStatus.REQUEST_TIMEOUT,
     errors.ConflictError: HTTPStatus.CONFLICT,
     errors.AgentUnavailableError: HTTPStatus.CONFLICT,
+    errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
     errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.MediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -62,6 +64,7 @@ _MEANINGS = {
     403: "The Host is not a name of this machine, or the request comes from a page of another site.",
     404: "No such object exists, or it belongs to another owner.",
     409: "It conflicts with the state: a turn is running (see `on_busy`), the id is taken, or the agent differs.",
+    412: "The conversation has changed: its ETag is not in `If-Match`.",
     413: "The request is too large.",
     415: "The body is not `application/json`.",
     422: "A field is invalid. `errors` names it.",
@@ -85,8 +88,11 @@ def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200
     described: dict[int | str, Any] = {}
     if model:
         described[status] = {"model": model, "description": first_sentence(model)}
-    if status == HTTPStatus.CREATED:
-        described[status]["headers"] = headers("Location")
+    names = ["Location"] if status == HTTPStatus.CREATED else []
+    if model is Conversation:
+        names.append("ETag")
+    if names:
+        described[status]["headers"] = headers(*names)
     return {**described, **{code: {"description": _MEANINGS[code]} for code in sorted({*codes, 400, 403, 500})}}
 
 

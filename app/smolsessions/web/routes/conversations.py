@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
 
+from smolsessions.core.errors import PreconditionFailedError
 from smolsessions.core.json_data import read_json
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
 from smolsessions.web.problems import WRITE, responses
@@ -25,6 +28,8 @@ from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smolsessions.core.conversations import Conversations
 
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
@@ -33,8 +38,10 @@ Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
 ]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
-Dry = Annotated[bool, Query(description="As in the body.")]
-Destroy = Annotated[bool, Query(description="As in the body.")]
+IfMatch = Annotated[
+    str | None, Header(description="ETag of an earlier answer. A conversation that has changed since is a 412.")
+]
+Patch = Annotated[ConversationPatch, Body(media_type="application/merge-patch+json")]
 NewId = Annotated[
     str | None,
     Query(
@@ -78,13 +85,16 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
     async def get_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return one conversation."""
-        return answer(conversation_view(await conversations.store.conversation(Ref(owner, conversation_id))))
+        return _shown(await conversations.store.conversation(Ref(owner, conversation_id)))
 
-    @router.patch(AT, responses=responses(ConversationAnswer, 404, 413, 415, 422))
-    async def update_conversation(owner: CallerOwner, conversation_id: PathId, body: ConversationPatch) -> Response:
-        """Change metadata, memory policy or time to live by a merge patch. A running turn is not affected."""
+    @router.patch(AT, responses=responses(ConversationAnswer, 404, 412, 413, 415, 422))
+    async def update_conversation(
+        owner: CallerOwner, conversation_id: PathId, body: Patch, if_match: IfMatch = None
+    ) -> Response:
+        """Change metadata, memory policy, time to live or title by a merge patch. A running turn is not affected."""
         changes = {name: getattr(body, name) for name in body.model_fields_set}
-        return answer(conversation_view(await conversations.patch(Ref(owner, conversation_id), changes)))
+        check = partial(_check_match, if_match)
+        return _shown(await conversations.patch(Ref(owner, conversation_id), changes, check))
 
     @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
     async def delete_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
@@ -153,22 +163,18 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         owner: CallerOwner,
         conversation_id: PathId,
         body: Annotated[PruneRequest | None, Body()] = None,
-        *,
-        dry_run: Dry = False,
-        destroy: Destroy = False,
     ) -> Response:
         """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
         request = body or PruneRequest()
-        destroys = destroy or request.destroy
         weighed, count, conversation = await conversations.prune(
-            Ref(owner, conversation_id), request.policy, dry_run=dry_run or request.dry_run, destroy=destroys
+            Ref(owner, conversation_id), request.policy, dry_run=request.dry_run, destroy=request.destroy
         )
-        return answer(prune_view(weighed, count, conversation, destroyed=destroys))
+        return answer(prune_view(weighed, count, conversation, destroyed=request.destroy))
 
     @router.post(f"{AT}/rollback", responses=responses(ConversationAnswer, *WRITE))
     async def roll_back_conversation(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
         """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
-        return answer(conversation_view(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn)))
+        return _shown(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn))
 
     @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationAnswer, *WRITE, status=201))
     async def fork_conversation(
@@ -192,7 +198,26 @@ def memory_routes(conversations: Conversations) -> APIRouter:
 
 
 def _created(made: Conversation) -> Response:
-    return answer(conversation_view(made), 201, {"Location": f"/conversations/{made.ref.id}"})
+    return _shown(made, 201, {"Location": f"/conversations/{made.ref.id}"})
+
+
+def _shown(conversation: Conversation, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    response = answer(conversation_view(conversation), status, headers)
+    response.headers["ETag"] = _etag(bytes(response.body))
+    return response
+
+
+def _etag(body: bytes) -> str:
+    return f'"{sha256(body).hexdigest()[:32]}"'
+
+
+def _check_match(if_match: str | None, now: Conversation) -> None:
+    """Raise `PreconditionFailedError` if `If-Match` is sent, and names neither the conversation's ETag nor `*`."""
+    if if_match is None:
+        return
+    tags = {tag.strip() for tag in if_match.split(",")}
+    if not tags & {"*", _etag(to_json(conversation_view(now)))}:
+        raise PreconditionFailedError
 
 
 def agent_routes(conversations: Conversations) -> APIRouter:
