@@ -90,9 +90,11 @@ lock: $(VENV)/test-ready
 	$(LOCK) --group deploy -o requirements-deploy.lock
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 	echo 'pytest-agent-eval==0.3.* pydantic-ai-slim pydantic-graph logfire-api genai-prices griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/pytest-agent-eval.lock
+	echo 'openapi-python-client==0.29.*' | $(LOCK) - -o tests/data/openapi-python-client.lock
 
-# What is generated from the code: openapi.yaml, the settings table in README.md and the synchronous client.
+# What is generated from the code: openapi.yaml with its examples, the settings table in README.md and the synchronous client.
 refresh: $(VENV)/test-ready
+	$(BIN)/python -m tests.support.examples
 	$(BIN)/python tools/refresh.py
 	$(BIN)/python tools/sync_client.py
 

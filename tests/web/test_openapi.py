@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from tests.support.debian import skip
+from tests.support.examples import FILE, record
 from tests.support.service import ROOT
 from tools.node_programs import NoNodeError, lint
 
@@ -67,6 +69,18 @@ def test_keys_and_headers_are_described_exactly_where_they_are(name: str) -> Non
     assert {"Location", "Preference-Applied"} <= headers.get("202", {"Location", "Preference-Applied"})
     assert all("Retry-After" in headers[status] for status in ("429", "503") if status in headers)
     assert not any(parameter["name"].lower() == "accept" for parameter in operation.get("parameters", ()))
+
+
+def test_each_example_is_an_answer_of_a_service(tmp_path: Path) -> None:
+    assert record(tmp_path) == json.loads(FILE.read_text()), "`make refresh` records the examples again"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_request_and_answer_has_an_example(name: str) -> None:
+    operation = OPERATIONS[name]
+    contents = [operation.get("requestBody", {}), *(response for _, response in responses_of(operation))]
+    described = [(kind, content) for each in contents for kind, content in each.get("content", {}).items()]
+    assert [kind for kind, content in described if "example" not in content and "image/" not in kind] == []
 
 
 def test_a_stream_has_a_json_twin_only_in_new_turns() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fastapi.openapi.utils import get_openapi
@@ -62,6 +64,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for operation in path.values():
             _finish(operation)
     _drop_titles([document["paths"], components["schemas"]])
+    _add_examples(document)
     return document
 
 
@@ -80,6 +83,22 @@ def _finish(operation: dict[str, Any]) -> None:
         operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
     for parameter in operation.get("parameters", ()):
         parameter["schema"].pop("description", None)
+
+
+def _add_examples(document: dict[str, Any]) -> None:
+    """Add the requests and answers that `tests/support/examples.py` recorded."""
+    recorded = json.loads(files("smolsessions.web").joinpath("examples.json").read_text("utf-8"))
+    for path in document["paths"].values():
+        for operation in path.values():
+            name = operation["operationId"]
+            if name in recorded["requests"]:
+                operation["requestBody"]["content"]["application/json"]["example"] = recorded["requests"][name]
+            for place, example in recorded["answers"].get(name, {}).items():
+                status, _, kind = place.partition(" ")
+                operation["responses"][status]["content"][kind]["example"] = example
+    for status, example in recorded["problems"].items():
+        response = document["components"]["responses"][problems.name_of(status)]
+        response["content"]["application/problem+json"]["example"] = example
 
 
 def _drop_titles(node: Any) -> None:

@@ -60,6 +60,9 @@ IMAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
+PICTURE = {
+    f"image/{kind}": {"schema": {"type": "string", "format": "binary"}} for kind in ("png", "jpeg", "gif", "webp")
+}
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
@@ -123,7 +126,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
 
     @router.get(
         f"{AT}/images/{{name}}",
-        responses={200: {"content": {"image/*": {}}, "description": "The image."}, **responses(None, 404, 422)},
+        responses={200: {"content": PICTURE, "description": "The image."}, **responses(None, 404, 422)},
         response_class=Response,
     )
     async def get_image(owner: CallerOwner, conversation_id: PathId, name: ImageName) -> Response:

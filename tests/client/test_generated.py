@@ -1,0 +1,122 @@
+"""Clients that generators make of openapi.yaml: they compile, and run a turn on a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.debian import skip
+from tests.support.environments import GENERATOR, environment
+from tests.support.service import ROOT
+from tests.support.turns import DONE, ECHO
+from tools.node_programs import FOLDER, NoNodeError, programs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.service import Service
+
+MESSAGE = json.dumps([ECHO, DONE])
+OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
+PYTHON = """
+import os
+from generated import Client
+from generated.api.conversations import get_conversation
+from generated.api.turns import create_turn, list_turns
+from generated.models import Conversation, Problem, Turn, TurnPage, TurnRequest
+
+with Client(base_url=os.environ["SERVICE"]) as client:
+    turn = create_turn.sync(client=client, body=TurnRequest(message=os.environ["MESSAGE"], agent="scripted"))
+    assert isinstance(turn, Turn), turn
+    conversation = get_conversation.sync(turn.conversation_id, client=client)
+    assert isinstance(conversation, Conversation)
+    page = list_turns.sync(conversation.id, client=client)
+    assert isinstance(page, TurnPage)
+    missing = get_conversation.sync("nothing", client=client)
+    assert isinstance(missing, Problem)
+    print(turn.status, turn.reply, turn.tool_call_names, len(page.items), missing.code)
+"""
+TYPESCRIPT = """
+import createClient from "openapi-fetch";
+import type { components, paths } from "./schema.js";
+
+const client = createClient<paths>({ baseUrl: process.env.SERVICE });
+const made = await client.POST("/turn", { body: { message: process.env.MESSAGE!, agent: "scripted" } });
+if (!made.data) throw new Error(JSON.stringify(made.error));
+const turn = made.data as components["schemas"]["Turn"];
+const path = { conversation_id: turn.conversation_id, number: turn.turn };
+const stream = await client.GET("/conversations/{conversation_id}/turns/{number}/events", {
+  params: { path },
+  parseAs: "text",
+});
+const lines = (stream.data as string).split("\\n").filter((line) => line.startsWith("data:"));
+const events: components["schemas"]["Event"][] = lines.map((line) => JSON.parse(line.slice(5)));
+const last = events[events.length - 1];
+const missing = await client.GET("/conversations/{conversation_id}", {
+  params: { path: { conversation_id: "nothing" } },
+});
+console.log(turn.status, turn.reply, turn.tool_call_names.join(), last.type, missing.error?.code);
+"""
+SETTINGS = {
+    "compilerOptions": {
+        "strict": True,
+        "noUncheckedIndexedAccess": False,
+        "target": "es2022",
+        "lib": ["es2022", "dom"],
+        "module": "nodenext",
+        "types": [],
+        "outDir": "out",
+    },
+    "files": ["turn.ts", "node.d.ts"],
+}
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_a_client_of_openapi_python_client_runs_a_turn(service: Service, tmp_path: Path) -> None:
+    python = environment(tmp_path / "environment", GENERATOR)
+    (tmp_path / "generator.json").write_text(json.dumps({"content_type_overrides": OVERRIDES, "post_hooks": []}))
+    generator = [python, "-m", "openapi_python_client", "generate", "--meta", "none", "--fail-on-warning"]
+    options = ["--path", str(ROOT / "openapi.yaml"), "--config", "generator.json", "--output-path", "generated"]
+    run([*generator, *options], tmp_path)
+    (tmp_path / "turn.py").write_text(PYTHON)
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", python, "--config-file", os.devnull]
+    run([*mypy, "--ignore-missing-imports", "turn.py", "generated"], tmp_path)
+
+    said = run([python, "turn.py"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
+
+    assert said == "finished done ['echo'] 1 conversation_not_found\n"
+
+
+def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: Path) -> None:
+    try:
+        bin_folder = programs()
+    except NoNodeError as error:
+        skip(str(error))
+    (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
+    files = {
+        "package.json": json.dumps({"type": "module"}),
+        "tsconfig.json": json.dumps(SETTINGS),
+        "node.d.ts": "declare const process: { env: Record<string, string | undefined> };",
+        "turn.ts": TYPESCRIPT,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    generator = [str(bin_folder / "openapi-typescript"), str(ROOT / "openapi.yaml"), "-o", "schema.d.ts"]
+    run([*generator, "--default-non-nullable=false"], tmp_path)  # a body may leave out fields with a default
+    run([str(bin_folder / "tsc")], tmp_path)
+
+    node = str(shutil.which("node"))
+    said = run([node, "out/turn.js"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
+
+    assert said == "finished done echo turn.finished conversation_not_found\n"

@@ -1,0 +1,186 @@
+"""Examples of `openapi.yaml`: requests and answers of a real service, with stable ids, times and durations.
+
+`python -m tests.support.examples` records them again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.support.pictures import pixel
+from tests.support.service import ROOT, Service
+
+if TYPE_CHECKING:
+    import httpx2
+
+FILE = ROOT / "app" / "smolsessions" / "web" / "examples.json"
+QUESTION = "What is 12 * 7?"
+SETTINGS = {
+    "AGENTS": "demo=smolsessions.agents.demo.agents:make_demo,slow=tests.support.streaming:make_streamed,"
+    "fickle=tests.support.agents:make_fickle",
+    "DEMO_AGENTS": "0",
+    "MAX_TURNS_BEHIND": "1",
+}
+ENDLESS = json.dumps([{"endless": "on and on ", "pace_s": 0.01}])
+STABLE = {"instance": "4f1d0c6ab27e93d5", "characters": 2048, "tokens": 512, "smolagents": "1.26.0"}
+
+
+class Recorder:
+    """Sends requests, and keeps the first of each operation and status with its answer."""
+
+    def __init__(self, service: Service) -> None:
+        self.client = service.client
+        self.requests: dict[str, Any] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.problems: dict[str, Any] = {}
+        paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+        self._operations = [
+            (method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), operation["operationId"])
+            for path, methods in sorted(paths.items(), key=lambda path: path[0].count("{"))
+            for method, operation in methods.items()
+        ]
+
+    def send(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
+        asked = {} if body is None else {"json": body}
+        response = self.client.request(method, path, **asked, **more)
+        route = path.partition("?")[0]
+        name = next((name for verb, at, name in self._operations if verb == method.lower() and at.fullmatch(route)), "")
+        status = str(response.status_code)
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        if kind == "application/problem+json":
+            self.problems.setdefault(status, stable(response.json()))
+        elif name:
+            if body is not None:
+                self.requests.setdefault(name, stable(body))
+            data = _data(kind, response)
+            if data is not None:
+                self.answers.setdefault(name, {}).setdefault(f"{status} {kind}", data)
+        return response
+
+
+def _data(kind: str, response: httpx2.Response) -> Any:
+    if kind == "application/json":
+        return stable(response.json())
+    if kind == "text/event-stream":
+        lines = [line for line in response.text.splitlines() if line.startswith("data:")]
+        return stable(json.loads(lines[-1][5:]))
+    if kind == "text/plain":
+        return "".join(line + "\n" for line in response.text.splitlines()[:2])
+    return None
+
+
+def stable(value: Any, name: str = "") -> Any:
+    """Replace ids, times and durations, which differ from run to run."""
+    if isinstance(value, dict):
+        return {key: stable(each, key) for key, each in value.items()}
+    if isinstance(value, list):
+        return [stable(each, name) for each in value]
+    if value is None or isinstance(value, bool):
+        return value
+    return STABLE[name] if name in STABLE else _stable_word(value, name)
+
+
+def _stable_word(value: float | str, name: str) -> float | str:
+    if name.endswith("_ms") or name in {"start_time", "end_time", "duration"}:
+        return 12.5
+    if isinstance(value, str):
+        value = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", "2026-11-23T09:30:00.000000Z", value)
+        value = re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b[0-9a-f]{32}\b", "0" * 31 + "1", value)
+        value = re.sub(r"^[0-9a-f]{24}$", "0" * 23 + "1", value)
+        return re.sub(r"^\d{16}$", "1795410728824845", value)
+    return value
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """Play all operations on a service of their own."""
+    with Service(folder, settings=SETTINGS) as service:
+        recorder = Recorder(service)
+        _play(recorder)
+        _refuse(recorder)
+        _stop(recorder, service)
+    keys = folder / "keys"
+    keys.write_text(f"ada {'0' * 64}\n")
+    keys.chmod(0o600)
+    (folder / "keyed").mkdir()
+    with Service(folder / "keyed", settings=SETTINGS | {"API_KEYS_FILE": str(keys)}) as service:
+        locked = Recorder(service)
+        locked.send("GET", "/agents")
+    problems = dict(sorted((recorder.problems | locked.problems).items()))
+    return {"requests": recorder.requests, "answers": recorder.answers, "problems": problems}
+
+
+def _play(recorder: Recorder) -> None:
+    send = recorder.send
+    send("POST", "/conversations", {"id": "tea", "agent": "demo", "metadata": {"customer": "ada"}})
+    send("POST", "/turn", {"message": QUESTION, "conversation_id": "tea"})
+    send("POST", "/turn", {"message": QUESTION, "conversation_id": "tea"}, headers={"Accept": "text/event-stream"})
+    at = "/conversations/tea"
+    send("POST", f"{at}/turns", {"message": "How many words has this picture?", "images": [pixel()]})
+    send("POST", f"{at}/turns", {"message": QUESTION}, headers={"Accept": "text/event-stream"})
+    for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/messages"):
+        send("GET", f"{at}{path}")
+    steps = send("GET", f"{at}/steps").json()["items"]
+    image = next(step["images"][0]["url"] for step in steps if step.get("images"))
+    send("GET", image)
+    send("POST", f"{at}/turns/1/cancel")
+    send("PATCH", at, {"metadata": {"customer": None, "topic": "sums"}, "ttl_s": 86400.0})
+    send("POST", f"{at}/prune", {"policy": {"name": "keep_last_n_steps", "n": 3}, "dry_run": True})
+    send("POST", f"{at}/fork", {"turn": 1})
+    send("POST", f"{at}/rollback", {"turn": 1})
+    send("GET", "/conversations?limit=1")
+    send("POST", "/conversations", {"id": "small", "agent": "demo"})
+    document = send("GET", "/conversations/small/export").json()
+    send("POST", "/conversations/import?id=copy", document)
+    send("DELETE", at)
+    for path in ("/agents", "/livez", "/readyz", "/metrics"):
+        send("GET", path)
+    busy = {"message": ENDLESS, "agent": "slow", "on_busy": "enqueue"}
+    later = {"headers": {"Prefer": "respond-async"}}
+    send("POST", "/conversations", {"id": "long", "agent": "slow"})
+    send("POST", "/turn", {**busy, "conversation_id": "long"}, **later)
+    for _ in range(2):
+        send("POST", "/conversations/long/turns", busy, **later)
+    send("POST", "/conversations/long/turns/2/cancel", **later)
+    send("POST", "/conversations/long/turns/1/cancel", **later)
+
+
+def _refuse(recorder: Recorder) -> None:
+    send = recorder.send
+    json_type = {"Content-Type": "application/json"}
+    send("POST", "/turn", headers=json_type, content=b"{")
+    send("POST", "/turn", headers={"Content-Type": "text/plain"}, content=b"hello")
+    send("GET", "/agents", headers={"Host": "example.org"})
+    send("GET", "/conversations/nothing")
+    send("POST", "/conversations", {"id": "small"})
+    send("POST", "/turn", {"message": QUESTION, "max_steps": 0})
+    send("POST", "/turn", headers=json_type, content=b"[" + b" " * (21 << 20) + b"]")
+    send("POST", "/conversations", {"id": "fickle", "agent": "fickle"})
+    send("GET", "/conversations/fickle/messages")
+
+
+def _stop(recorder: Recorder, service: Service) -> None:
+    """Read the answer of a process that shuts down while a turn runs."""
+    body = {"message": ENDLESS, "agent": "slow"}
+    recorder.send("POST", "/turn", body, headers={"Prefer": "respond-async"})
+    os.kill(service.process.pid, signal.SIGTERM)
+    end = time.monotonic() + 5
+    while "503" not in recorder.problems and time.monotonic() < end:
+        recorder.send("GET", "/readyz")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        FILE.write_text(json.dumps(record(Path(folder)), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
