@@ -31,6 +31,7 @@ SETTINGS = {
     "MAX_TURNS_BEHIND": "1",
 }
 ENDLESS = json.dumps([{"endless": "on and on ", "pace_s": 0.01}])
+MERGE = {"Content-Type": "application/merge-patch+json"}
 STABLE = {"instance": "4f1d0c6ab27e93d5", "characters": 2048, "tokens": 512, "smolagents": "1.26.0"}
 
 
@@ -132,7 +133,7 @@ def _play(recorder: Recorder) -> None:
     image = next(step["images"][0]["url"] for step in steps if step.get("images"))
     send("GET", image)
     send("POST", f"{at}/turns/1/cancel")
-    send("PATCH", at, {"metadata": {"customer": None, "topic": "sums"}, "ttl_s": 86400.0})
+    send("PATCH", at, {"metadata": {"customer": None, "topic": "sums"}, "ttl_s": 86400.0}, headers=MERGE)
     send("POST", f"{at}/prune", {"policy": {"name": "keep_last_n_steps", "n": 3}, "dry_run": True})
     send("POST", f"{at}/fork", {"turn": 1})
     send("POST", f"{at}/rollback", {"turn": 1})

@@ -92,7 +92,8 @@ def _add_examples(document: dict[str, Any]) -> None:
         for operation in path.values():
             name = operation["operationId"]
             if name in recorded["requests"]:
-                operation["requestBody"]["content"]["application/json"]["example"] = recorded["requests"][name]
+                for content in operation["requestBody"]["content"].values():
+                    content["example"] = recorded["requests"][name]
             for place, example in recorded["answers"].get(name, {}).items():
                 status, _, kind = place.partition(" ")
                 operation["responses"][status]["content"][kind]["example"] = example
