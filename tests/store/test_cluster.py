@@ -124,7 +124,7 @@ def test_a_list_shows_all_partitions_the_newest_first_without_gaps_or_doubles(pa
     listed: list[Event] = []
     cursor: dict[str, str] = {}
     while cursor is not None:
-        page = pair[len(listed) % 2].get("/conversations", limit=7, **cursor)
+        page = pair[len(listed) % 2].get("/conversations", limit=7, sort="created", **cursor)
         listed += page["items"]
         if len(listed) == 7:  # changes between two pages move no other item
             pair[0].post("/conversations", agent="scripted")

@@ -548,3 +548,72 @@ def _assert_gone(service: Service, conversation_id: str) -> None:
         problem(service.client.request(method, path, json=body), 404, "conversation_not_found")
     listed = service.get("/conversations", limit=100)["items"]
     assert conversation_id not in [item["id"] for item in listed]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service with seven conversations, of which `c1` changed last."""
+    with Service(tmp_path_factory.mktemp("shelf"), {}) as running:
+        for number in range(7):
+            agent = "demo" if number % 2 else "scripted"
+            metadata = {"n": number, "team": "Red" if number < 3 else "blue", "even": number % 2 == 0}
+            running.post("/conversations", id=f"c{number}", agent=agent, metadata=metadata).raise_for_status()
+        running.client.patch("/conversations/c4", json={"title": "Straße nach Rom"}).raise_for_status()
+        running.post("/turn", conversation_id="c1", message="What is 12 * 7?").raise_for_status()
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ({}, "1465320"),
+        ({"order": "asc"}, "0235641"),
+        ({"sort": "created"}, "6543210"),
+        ({"sort": "created", "order": "asc"}, "0123456"),
+        ({"agent": "demo", "sort": "created"}, "531"),
+        ({"status": "idle", "sort": "created"}, "6543210"),
+        ({"status": "running"}, ""),
+        ({"metadata.team": "Red", "sort": "created"}, "210"),
+        ({"metadata.n": "4"}, "4"),
+        ({"metadata.even": "true", "metadata.team": "blue", "sort": "created"}, "64"),
+        ({"metadata.none": "null"}, ""),
+        ({"q": "STRASSE"}, "4"),
+        ({"q": "12 *"}, "1"),
+    ],
+)
+def test_a_list_is_sorted_and_filtered(shelf: Service, query: dict[str, str], ids: str) -> None:
+    for limit in (1, 2, 7, 100):
+        found = pages(shelf, "/conversations", limit=limit, **query)
+        assert "".join(item["id"][1] for page in found for item in page) == ids
+
+
+@pytest.mark.parametrize("query", [{"sort": "title"}, {"order": "up"}, {"status": "new"}, {"metadata": "x"}, {"q": ""}])
+def test_an_order_or_filter_that_cannot_be_is_refused(shelf: Service, query: dict[str, str]) -> None:
+    problem(shelf.client.get("/conversations", params=query), 422, "invalid_request")
+
+
+def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], service: Service) -> None:
+    cursor = shelf.get("/conversations", limit=2)["next_cursor"]
+    for query in ({"sort": "created"}, {"order": "asc"}, {"agent": "demo"}, {"metadata.n": "1"}):
+        problem(shelf.client.get("/conversations", params={**query, "cursor": cursor}), 422, "invalid_request")
+    for damaged in (cursor[:-1], cursor + "A", "A" + cursor[1:], cursor[:-2] + "AA", cursor + "=", "é" + cursor):
+        problem(shelf.client.get("/conversations", params={"cursor": damaged}), 422, "invalid_request")
+    where = f"/conversations/{planned['conversation_id']}"
+    of_turns = service.get(f"{where}/turns", limit=1)["next_cursor"]
+    problem(service.client.get(f"{where}/steps", params={"cursor": of_turns}), 422, "invalid_request")
+
+
+def test_turns_and_steps_are_listed_in_both_orders(service: Service, planned: dict[str, Any]) -> None:
+    for part in ("turns", "steps"):
+        path = f"/conversations/{planned['conversation_id']}/{part}"
+        whole = service.get(path, limit=100)["items"]
+        assert len(whole) >= 3
+        for limit in (1, 2, len(whole) - 1, len(whole), 100):
+            found = [item for page in pages(service, path, limit=limit, order="desc") for item in page]
+            assert found == whole[::-1]
+    empty = service.post("/conversations").json()["id"]
+    for part in ("turns", "steps"):
+        assert pages(service, f"/conversations/{empty}/{part}", order="desc") == [[]]
+    path = f"/conversations/{planned['conversation_id']}/steps"
+    tasks = service.get(path, type="task")["items"]
+    assert service.get(path, type="task", order="desc")["items"] == tasks[::-1]

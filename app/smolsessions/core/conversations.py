@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         AgentInfo,
         Conversation,
         LeftOut,
+        Order,
         Owner,
         PrunePreview,
         StepType,
@@ -102,10 +103,10 @@ class Conversations:
             self._on_end(ended)
 
     async def steps(
-        self, ref: Ref, first: int, limit: int, kind: StepType | None, *, archived: bool
+        self, ref: Ref, first: int | None, limit: int, kind: StepType | None, *, archived: bool, order: Order
     ) -> Page[dict[str, Any]]:
         """Return steps as JSON, with hidden ones. `archived` adds archived and rolled back ones."""
-        agent, page, attachments = await self.store.steps(ref, first, limit, kind, archived=archived)
+        agent, page, attachments = await self.store.steps(ref, first, limit, kind, archived=archived, order=order)
         describe = self._agents.describe_step
 
         def describe_all() -> tuple[dict[str, Any], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -43,6 +44,8 @@ AgentName = NewType("AgentName", str)
 TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 ConversationStatus = Literal["idle", "queued", "running"]
+Sort = Literal["updated", "created"]
+Order = Literal["asc", "desc"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
@@ -169,6 +172,33 @@ def title_of(message: str) -> str:
     """Return the title of a conversation that begins with this message."""
     words = " ".join(message[: 4 * MAX_TITLE_CHARS].split())
     return words if len(words) <= MAX_TITLE_CHARS else words[: MAX_TITLE_CHARS - 1].rstrip() + "…"
+
+
+@record
+class ConversationQuery:
+    """Order and filters of a list of conversations. `q` is a part of the title, in upper or lower case."""
+
+    sort: Sort = "updated"
+    order: Order = "desc"
+    agent: str | None = None
+    status: ConversationStatus | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    q: str | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.agent or self.status or self.metadata or self.q)
+
+    def matches(self, found: Conversation) -> bool:
+        if (self.agent and self.agent != found.agent) or (self.status and self.status != found.status):
+            return False
+        if self.q and self.q.casefold() not in (found.title or "").casefold():
+            return False
+        return all(name in found.metadata and _text(found.metadata[name]) == value for name, value in self.metadata)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @record

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
         AgentName,
         Conversation,
         ConversationFields,
+        ConversationQuery,
         ConversationRecord,
         IdempotentRequest,
         ImportedConversation,
         Memory,
+        Order,
         Outcome,
         Owner,
         PackedStep,
@@ -91,8 +93,8 @@ class TurnStore(Protocol):
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Raises `TurnNotFoundError` and `ConversationNotFoundError`."""
 
-    async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
-        """Return turns in ascending order from number `first`."""
+    async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
+        """Return turns from number `first` on. None: from the first of this order."""
 
 
 class ConversationStore(Protocol):
@@ -104,8 +106,10 @@ class ConversationStore(Protocol):
     async def conversation(self, ref: Ref) -> Conversation:
         """Raises `ConversationNotFoundError`."""
 
-    async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Return an owner's conversations, newest first."""
+    async def conversations(
+        self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
+    ) -> Page[Conversation]:
+        """Return an owner's conversations behind a cursor. A filtered page may be short, although more follow."""
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Store the result of `change`, which is called again after a concurrent write."""
@@ -114,9 +118,18 @@ class ConversationStore(Protocol):
         """Delete the conversation. Return its running and waiting turns, which end as cancelled."""
 
     async def steps(
-        self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
+        self,
+        ref: Ref,
+        first: int | None,
+        limit: int,
+        kind: StepType | None = None,
+        *,
+        archived: bool = False,
+        order: Order = "asc",
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
-        """Return steps from index `first`, with hidden ones, and their attachments. Raises `SealBrokenError`.
+        """Return steps from index `first`, or from below it, with hidden ones and their attachments.
+
+        Raises `SealBrokenError`.
 
         With `kind`, a page may hold fewer steps than the limit although more follow.
         """

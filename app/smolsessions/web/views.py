@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, get_args
 
 from smolsessions.core.records import Outcome, StepType
+from smolsessions.web.cursors import cursor_at
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 
 if TYPE_CHECKING:
@@ -145,5 +146,6 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
     return {**step, "images": images} if "images" in step else step
 
 
-def page_view(page: Page[Any], view: Callable[[Any], Any]) -> dict[str, Any]:
-    return {"items": [view(item) for item in page.items], "next_cursor": page.next_cursor}
+def page_view(page: Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:
+    """Return a page of the list that `of` names."""
+    return {"items": [view(item) for item in page.items], "next_cursor": cursor_at(page.next_cursor, *of)}

@@ -7,7 +7,6 @@ import heapq
 import logging
 import time
 from dataclasses import replace
-from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -30,15 +29,24 @@ from smolsessions.store.scripts.loader import flattened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.core.records import ConversationFields, Head, Owner, Ref, StepType, StoredStep, Turn
+    from smolsessions.core.records import (
+        ConversationFields,
+        ConversationQuery,
+        Head,
+        Order,
+        Owner,
+        Ref,
+        StepType,
+        StoredStep,
+        Turn,
+    )
     from smolsessions.store.partition import Partition, Partitions, Scope
     from smolsessions.store.turns.turn_store import TurnStore
 
 log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
-MOST_PARTITIONS = 1000
-SCANNED_AT_ONCE = 100  # steps, in search of one kind
+SCANNED_AT_ONCE = 100  # steps of one kind, or conversations that match a filter
 MOST_SCANNED = 2000  # for one page, which may then hold fewer than its limit
 
 
@@ -61,31 +69,43 @@ class ConversationStore:
     async def conversation(self, ref: Ref) -> Conversation:
         return self.of_row(*await self._row(ref))
 
-    async def conversations(self, owner: Owner, cursor: str | None, limit: int) -> Page[Conversation]:
-        """Read a page, merged from all partitions. The cursor is the age of the last item, and its partition."""
-        pages = [
-            self._rows(partition, place, owner, cursor, limit + 1) for place, partition in enumerate(self._partitions)
-        ]
-        rows = list(islice(heapq.merge(*await asyncio.gather(*pages), key=itemgetter(0)), limit + 1))
-        listed = rows[:limit]
-        found = [conversation for _, row in listed if (conversation := self._readable(row))]
-        if len(rows) <= limit:
-            return Page(tuple(found), None)
-        age, place = listed[-1][0]
-        return Page(tuple(found), str(-age * MOST_PARTITIONS + place if len(self._partitions) > 1 else -age))
+    async def conversations(
+        self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
+    ) -> Page[Conversation]:
+        """Read a page, merged from all partitions. Its cursor is the score and the id of the last row that was read."""
+        found: list[Conversation] = []
+        most, scanned = SCANNED_AT_ONCE if query.is_filtered else limit, 0
+        while scanned < MOST_SCANNED:
+            rows = await self._rows(owner, query, after, most)
+            for number, ((score, ref), row) in enumerate(rows[:most], 1):
+                after = f"{score} {ref.decode(errors='replace').rpartition('/')[2]}"
+                if (conversation := self._readable(row)) and query.matches(conversation):
+                    found.append(conversation)
+                if len(found) == limit:
+                    return Page(tuple(found), after if number < len(rows) else None)
+            if len(rows) <= most:
+                return Page(tuple(found), None)
+            if not query.is_filtered:
+                break  # some are damaged
+            scanned += most
+        return Page(tuple(found), after)
 
     async def _rows(
-        self, partition: Partition, place: int, owner: Owner, cursor: str | None, most: int
-    ) -> list[tuple[tuple[int, int], Any]]:
-        """Read a partition's rows behind the cursor, newest first, each with its sort key."""
-        before = "+inf"
-        if cursor and len(self._partitions) > 1:
-            age, last = divmod(int(cursor), MOST_PARTITIONS)
-            before = str(age) if place > last else f"({age}"
-        elif cursor:
-            before = f"({cursor}"
-        rows = await partition.call("list", owner=owner, before=before, limit=most)
-        return [((-int(float(score)), place), row) for score, row in rows]
+        self, owner: Owner, query: ConversationQuery, after: str | None, most: int
+    ) -> list[tuple[tuple[int, bytes], Any]]:
+        """Read more than `most` rows of all partitions, if there are more, in order. Each has its score and name."""
+        start, _, last = (after or "").partition(" ")
+        behind = (int(start), f"{owner}/{last}".encode()) if after else None
+        kind, is_falling = "recent" if query.sort == "updated" else "owner", query.order == "desc"
+
+        async def read(partition: Partition) -> list[tuple[tuple[int, bytes], Any]]:
+            call = partition.call("list", owner=owner, kind=kind, order=query.order, start=start, limit=most + 1)
+            keyed = [((int(float(score)), ref), row) for score, ref, row in await call]
+            keyed.sort(key=itemgetter(0), reverse=is_falling)
+            return [each for each in keyed if not behind or (each[0] < behind if is_falling else each[0] > behind)]
+
+        pages = await asyncio.gather(*map(read, self._partitions))
+        return list(heapq.merge(*pages, key=itemgetter(0), reverse=is_falling))[: most + 1]
 
     async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
         """Read, change and write, until no other writer interferes. In this process one call runs at a time."""
@@ -131,10 +151,19 @@ class ConversationStore:
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
     async def steps(
-        self, ref: Ref, first: int, limit: int, kind: StepType | None = None, *, archived: bool = False
+        self,
+        ref: Ref,
+        first: int | None,
+        limit: int,
+        kind: StepType | None = None,
+        *,
+        archived: bool = False,
+        order: Order = "asc",
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
         scope = self._partitions.scope(ref)
-        scan = _StepScan(scope, first, limit, kind, archived=archived)
+        if first is None:
+            first = 0 if order == "asc" else (await self._row(ref))[5]
+        scan = _StepScan(scope, first, limit, kind, archived=archived, is_falling=order == "desc")
         while not scan.is_done:
             await scan.read()
         page = Page(tuple(scan.items), str(scan.place) if scan.has_more else None)
@@ -143,7 +172,7 @@ class ConversationStore:
         except SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == scan.head_blob:
                 raise
-        return await self.steps(ref, first, limit, kind, archived=archived)  # steps were destroyed meanwhile
+        return await self.steps(ref, first, limit, kind, archived=archived, order=order)  # destroyed meanwhile
 
     async def image(self, ref: Ref, name: str) -> bytes:
         scope = self._partitions.scope(ref)
@@ -215,9 +244,11 @@ class ConversationStore:
 
 
 class _StepScan:
-    """Scan for one page of steps, each checked against its place."""
+    """Scan for one page of steps, each checked against its place. A falling scan begins below `first`."""
 
-    def __init__(self, scope: Scope, first: int, limit: int, kind: StepType | None, *, archived: bool) -> None:
+    def __init__(
+        self, scope: Scope, first: int, limit: int, kind: StepType | None, *, archived: bool, is_falling: bool
+    ) -> None:
         self.items: list[StoredStep] = []
         self.place = self._first = first
         self.agent = AgentName("")
@@ -227,16 +258,21 @@ class _StepScan:
         self._limit = limit
         self._kind = kind
         self._with_archived = archived
+        self._is_falling = is_falling
 
     @property
     def is_done(self) -> bool:
-        return len(self.items) == self._limit or not self.has_more or self.place >= self._first + MOST_SCANNED
+        is_enough = abs(self.place - self._first) >= MOST_SCANNED
+        return len(self.items) == self._limit or not self.has_more or is_enough
 
     async def read(self) -> None:
-        """Read some steps, and take the wanted ones."""
-        start, is_search = self.place, self._kind or self.place > self._first
+        """Read some steps and the one behind them, and take the wanted ones."""
+        is_search = self._kind or self.place != self._first
         most = max(self._limit - len(self.items), SCANNED_AT_ONCE if is_search else 0)
-        found = await self._scope.call("steps", first=start, last=start + most)
+        start, end = self.place, self.place + most
+        if self._is_falling:
+            start, end = max(0, self.place - most), self.place
+        found = await self._scope.call("steps", first=start, last=end)
         if not found:
             raise ConversationNotFoundError
         unsealed, generation, self.head_blob, blobs, terms, stored, queued, record = found
@@ -244,17 +280,23 @@ class _StepScan:
         head = open_head(self._scope, generation, self.head_blob)
         check_count(head, stored, queued)
         self.agent = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed).agent
-        skipped = head.destroyed if self._with_archived else head.out
-        for index, blob in enumerate(blobs[:most], start):
+        places = range(start, min(end, start + len(blobs)))
+        for index in reversed(places) if self._is_falling else places:
             if len(self.items) == self._limit:
                 break
-            self.place = index + 1
-            if skipped >> index & 1:
-                continue
-            step = open_step(self._scope, head, index, blob)
-            if step.type != "edit" and self._kind in {None, step.type}:
-                self.items.append(self._with_unanswered(head, step, blobs[self.place - start :]))
-        self.has_more = self.place < start + len(blobs)
+            self.place = index if self._is_falling else index + 1
+            self._take(head, index, blobs[index - start :])
+        self.has_more = self.place > 0 if self._is_falling else self.place < start + len(blobs)
+        if not places:
+            self.has_more = False
+
+    def _take(self, head: Head, index: int, blobs: list[bytes]) -> None:
+        """Take a step, if it is wanted. `blobs` begin with it."""
+        if (head.destroyed if self._with_archived else head.out) >> index & 1:
+            return
+        step = open_step(self._scope, head, index, blobs[0])
+        if step.type != "edit" and self._kind in {None, step.type}:
+            self.items.append(self._with_unanswered(head, step, blobs[1:]))
 
     def _with_unanswered(self, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
         """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""

@@ -39,7 +39,7 @@ from smolsessions.store.turns.turn_log import LogReader
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from smolsessions.core.records import IdempotentRequest, Owner, Submission, Terms, Turn, TurnInput
+    from smolsessions.core.records import IdempotentRequest, Order, Owner, Submission, Terms, Turn, TurnInput
     from smolsessions.store.partition import Options, Partition, Partitions, Scope
     from smolsessions.store.turns.scheduler import Scheduler
 
@@ -162,7 +162,12 @@ class TurnStore:
             raise TurnNotFoundError
         return page.items[0]
 
-    async def turns(self, ref: Ref, first: int, limit: int) -> Page[Turn]:
+    async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
+        if order == "desc":
+            last = (await self._read(ref, 1, 1))[1].last if first is None else first
+            rising = (await self.turns(ref, max(1, last - limit + 1), min(limit, last))).items if last else ()
+            return Page(rising[::-1], str(last - limit) if last > limit else None)
+        first = first or 1
         records, known = await self._read(ref, first, first + limit)
         opened = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
         items = [await with_stored_images(self._partitions.scope(ref), turn) for turn in opened]

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from starlette.datastructures import QueryParams
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import Owner
+from smolsessions.core.records import Order, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
-Cursor = Annotated[str | None, Query(min_length=1, max_length=20, description="`next_cursor` of the previous page.")]
+Cursor = Annotated[str | None, Query(min_length=1, max_length=200, description="`next_cursor` of the previous page.")]
+Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`: the newest first.")]
 
 
 class StrictRoute(APIRoute):
@@ -33,13 +34,15 @@ class StrictRoute(APIRoute):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        described = (self.openapi_extra or {}).get("parameters", ())
+        self._prefixes = tuple(f"{each['name']}." for each in described)
         self._known = sorted(field.alias for field in self.dependant.query_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `InvalidRequestError` for an unknown parameter."""
         if scope["query_string"] and scope["method"] in (self.methods or ()):
             for name in QueryParams(scope["query_string"]):
-                if name not in self._known:
+                if name not in self._known and not name.startswith(self._prefixes):
                     known = ", ".join(self._known) or "none"
                     raise InvalidRequestError.in_parameter(
                         "query", name[:MAX_NAME_CHARS], f"is not known here; the parameters of this path are: {known}"
@@ -77,15 +80,6 @@ CallerOwner = Annotated[Owner, Depends(owner_of)]
 
 def location_of(turn: Turn) -> str:
     return f"/conversations/{turn.ref.id}/turns/{turn.number}"
-
-
-def number_of(cursor: str | None, first: int) -> int:
-    """Read a cursor that is a number."""
-    if cursor is None:
-        return first
-    if not (cursor.isascii() and cursor.isdigit()):
-        raise InvalidRequestError.in_parameter("query", "cursor", "is not a next_cursor of this list")
-    return min(max(int(cursor), first), 2**31)
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from hashlib import sha256
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
@@ -12,9 +13,19 @@ from pydantic_core import to_json
 
 from smolsessions.core.errors import PreconditionFailedError
 from smolsessions.core.json_data import read_json
-from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, StepType
+from smolsessions.core.records import (
+    AgentName,
+    Conversation,
+    ConversationFields,
+    ConversationQuery,
+    ConversationStatus,
+    Ref,
+    Sort,
+    StepType,
+)
+from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.problems import WRITE, responses
-from smolsessions.web.routes.common import CallerOwner, Cursor, Limit, PathId, StrictRoute, answer, number_of
+from smolsessions.web.routes.common import Ascending, CallerOwner, Cursor, Limit, PathId, StrictRoute, answer
 from smolsessions.web.views import (
     agent_view,
     conversation_view,
@@ -38,6 +49,22 @@ Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
 ]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
+SortBy = Annotated[Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
+OfAgent = Annotated[str | None, Query(min_length=1, max_length=64, description="Only conversations of this agent.")]
+OfStatus = Annotated[ConversationStatus | None, Query(description="Only conversations in this state.")]
+InTitle = Annotated[
+    str | None, Query(min_length=1, max_length=200, description="Only conversations with this text in their title.")
+]
+METADATA = "metadata."
+OF_METADATA = {
+    "name": "metadata",
+    "in": "query",
+    "style": "form",
+    "explode": True,
+    "description": "`metadata.KEY=VALUE`: only conversations with this member in their metadata. A value that is no "
+    "text is compared as JSON.",
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 IfMatch = Annotated[
     str | None, Header(description="ETag of an earlier answer. A conversation that has changed since is a 412.")
 ]
@@ -78,12 +105,32 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         made = await conversations.create(owner, body.id, body.agent, fields)
         return _created(made)
 
-    @router.get("/conversations", responses=responses(ConversationPage, 422))
-    async def list_conversations(owner: CallerOwner, limit: Limit = 20, cursor: Cursor = None) -> Response:
-        """List conversations, newest first."""
-        if cursor is not None:
-            number_of(cursor, 0)
-        return answer(page_view(await conversations.store.conversations(owner, cursor, limit), conversation_view))
+    @router.get(
+        "/conversations", responses=responses(ConversationPage, 422), openapi_extra={"parameters": [OF_METADATA]}
+    )
+    async def list_conversations(
+        request: Request,
+        owner: CallerOwner,
+        *,
+        limit: Limit = 20,
+        cursor: Cursor = None,
+        sort: SortBy = "updated",
+        order: Ascending = "desc",
+        agent: OfAgent = None,
+        status: OfStatus = None,
+        q: InTitle = None,
+    ) -> Response:
+        """List conversations, those that changed last first.
+
+        A filtered page may hold fewer than `limit` conversations. `next_cursor` shows whether more follow.
+        """
+        pairs = [(name[len(METADATA) :], value) for name, value in request.query_params.multi_items()]
+        named = [name.startswith(METADATA) for name, _ in request.query_params.multi_items()]
+        metadata = tuple(sorted(compress(pairs, named)))
+        query = ConversationQuery(sort, order, agent, status, metadata, q)
+        of = ("conversations", owner, repr(query))
+        page = await conversations.store.conversations(owner, query, position_of(cursor, PLACE, *of), limit)
+        return answer(page_view(page, conversation_view, *of))
 
     @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
     async def get_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
@@ -114,15 +161,16 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         cursor: Cursor = None,
         kind: StepKind = None,
         archived: Archived = False,
+        order: Ascending = "asc",
     ) -> Response:
-        """List the steps of the agent's memory, the oldest first, including those that a reset hides.
+        """List the steps of the agent's memory, including those that a reset hides.
 
         A page of one type may hold fewer than `limit` steps. `next_cursor` shows whether more follow.
         """
         ref = Ref(owner, conversation_id)
-        page = await conversations.steps(ref, number_of(cursor, 0), limit, kind, archived=archived)
-        views = [step_view(conversation_id, step) for step in page.items]
-        return answer({"items": views, "next_cursor": page.next_cursor})
+        of = ("steps", owner, conversation_id, order, str(kind), str(archived))
+        page = await conversations.steps(ref, number_at(cursor, *of), limit, kind, archived=archived, order=order)
+        return answer(page_view(page, partial(step_view, conversation_id), *of))
 
     @router.get(
         f"{AT}/images/{{name}}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -12,9 +13,11 @@ from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
 from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.body import in_thread_if_large
+from smolsessions.web.cursors import number_at
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
+    Ascending,
     CallerOwner,
     Cursor,
     Limit,
@@ -23,7 +26,6 @@ from smolsessions.web.routes.common import (
     StrictRoute,
     answer,
     location_of,
-    number_of,
 )
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 from smolsessions.web.views import page_view, turn_view
@@ -174,13 +176,16 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     async def list_turns(
         owner: CallerOwner,
         conversation_id: PathId,
+        *,
         limit: Limit = 20,
         cursor: Cursor = None,
+        order: Ascending = "asc",
         include_internal_tools: Internal = False,
     ) -> Response:
-        """List turns, in ascending order."""
-        page = await turns.store.turns(Ref(owner, conversation_id), number_of(cursor, 1), limit)
-        return answer(page_view(page, lambda turn: turn_view(turn, internal=include_internal_tools)))
+        """List turns."""
+        of = ("turns", owner, conversation_id, order)
+        page = await turns.store.turns(Ref(owner, conversation_id), number_at(cursor, *of), limit, order)
+        return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
 
     @router.get(f"{at}/{{number}}", responses=responses(TurnAnswer, 404, 422))
     async def get_turn(
