@@ -93,7 +93,7 @@ class ConversationStore:
     async def _rows(
         self, owner: Owner, query: ConversationQuery, after: str | None, most: int
     ) -> list[tuple[tuple[int, bytes], Any]]:
-        """Read more than `most` rows of all partitions, if there are more, in order. Each has its score and name."""
+        """Read `most` rows of all partitions in order, and one more if more follow. Each has its score and name."""
         start, _, last = (after or "").partition(" ")
         behind = (int(start), f"{owner}/{last}".encode()) if after else None
         kind, is_falling = "recent" if query.sort == "updated" else "owner", query.order == "desc"
