@@ -180,8 +180,8 @@ class EditTracker:
         self._parts = {place: each for place, each in self._parts.items() if place in left}
 
 
-def without_gaps(entries: Sequence[Step | None]) -> list[Step | None]:
-    """Close the gaps of a record. Edits then refer to the remaining entries."""
+def without_gaps(entries: Sequence[Step | dict[str, Any] | None]) -> list[Step | dict[str, Any]]:
+    """Close the gaps of a record. Edits then refer to the remaining entries, of which some may be encoded already."""
     at: dict[int, int] = {}
     for place, entry in enumerate(entries):
         if entry is not None:
@@ -190,7 +190,7 @@ def without_gaps(entries: Sequence[Step | None]) -> list[Step | None]:
     def moved(runs: Runs | None, place: int) -> Runs | None:
         return None if runs is None else _runs((at[each] for each in _places(runs, place) if each in at), at[place])
 
-    closed: list[Step | None] = []
+    closed: list[Step | dict[str, Any]] = []
     for place, entry in enumerate(entries):
         if isinstance(entry, EditStep):
             of = None if entry.of is None else at[place] - at.get(place - entry.of, at[place])

@@ -15,7 +15,7 @@ import logging
 import pickle
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import PIL.Image
 from smolagents.agent_types import AgentAudio, AgentImage, AgentText
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
 MAX_STEP_BYTES = 16 * 1024 * 1024
 MAX_IMAGE_BYTES = 128 * 1024 * 1024
@@ -122,10 +123,21 @@ def unpack(
     open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
 ) -> Step:
     """Decode a step. Only listed classes are created, although the bytes come out of the seal."""
+    return unpack_as(step_of, data, attachments, carries, open_image)
+
+
+def unpack_as(
+    of_plain: Callable[[Plain], T],
+    data: bytes,
+    attachments: dict[str, bytes],
+    carries: Iterable[type],
+    open_image: Callable[[bytes], PIL.Image.Image],
+) -> T | Step:
+    """Decode a step as `unpack` does, but return `of_plain` of its plain form if it has one."""
     try:
         stored = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
         if type(stored) is str or type(stored) is tuple:
-            return step_of(stored)
+            return of_plain(stored)
     except SealBrokenError:
         raise
     except Exception as error:

@@ -177,34 +177,34 @@ def _whole(text: str) -> str:
     return text
 
 
-def _encode_text(text: Any, pointer: str, labels: set[str]) -> str:
+def encode_text(text: Any, pointer: str, labels: set[str]) -> str:
     if type(text) is str:
         return utf8_text(text)
     labels.add(pointer)
     return utf8_text(str(json_form(text)))
 
 
-def _encode_json(value: Any, pointer: str, labels: set[str]) -> Any:
+def encode_json(value: Any, pointer: str, labels: set[str]) -> Any:
     if json_flaw(value) is None:
         return value
     labels.add(pointer)
     return json_form(value)
 
 
-def _encode_output(output: Any, pointer: str, labels: set[str]) -> Any:
+def encode_output(output: Any, pointer: str, labels: set[str]) -> Any:
     if output is None or type(output) is str:
         return output and utf8_text(output)
-    parts = _encode_json(output, pointer, labels)
-    return parts if is_parts(parts) else _encode_text(output, pointer, labels)
+    parts = encode_json(output, pointer, labels)
+    return parts if is_parts(parts) else encode_text(output, pointer, labels)
 
 
-def _encode_count(count: Any, _pointer: str, _labels: set[str]) -> int:
+def encode_count(count: Any, _pointer: str = "", _labels: object = None) -> int:
     """Return a provider's token count, or 0 if it is no count."""
     return int(count) if type(count) in {int, float} and 0 <= count <= MAX_COUNT else 0
 
 
-Text = Annotated[str, AfterValidator(_whole), Encoder(_encode_text, frozenset({str}))]
-Json = Annotated[Any, AfterValidator(_json), Encoder(_encode_json, frozenset({str, type(None)}))]
-Output = Annotated[Any, AfterValidator(_text_or_parts), Encoder(_encode_output, frozenset({str, type(None)}))]
+Text = Annotated[str, AfterValidator(_whole), Encoder(encode_text, frozenset({str}))]
+Json = Annotated[Any, AfterValidator(_json), Encoder(encode_json, frozenset({str, type(None)}))]
+Output = Annotated[Any, AfterValidator(_text_or_parts), Encoder(encode_output, frozenset({str, type(None)}))]
 """Output of a model: a text, a list of content parts, or null."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT), Encoder(_encode_count)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT), Encoder(encode_count)]

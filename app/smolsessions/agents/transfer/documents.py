@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.memory.memory_edits import without_gaps
-from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack
+from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack_as
 from smolsessions.agents.transfer.document_models import Strict, checked
+from smolsessions.agents.transfer.plain_documents import encode_plain
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, EditIn, StepIn, encode_step, made_step, read_step
 from smolsessions.agents.transfer.variables import export_variables, import_variables
@@ -52,13 +53,17 @@ def export(
 
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
-    opened = [unpack(step, attachments, carries, image_from_bytes) if step else None for step in steps]
-    documents = tuple(encode_step(step) for step in without_gaps(opened) if step is not None)
+    opened = [unpack_as(encode_plain, step, attachments, carries, image_from_bytes) if step else None for step in steps]
+    documents = tuple(step if isinstance(step, dict) else encode_step(step) for step in without_gaps(opened))
+    shown = _shown_images(documents) if attachments else []
+    values, missing = export_variables(variables, read_code)
+    return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in shown}, values, missing)
+
+
+def _shown_images(documents: Sequence[dict[str, Any]]) -> list[str]:
     holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
     shown = {name for step in holding for member in IMAGE_FIELDS for name in step.get(member) or ()}
-    shown |= {step["action_output_image"] for step in holding if step.get("action_output_image")}
-    values, missing = export_variables(variables, read_code)
-    return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in sorted(shown)}, values, missing)
+    return sorted(shown | {step["action_output_image"] for step in holding if step.get("action_output_image")})
 
 
 def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:

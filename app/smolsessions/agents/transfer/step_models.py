@@ -172,7 +172,7 @@ class ActionIn(StepIn):
 
     @classmethod
     def computed(cls, step: Any) -> dict[str, Any]:
-        name = _stored_name(step.action_output)
+        name = stored_image(step.action_output)
         output = {"action_output": None} if name else {}
         return {"action_output_image": name, "shown_estimate": shown_estimate(step), **output}
 
@@ -268,7 +268,7 @@ def _edit_fields(edit: EditIn, pointer: str, images: DocumentImages) -> dict[str
     return {"step": inner, "of": edit.of, "gone": gone, "order": order}
 
 
-def _stored_name(value: Any) -> str | None:
+def stored_image(value: Any) -> str | None:
     if not isinstance(value, PIL.Image.Image):
         return None
     raw: Any = value.to_raw() if isinstance(value, AgentImage) else value
