@@ -258,7 +258,9 @@ async def test_a_list_of_conversations_is_merged_newest_first(outside: StoreServ
         for limit in (1, 3, 7, 29, 30, 31):
             found, cursor = [], None
             while True:
-                page = await store.conversations.conversations(ref_of("").owner, ConversationQuery(), cursor, limit)
+                page = await store.conversations.conversations(
+                    ref_of("").owner, ConversationQuery(sort="created"), cursor, limit
+                )
                 assert len(page.items) <= limit
                 found += [conversation.ref.id for conversation in page.items]
                 cursor = page.next_cursor
@@ -281,7 +283,7 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(outside
             raw.hset(f"{place}:conversation:{ref_of(name)}", "created", 7)
         found, cursor = [], None
         while True:
-            page = await store.conversations.conversations(owner, ConversationQuery(), cursor, 1)
+            page = await store.conversations.conversations(owner, ConversationQuery(sort="created"), cursor, 1)
             found += [conversation.ref.id for conversation in page.items]
             cursor = page.next_cursor
             if cursor is None:
