@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from smolagents import ChatMessage, CodeAgent, LogLevel, MessageRole, Model
 
+import smolsessions
+
 MODES = ("process", "thread")
 BLOCKS, VARIABLES = 6, 1000
 _turn = threading.local()
@@ -49,9 +51,7 @@ def make_process() -> CodeAgent:
 
 def make_thread() -> CodeAgent:
     """Make the same agent, with its code run by smolagents' own interpreter in the turn's thread."""
-    agent = make_process()
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(make_process(), executor="thread")
 
 
 @cache

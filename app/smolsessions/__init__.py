@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from smolsessions.options import agent, options  # at once: the module has the name of the function
+
 if TYPE_CHECKING:
     from smolsessions.client import ApiError, AsyncClient, Client, ClientError, UnreachableError
 
 __version__ = "0.1.0"
-__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError"]
-_HOME = dict.fromkeys(__all__, "smolsessions.client")
+__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError", "agent", "options"]
+_HOME = dict.fromkeys(("ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError"), "smolsessions.client")
 """Modules of the public names, which are loaded when they are used: a client loads no server."""
 
 

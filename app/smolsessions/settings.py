@@ -81,7 +81,10 @@ class Settings(BaseSettings):
         description="Origins whose pages may call this service from a browser, with commas between: "
         "http://localhost:5173.",
     )
-    agents: str = Field("", description="Your agents: name=module:factory, with commas between.")
+    agents: str = Field(
+        "",
+        description="Your agents: name=module:factory, with commas between. A factory may name its agent itself.",
+    )
     default_agent: str | None = Field(
         None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
     )
@@ -112,7 +115,7 @@ class Settings(BaseSettings):
         ge=0,
         le=10,
         description="How often chat repeats a model call that failed in transit: no connection, a time-out, or a 5xx "
-        "status. Other agents choose with `agent.model_retries`.",
+        "status. Other agents choose with `smolsessions.options(agent, model_retries=…)`.",
     )
     model_max_tokens: int | None = Field(None, ge=1, description="Most tokens of one answer of chat's model.")
     model_temperature: float | None = Field(None, ge=0, le=2, description="Temperature of chat's model.")

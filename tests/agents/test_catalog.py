@@ -25,7 +25,9 @@ KEY = "sk-test-9b1f27c0d4"
 MODULES = {
     "mine.py": """
 import sys
-from tests.support.agents import Money, make_scripted
+from smolagents import CodeAgent
+import smolsessions
+from tests.support.agents import Money, make_code, make_scripted
 
 shared = make_scripted()
 helper = make_scripted(name="helper", description="Helps.")
@@ -50,14 +52,36 @@ def make_for(model):
 
 def make_noting():
     agent = make_scripted()
-    agent.scratchpad = True
+    smolsessions.options(agent, scratchpad=True)
     agent.tools["note_read"] = agent.tools["echo"]
     return agent
 
 def make_half_noting():
+    return smolsessions.options(make_scripted(), scratchpad="yes")
+
+def make_old():
     agent = make_scripted()
-    agent.scratchpad = "yes"
+    agent.memory_policy = "no_pruning"
     return agent
+
+class Threaded(CodeAgent):
+    executer = "thread"
+
+def make_misspelt_class():
+    return Threaded([], shared.model, verbosity_level=0)
+
+def make_old_helper():
+    old = make_scripted(name="old", description="Helps.")
+    old.unsafe_to_repeat = ["echo"]
+    return make_scripted(managed_agents=[old])
+
+def make_misspelt_option():
+    return smolsessions.options(make_scripted(), memory_polcy="no_pruning")
+
+@smolsessions.agent("Shop-1", scratchpad=True, model_retries=3)
+def make_shop(executor="thread"):
+    agent = make_code()
+    return smolsessions.options(agent, executor=executor, model_retries=1)
 
 async def make_later():
     return make_scripted()
@@ -71,9 +95,7 @@ def make_carrying_one():
     return carrying(Money)
 
 def carrying(what):
-    agent = make_scripted()
-    agent.carries = what
-    return agent
+    return smolsessions.options(make_scripted(), carries=what)
 
 def leave():
     sys.exit("mine leaves")
@@ -116,6 +138,18 @@ REFUSED = {
     "a module that leaves": _agents("x=leaving:make", "importing leaving failed with SystemExit", MENDED),
     "a scratchpad beside a tool of its names": _agents("x=mine:make_noting", "'x'", "'note_read'", "rename that"),
     "a scratchpad that is neither wanted nor not": _agents("x=mine:make_half_noting", "'x'", "'yes'", "True or False"),
+    "an option as an attribute": _agents(
+        "x=mine:make_old", "'x'", "an attribute 'memory_policy'", "smolsessions.options(agent, memory_policy=…)"
+    ),
+    "a misspelt option as an attribute of a class": _agents(
+        "x=mine:make_misspelt_class", "'executer'", "smolsessions.options(agent, executor=…)", "rename the attribute"
+    ),
+    "an option as an attribute of a managed agent": _agents(
+        "x=mine:make_old_helper", "'unsafe_to_repeat'", "smolsessions.options(agent, unsafe_to_repeat=…)"
+    ),
+    "a misspelt option": _agents(
+        "x=mine:make_misspelt_option", "TypeError", "no option 'memory_polcy'; did you mean memory_policy?"
+    ),
     "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
     "a file that is not there": _agents("x=./mine.py:make", "mine.py is no Python file", "check the path"),
     "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
@@ -185,6 +219,15 @@ def test_a_module_beside_an_app_of_the_users_own_is_found_where_the_command_is_s
         turn = service.post("/turn", message='[{"say": "here"}]').json()
     assert offered == {"second": "CodeAgent", "first": "ToolCallingAgent", "chat": "ToolCallingAgent"}
     assert (turn["agent"]["name"], turn["reply"]) == ("first", "here")
+
+
+def test_a_decorated_factory_names_its_agent_and_sets_its_options(workshop: Path, tmp_path: Path) -> None:
+    settings = {"AGENTS": "mine:make_shop,mine:make", "DEMO_AGENTS": "0"}
+    with Service(tmp_path, settings, cwd=workshop) as service:
+        shop, plain = service.get("/agents")["items"]
+    assert (shop["name"], plain["name"]) == ("Shop-1", "make")
+    assert shop["code_runs_in"] == "thread"
+    assert "note_write" in [tool["name"] if isinstance(tool, dict) else tool for tool in shop["tools"]]
 
 
 def test_agents_of_the_users_own_come_before_the_others(service: Service) -> None:

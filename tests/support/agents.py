@@ -36,6 +36,8 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
+import smolsessions
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -286,9 +288,7 @@ def make_planner() -> ToolCallingAgent:
 
 
 def make_carrier() -> CodeAgent:
-    agent = make_code()
-    agent.carries = (Money,)  # type: ignore[attr-defined]
-    return agent
+    return smolsessions.options(make_code(), carries=(Money,))
 
 
 def make_manager() -> ToolCallingAgent:

@@ -16,10 +16,11 @@ from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAge
 from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
+import smolsessions
 from tests.support import agents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from smolsessions.options import CodeLimitValues
 
 A = TypeVar("A", bound=MultiStepAgent)
 LIBRARIES = ["numpy", "pandas"]
@@ -84,7 +85,7 @@ TOOLS: list[Tool] = [*agents.TOOLS, lose, parcel, weigh, large]
 
 def make_coder(
     imports: tuple[str, ...] = ("time", "threading"),
-    limits: Mapping[str, float] | None = None,
+    limits: CodeLimitValues | None = None,
     **options: Any,
 ) -> CodeAgent:
     templates = {**agents._templates("code_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001 - one set
@@ -97,10 +98,7 @@ def make_coder(
         executor_kwargs={"timeout_seconds": None},
         **({"max_steps": 20} | options),
     )
-    vars(agent)["carries"] = [Parcel]
-    if limits is not None:
-        vars(agent)["code_limits"] = dict(limits)
-    return agent
+    return smolsessions.options(agent, carries=[Parcel], code_limits=limits or {})
 
 
 def make_whole() -> CodeAgent:
@@ -124,9 +122,7 @@ def make_lead() -> ToolCallingAgent:
 
 def make_threaded() -> CodeAgent:
     """Make a coder whose code runs in a thread, as smolagents runs it."""
-    agent = make_coder()
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(make_coder(), executor="thread")
 
 
 def make_walker(*imports: str) -> CodeAgent:
@@ -140,9 +136,7 @@ def make_walker_with_libraries() -> CodeAgent:
 
 
 def make_walker_in_a_thread() -> CodeAgent:
-    agent = make_walker()
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(make_walker(), executor="thread")
 
 
 def make_hasty() -> CodeAgent:
@@ -164,17 +158,15 @@ def make_forking() -> CodeAgent:
 
 
 def make_misspelt() -> CodeAgent:
-    agent = make_coder()
-    vars(agent)["executor"] = "proces"
-    return agent
+    return smolsessions.options(make_coder(), executor="proces")  # type: ignore[arg-type]  # wrong
 
 
 def make_unlimited() -> CodeAgent:
-    return make_coder(limits={"cpu": 5})
+    return make_coder(limits={"cpu": 5})  # type: ignore[arg-type]
 
 
 def make_worded() -> CodeAgent:
-    return make_coder(limits={"cpu_s": "five"})  # type: ignore[dict-item]
+    return make_coder(limits={"cpu_s": "five"})  # type: ignore[arg-type]
 
 
 def make_endless() -> CodeAgent:
@@ -182,7 +174,7 @@ def make_endless() -> CodeAgent:
 
 
 def make_halved() -> CodeAgent:
-    return make_coder(limits={"processes": 0.5})
+    return make_coder(limits={"processes": 0.5})  # type: ignore[arg-type]
 
 
 class Keep(Tool):  # type: ignore[misc, unused-ignore]
@@ -220,8 +212,7 @@ def _connection() -> sqlite3.Connection:
 def keeping(agent: A) -> A:
     agent.tools["keep"] = Keep(agent)
     agent.state["my_made"] = _connection()
-    vars(agent)["carries"] = [Parcel]
-    return agent
+    return smolsessions.options(agent, carries=[Parcel])
 
 
 def make_caller() -> ToolCallingAgent:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from smolagents import AzureOpenAIModel, InferenceClientModel, OpenAIModel, ToolCallingAgent, tool
 
+import smolsessions
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -142,15 +144,11 @@ def make_streaming() -> ToolCallingAgent:
 
 
 def make_retried() -> ToolCallingAgent:
-    agent = make_openai()
-    agent.model_retries = 1  # type: ignore[attr-defined]  # an attribute of this service's
-    return agent
+    return smolsessions.options(make_openai(), model_retries=1)
 
 
 def make_eager() -> ToolCallingAgent:
-    agent = make_openai()
-    agent.model_retries = "often"  # type: ignore[attr-defined]  # see above
-    return agent
+    return smolsessions.options(make_openai(), model_retries="often")  # type: ignore[arg-type]  # wrong
 
 
 def make_openai() -> ToolCallingAgent:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from smolagents import LogLevel, Tool, ToolCallingAgent, tool
 
+import smolsessions
 from tests.support import agents, coders, streaming
 
 if TYPE_CHECKING:
@@ -296,9 +297,7 @@ def make_planner() -> ToolCallingAgent:
 
 
 def make_threaded() -> CodeAgent:
-    agent = make_writer()
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(make_writer(), executor="thread")
 
 
 def make_keeper() -> ToolCallingAgent:
@@ -316,9 +315,7 @@ def make_caller() -> ToolCallingAgent:
 
 def make_wary() -> ToolCallingAgent:
     """Make an agent that itself lists a tool as unsafe to repeat."""
-    agent = make_teller()
-    vars(agent)["unsafe_to_repeat"] = ["note"]
-    return agent
+    return smolsessions.options(make_teller(), unsafe_to_repeat=["note"])
 
 
 def make_judged() -> ToolCallingAgent:

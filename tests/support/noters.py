@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import smolsessions
 from tests.support import agents, ledgers
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def make_code_noter() -> CodeAgent:
 
 
 def make_thread_noter() -> CodeAgent:
-    agent = make_code_noter()
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(make_code_noter(), executor="thread")
 
 
 def make_boss() -> ToolCallingAgent:
@@ -50,5 +49,4 @@ def make_killed_planner() -> ToolCallingAgent:
 
 
 def _noting(agent: A) -> A:
-    vars(agent)["scratchpad"] = True
-    return agent
+    return smolsessions.options(agent, scratchpad=True)

@@ -17,6 +17,7 @@ import pydantic
 from smolagents import CodeAgent, ToolCallingAgent, tool
 from smolagents.agent_types import AgentAudio, AgentText
 
+import smolsessions
 from tests.support import agents
 
 if TYPE_CHECKING:
@@ -215,12 +216,10 @@ def counting() -> Any:
 def make_odd() -> CodeAgent:
     agent = agents.make_code()
     agent.tools |= {"odd": odd, "counting": counting}
-    agent.executor = "thread"  # type: ignore[attr-defined]  # its code is handed live objects
-    return agent
+    return smolsessions.options(agent, executor="thread")  # its code is handed live objects
 
 
 def make_coloured() -> ToolCallingAgent:
     agent = agents.make_scripted()
     agent.tools["coloured"] = coloured
-    agent.carries = (Colour, Marks)  # type: ignore[attr-defined]
-    return agent
+    return smolsessions.options(agent, carries=(Colour, Marks))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from smolagents import MultiStepAgent, Tool
 
+import smolsessions
 from tests.support import agents, noters, service
 
 if TYPE_CHECKING:
@@ -55,5 +56,4 @@ def make_code_rememberer() -> CodeAgent:
 
 def _remembering(agent: A) -> A:
     agent.tools["shelf"] = Shelf()
-    vars(agent)["scratchpad"] = True
-    return agent
+    return smolsessions.options(agent, scratchpad=True)

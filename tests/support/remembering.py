@@ -19,6 +19,7 @@ from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
 from smolagents.monitoring import TokenUsage
 
+import smolsessions
 from smolsessions.agents.memory.step_types import NoteStep
 from tests.support import agents, ledgers
 
@@ -103,8 +104,8 @@ class SummingLedgerModel(ledgers.LedgerModel):
 
 
 def with_policy(agent: A, policy: Any = None, **more: Any) -> A:
-    vars(agent).update({"own_policies": ALL_OWN} | more | ({"memory_policy": policy} if policy else {}))
-    return agent
+    values: Any = {"own_policies": ALL_OWN} | more | ({"memory_policy": policy} if policy else {})
+    return smolsessions.options(agent, **values)
 
 
 def make_plain() -> ToolCallingAgent:
@@ -220,7 +221,5 @@ def unlisted(steps: list[MemoryStep]) -> list[MemoryStep]:
     return steps
 
 
-def make_wrong(**attributes: Any) -> MultiStepAgent:
-    agent = agents.make_scripted()
-    vars(agent).update(attributes)
-    return agent
+def make_wrong(**values: Any) -> MultiStepAgent:
+    return smolsessions.options(agents.make_scripted(), **values)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
+import smolsessions
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
@@ -367,9 +368,9 @@ def test_import_targets_cover_an_agent_and_its_managed_agents() -> None:
         return kind(model=agents.ScriptedModel(), **options)
 
     coder = quiet(CodeAgent, tools=[make_notes()], name="coder", description="Codes.")
-    coder.code_limits = {"variables_mb": 2}
+    smolsessions.options(coder, code_limits={"variables_mb": 2})
     threaded = quiet(CodeAgent, tools=[], name="threaded", description="Codes.")
-    threaded.executor = "thread"
+    smolsessions.options(threaded, executor="thread")
     head = quiet(ToolCallingAgent, tools=[agents.echo], managed_agents=[coder, threaded])
     assert import_targets(head) == {
         "": ImportTarget(None, frozenset()),

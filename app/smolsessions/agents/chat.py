@@ -18,6 +18,7 @@ import jinja2
 import yaml
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
 
+import smolsessions
 from smolsessions.agents.demo.tools import Calculator, Clock, TextStats
 from smolsessions.agents.run.model_connections import current_call
 from smolsessions.core.errors import StartError
@@ -66,7 +67,7 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
     def make() -> ToolCallingAgent:
         with lock:  # all agents share one model with its connection pool, so two first calls must not make two
             shared = model()
-        agent = ToolCallingAgent(
+        chat = ToolCallingAgent(
             tools=[tool() for tool in _TOOLS],
             model=shared,
             prompt_templates=_prompt_templates(options.system_prompt),
@@ -74,8 +75,7 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
             description=f"A chat with {options.model_id}, which can calculate, tell the time and count words.",
             verbosity_level=LogLevel.OFF,
         )
-        agent.model_retries = options.retries  # type: ignore[attr-defined]  # an attribute of this service's
-        return agent
+        return smolsessions.options(chat, model_retries=options.retries)
 
     return make
 

@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
-import logging
 import re
 import sys
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from smolagents import MultiStepAgent
 import smolsessions
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.scratchpad import add_scratchpad
+from smolsessions.agents.option_checks import carried_classes, check_options
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in
-from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion
+from smolsessions.options import factory_name, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     Factory = Callable[[], MultiStepAgent]
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
-MAX_MODEL_RETRIES = 10
-log = logging.getLogger(__name__)
 
-_OPTIONS = "max_steps planning_interval additional_authorized_imports code_block_tags executor".split()
+_ATTRIBUTES = "max_steps planning_interval additional_authorized_imports code_block_tags".split()
+_PREFIX = re.compile("^(make|create|build|get)_")
 _DATE = re.compile(
     r"\d|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(january|february|march|april|may|june|july|august|september|"
     r"october|november|december|mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|jun|jul|aug|sep|oct|nov|dec)\b",
@@ -65,6 +64,7 @@ class CheckedAgent:
 def load_factories(spec: str) -> list[tuple[str, Factory]]:
     """Import the factories of `name=module:factory,…`, or of `name=folder/file.py:factory,…`.
 
+    Without `name=`, the factory's decorator names the agent, or else the function: `make_shop` makes `shop`.
     The working directory is searched for modules, too.
     """
     if str(Path.cwd()) not in sys.path:
@@ -85,8 +85,8 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
     first, second = _call(name, factory), _call(name, factory)
     for one, other in zip(_with_managed(first), _with_managed(second), strict=False):
         _refuse_shared_parts(name, one, other)
-        _check_attributes(name, one)
-    carries = _carries_of(name, first)
+        check_options(name, one)
+    carries = carried_classes(name, first)
     own_policies = import_own_policies(name, first)
     info = AgentInfo(
         AgentVersion(AgentName(name), _kind(first), SMOLAGENTS),
@@ -106,7 +106,7 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
 
 
 def _load(entry: str) -> tuple[str, Factory]:
-    match = re.fullmatch(r"([^=]+)=(?:(.+)\.py|([\w.]+)):(\w+)", entry)
+    match = re.fullmatch(r"(?:([^=]+)=)?(?:(.+)\.py|([\w.]+)):(\w+)", entry)
     if not match:
         raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
     name, file, module_name, attribute = match.groups()
@@ -119,13 +119,15 @@ def _load(entry: str) -> tuple[str, Factory]:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("smolsessions."):
             _refuse_namesake(error.name or "")
         raise StartError(
-            f"the agent {name!r}: importing {module_name} failed with {type(error).__name__}: "
+            f"the agent {name or attribute!r}: importing {module_name} failed with {type(error).__name__}: "
             f"{error}; mend the module, or start the service in the folder that holds it"
         ) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        raise StartError(f"the agent {name!r}: {module_name} has no function {attribute}; name the one that makes it")
-    return name, factory
+        raise StartError(
+            f"the agent {name or attribute!r}: {module_name} has no function {attribute}; name the one that makes it"
+        )
+    return name or factory_name(factory) or _PREFIX.sub("", attribute), factory
 
 
 def _module_of(file: Path) -> str:
@@ -192,48 +194,6 @@ def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) 
             )
 
 
-def _check_attributes(name: str, agent: MultiStepAgent) -> None:
-    """Check the attributes by which an author sets options of this service."""
-    unsafe = getattr(agent, "unsafe_to_repeat", ())
-    if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(agent.tools):
-        raise StartError(f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools")
-    _check_retries(name, agent)
-    if code_runs_in(agent) != "child":
-        return
-    executor = getattr(agent, "executor", "child")
-    if executor != "child":
-        raise StartError(f"the agent {name!r} has executor = {executor!r}; make it 'child' or 'thread'")
-    try:
-        limits_of(getattr(agent, "code_limits", {}))
-    except (ValueError, AttributeError) as error:
-        raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
-
-
-def _check_retries(name: str, agent: MultiStepAgent) -> None:
-    retries = getattr(agent, "model_retries", 0)
-    if type(retries) is not int or not 0 <= retries <= MAX_MODEL_RETRIES:
-        raise StartError(f"the agent {name!r} has model_retries = {retries!r}; make it 0 to {MAX_MODEL_RETRIES}")
-    hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
-    if isinstance(hidden, int) and hidden > 0:
-        log.warning(
-            "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
-            'client_kwargs={"max_retries": 0} to the model',
-            name,
-            hidden,
-            extra={"action": "model.retries"},
-        )
-
-
-def _carries_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
-    carries = getattr(agent, "carries", ())
-    if not isinstance(carries, list | tuple | set | frozenset):
-        raise StartError(f"the agent {name!r} carries {carries!r}; make it a list of classes")
-    for kind in carries:
-        if not isinstance(kind, type) or "." in kind.__qualname__:
-            raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
-    return tuple(carries)
-
-
 def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
     coders = [agent for agent in _with_managed(first) if code_runs_in(agent) == "child"]
     imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
@@ -249,10 +209,10 @@ def _kind(agent: MultiStepAgent) -> str:
 def _fingerprint(first: MultiStepAgent, second: MultiStepAgent) -> str:
     """Hash prompts, tools and options: only an equal agent may replay a turn.
 
-    Dates are left out, and parts that differ between two agents of one factory. `agent.fingerprint = "…"` replaces it.
+    Dates are left out, and parts that differ between two agents of one factory. The option `fingerprint` replaces it.
     """
-    own = getattr(first, "fingerprint", None)
-    if isinstance(own, str):
+    own = options_of(first).fingerprint
+    if own is not None:
         return hashlib.sha256(own.encode()).hexdigest()[:16]
     parts, others = _parts(first), _parts(second)
     same = {name: part for name, part in parts.items() if others.get(name) == part}
@@ -272,7 +232,8 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         "system_prompt": _without_dates(str(agent.initialize_system_prompt())),
         "templates": _without_dates(json.dumps(json_form(dict(agent.prompt_templates)))),
         "instructions": _without_dates(str(agent.instructions)),
-        **{name: json_form(getattr(agent, name, None)) for name in _OPTIONS},
+        **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
+        "executor": options_of(agent).executor,
     }
     for name, tool in agent.tools.items():
         parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def chat(
         if url:
             raise StartError(f"{agent} would be served here, and --url names another service; leave one of them out")
         add_agents([spec := spec_of(agent)])
-        agent = spec.partition("=")[0]
+        name, named, _ = spec.partition("=")
+        agent = name if named else None  # the first agent is the default one
+        os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
     with _address(url) as address, service(address, api_key) as client:
         talk = _Chat(client, address, agent, conversation)
         talk.greet()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,10 +134,10 @@ def _text(value: Any) -> str:
 
 
 def spec_of(target: str) -> str:
-    """Return `name=module:factory` of `module:factory`. The name is the factory's without `make_`."""
+    """Check `module:factory`. The factory's decorator names the agent, or else the function does."""
     if "=" in target:
         return target
     _, colon, factory = target.rpartition(":")
     if not colon or not factory:
         raise StartError(f"{target!r} names no factory; write it as my_agents:make_shop or my_agents.py:make_shop")
-    return f"{re.sub('^(make|create|build|get)_', '', factory)}={target}"
+    return target

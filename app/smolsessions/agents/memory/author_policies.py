@@ -1,4 +1,4 @@
-"""Memory policy and policy functions that an agent's author sets as attributes of the agent."""
+"""Memory policy and policy functions that an agent's author sets as options of the agent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from smolagents import MultiStepAgent
 
 from smolsessions.core.errors import InvalidRequestError, StartError
 from smolsessions.core.policies import OwnRule, policy_of, what_is_wrong
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:
     """Import the functions `(steps) -> steps` that the agent lists as `own_policies`."""
-    listed = getattr(agent, "own_policies", ())
+    listed = options_of(agent).own_policies
     if not isinstance(listed, list | tuple):
         raise StartError(f"the agent {name!r} has own_policies = {listed!r}; make it a list of module:function")
     functions = {}
@@ -38,7 +39,7 @@ def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFun
 def agent_policy(name: str, agent: MultiStepAgent, own_policies: Collection[str]) -> Policy:
     """Return the agent's `memory_policy`, by default an empty one, and check its `summary_model`."""
     try:
-        policy = policy_of(getattr(agent, "memory_policy", []))
+        policy = policy_of(options_of(agent).memory_policy)
         check_own_rules(policy, own_policies, "memory_policy")
     except (ValidationError, InvalidRequestError) as error:
         reason = what_is_wrong(error) if isinstance(error, ValidationError) else error
@@ -48,7 +49,7 @@ def agent_policy(name: str, agent: MultiStepAgent, own_policies: Collection[str]
             f"the agent {name!r} has a memory_policy, but its class overrides write_memory_to_messages, which would "
             "ignore the policy; remove one of them"
         )
-    model = getattr(agent, "summary_model", None)
+    model = options_of(agent).summary_model
     if model is not None and not callable(getattr(model, "generate", None)):
         raise StartError(f"the agent {name!r} has summary_model = {model!r}; make it a smolagents model")
     return policy

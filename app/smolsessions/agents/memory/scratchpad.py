@@ -1,8 +1,8 @@
 """Scratchpad: notes that an agent writes for itself with a tool. No policy removes them from its prompt.
 
-A factory enables it with `agent.scratchpad = True`. A note is a step in front of the step whose call wrote it. The
-steps are authoritative. The tool's state holds only the last number and the notes that are not steps yet, so a call
-that a replay returns from the journal still leaves its note.
+The option `scratchpad` enables it. A note is a step in front of the step whose call wrote it. The steps are
+authoritative. The tool's state holds only the last number and the notes that are not steps yet, so a call that a
+replay returns from the journal still leaves its note.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.values import loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,7 +180,7 @@ class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
 
 def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
     """Add the tools to an agent that enables them, but not to its managed agents."""
-    wanted = getattr(agent, "scratchpad", False)
+    wanted = options_of(agent).scratchpad
     if not isinstance(wanted, bool):
         raise StartError(f"the agent {name!r} has scratchpad = {wanted!r}; make it True or False")
     if not wanted or scratchpad_of(agent):  # the same agent twice is refused elsewhere

@@ -19,6 +19,7 @@ from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, Inter
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from smolagents import MultiStepAgent
@@ -95,7 +96,7 @@ def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
     if isinstance(agent.python_executor, RemotePythonExecutor):
         return "remote"
     is_local = type(agent.python_executor) is LocalPythonExecutor
-    return "child" if is_local and getattr(agent, "executor", "child") != "thread" else "thread"
+    return "child" if is_local and options_of(agent).executor != "thread" else "thread"
 
 
 def clean_up(agent: MultiStepAgent) -> None:
@@ -128,7 +129,7 @@ def _put_proxies(node: AgentNode) -> None:
 def _put_interpreter(node: AgentNode, agent: CodeAgent, fork_client: ForkClient) -> None:
     executor: Any = agent.python_executor
     if node.code_runs_in == "child":
-        limits = limits_of(getattr(agent, "code_limits", {}))
+        limits = limits_of(options_of(agent).code_limits)
         executor = node.interpreter = ChildInterpreter(
             executor, fork_client, limits, node.carries, node.check, timeout_s=_timeout_of(agent)
         )

@@ -17,6 +17,7 @@ from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -150,7 +151,7 @@ class ModelProxy(Proxy):
                         call.wait(back_off_s * random.uniform(0.5, 1))  # noqa: S311 - spreads retries, hides nothing
                     return request()
             except Exception as error:
-                if retry >= getattr(self._node.agent, "model_retries", 0) or not is_transient(error):
+                if retry >= options_of(self._node.agent).model_retries or not is_transient(error):
                     raise
                 retry += 1
 

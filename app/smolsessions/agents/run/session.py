@@ -30,6 +30,7 @@ from smolsessions.agents.values.images import drop_pixels, image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import Failure, Outcome
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +87,7 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._make_ids_unique)
         if self._prompt_builder:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
-            summary_model = getattr(agent, "summary_model", None)
+            summary_model = options_of(agent).summary_model
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
         nodes = instrument(agent, fork_client, tuple(carries))
         self._root = nodes[0]

@@ -15,6 +15,7 @@ from smolagents.memory import FinalAnswerStep
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.sandbox.guard import tool_stub
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ class ToolProxy(Proxy):
         return call.result
 
     def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
-        name, unsafe = self._real.name, getattr(self._node.agent, "unsafe_to_repeat", ())
+        name, unsafe = self._real.name, options_of(self._node.agent).unsafe_to_repeat
         if call.record.repeated and (name in unsafe or getattr(self._real, "unsafe_to_repeat", False)):
             call.record = replace(call.record, repeated=False)  # an earlier attempt made this call: it is not repeated
             act = functools.partial(_refuse, name)

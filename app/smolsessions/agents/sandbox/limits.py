@@ -1,4 +1,4 @@
-"""Limits of a CodeAgent's code. An agent's factory overrides them with `agent.code_limits = {"cpu_s": 5}`."""
+"""Limits of a CodeAgent's code. The option `code_limits` of an agent overrides them."""
 
 from __future__ import annotations
 

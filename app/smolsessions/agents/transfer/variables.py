@@ -30,6 +30,7 @@ from smolsessions.agents.transfer.document_models import Json, Strict, Text, che
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +53,7 @@ class ImportTarget:
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
-    limits = limits_of(getattr(agent, "code_limits", {})) if code_runs_in(agent) == "child" else None
+    limits = limits_of(options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
     most = int(limits.variables_mb * _MB) if limits else None
     targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():
