@@ -151,7 +151,7 @@ REFUSED = {
         "x=mine:make_misspelt_option", "TypeError", "no option 'memory_polcy'; did you mean memory_policy?"
     ),
     "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
-    "a file that is not there": _agents("x=./mine.py:make", "mine.py is no Python file", "check the path"),
+    "a file that is not there": _agents("x=./theirs.py:make", "theirs.py is no Python file", "check the path"),
     "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
     "the name of a demo": _agents("demo=mine:make", "two agents are called 'demo'", "a name of its own"),
     "a name with a blank": _agents("my agent=mine:make", "'my agent'", "letters, digits, - and _ only; rename it"),
