@@ -254,7 +254,7 @@ def say_all(service: Service, *, memory: bool = False) -> Json:
         said[path] = service.get(path, **query)
         return dict(said[path])
 
-    for item in ask("/conversations", limit=100)["items"]:
+    for item in ask("/conversations", limit=100, sort="created")["items"]:
         where = f"/conversations/{item['id']}"
         ask(where)
         if memory:
