@@ -176,12 +176,14 @@ def _play(connection: http.client.HTTPConnection, conversation: str, name: str, 
 def _show_record(connection: http.client.HTTPConnection, conversation: str, turns: int) -> bool:
     """Read all steps and print whether the record is whole."""
     kinds: dict[str, int] = {}
-    cursor: str | None = "0"
-    while cursor:
-        page = _ask(connection, "GET", f"/conversations/{conversation}/steps?limit=100&cursor={cursor}")
-        cursor = page["next_cursor"]
+    cursor = ""
+    while True:
+        page = _ask(connection, "GET", f"/conversations/{conversation}/steps?limit=100{cursor}")
         for step in page["items"]:
             kinds[step["type"]] = kinds.get(step["type"], 0) + 1
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
     steps = kinds.get("task", 0) + kinds.get("action", 0)
     summaries = f", and {kinds['summary']} summaries" if "summary" in kinds else ""
     is_whole = steps == turns * STEPS_A_TURN

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from smolsessions.web.cursors import cursor_at
 from tests.support.policies import LAST_TWO, LONG, SETTINGS, echo_call, patch_policy, path_of, prune
 from tests.support.service import Service
 from tests.support.turns import DONE
@@ -89,7 +90,8 @@ def test_archived_steps_of_a_type_are_included_on_request(service: Service) -> N
 def test_a_missing_type_and_a_cursor_past_the_end_yield_an_empty_page(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     assert pages(service, turn, type="summary") == [[]]
-    beyond = service.get(path_of(turn, "/steps"), type="action", cursor="99")
+    cursor = cursor_at("99", "steps", "local", turn["conversation_id"], "asc", "action", "False")
+    beyond = service.get(path_of(turn, "/steps"), type="action", cursor=cursor)
     assert beyond == {"items": [], "next_cursor": None}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
-from tests.support.executors import MAX_BYTES, new_executor, said
+from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class Shape:
 
     def _of(self, value: Any) -> object:
         if isinstance(value, int | str | None) or getattr(value, "__name__", "") == "echo":
-            return str(value) if not callable(value) else "the tool"
+            return comparable(str(value)) if not callable(value) else "the tool"
         if isinstance(value, set):
             return sorted(map(str, value))
         if not isinstance(value, tuple):

@@ -314,6 +314,7 @@ def test_a_rollback_brings_back_what_was_archived_since(service: Service) -> Non
     assert step_counts(roll_back(service, name, 2)) == {"task": 2, "action": 2}
 
 
+SAME_ID = {"X-Request-Id": "the-same"}
 ASKS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "rollback", {"turn": 1}),
     ("POST", "rollback", {"turn": 0}),
@@ -516,8 +517,8 @@ def test_a_turn_that_is_not_there_and_another_owners_conversation_are_not_found(
         say_as(locked, ADA, "secret", hers)
         for what, body in (("fork", {}), ("rollback", {"turn": 1}), ("export", None)):
             method = "GET" if body is None else "POST"
-            missing = request_as(locked, BOB, method, f"/conversations/none/{what}", body).json()
-            response = request_as(locked, BOB, method, f"/conversations/{hers}/{what}", body)
+            missing = request_as(locked, BOB, method, f"/conversations/none/{what}", body, **SAME_ID).json()
+            response = request_as(locked, BOB, method, f"/conversations/{hers}/{what}", body, **SAME_ID)
             assert problem(response, 404, "conversation_not_found") == missing
         for what in ("fork", "rollback"):
             problem(

@@ -32,7 +32,13 @@ SETTINGS = {
 }
 ENDLESS = json.dumps([{"endless": "on and on ", "pace_s": 0.01}])
 MERGE = {"Content-Type": "application/merge-patch+json"}
-STABLE = {"instance": "4f1d0c6ab27e93d5", "characters": 2048, "tokens": 512, "smolagents": "1.26.0"}
+STABLE = {
+    "instance": "4f1d0c6ab27e93d5",
+    "next_cursor": "jqImoIM2Mg",
+    "characters": 2048,
+    "tokens": 512,
+    "smolagents": "1.26.0",
+}
 
 
 class Recorder:

@@ -46,5 +46,11 @@ def said(executor: LocalPythonExecutor, code: str) -> str:
     try:
         result = executor(code)
     except InterpreterError as error:
-        return re.sub("0x[0-9a-f]+", "0x", f"{executor.state['_print_outputs']}{error}")
-    return f"{result.logs}{result.output if result.is_final_answer else ''}"
+        return comparable(f"{executor.state['_print_outputs']}{error}")
+    return comparable(f"{result.logs}{result.output if result.is_final_answer else ''}")
+
+
+def comparable(text: str) -> str:
+    """Return a text without addresses, and with the members of sets in one order: a set may keep them in any."""
+    text = re.sub("0x[0-9a-f]+", "0x", text)
+    return re.sub(r"\{([^{}:]*)\}", lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)

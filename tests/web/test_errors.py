@@ -132,6 +132,7 @@ NO_JSON = {
 
 STATUSES = {
     "agent_error": 500,
+    "precondition_failed": 412,
     "internal": 500,
     "head_too_large": 431,
     "request_timeout": 408,

@@ -41,6 +41,7 @@ PATHS = [
     ("POST", "/conversations/{id}/turns"),
     ("GET", "/agents"),
 ]
+SAME_ID = {"X-Request-Id": "the-same"}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/turn"): {"message": '[{"say": "hi"}]', "agent": "scripted"},
     ("POST", "/conversations"): {},
@@ -122,7 +123,7 @@ def test_another_owners_conversation_answers_as_one_that_never_existed(locked: S
     method, path = place
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"), nothing_stored(locked, Authorization=f"Bearer {BOB}"):
         others, nothing = (
-            request_as(locked, BOB, method, path.format(id=name), BODIES.get(place))
+            request_as(locked, BOB, method, path.format(id=name), BODIES.get(place), **SAME_ID)
             for name in (conversation_id, "never-was")
         )
     problem(others, 404, "conversation_not_found")
@@ -134,7 +135,7 @@ def test_a_turn_cannot_be_posted_to_anothers_conversation_by_its_id(locked: Serv
     conversation_id = create_as(locked, ADA)["id"]
     for agent in ({}, {"agent": "scripted"}, {"agent": "demo"}):
         others, nothing = (
-            request_as(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent})
+            request_as(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent}, **SAME_ID)
             for name in (conversation_id, "never-was")
         )
         problem(others, 404, "conversation_not_found")

@@ -104,7 +104,7 @@ class Catalog:
             if "thread" in agent.executors:
                 raise StartError(
                     f"the agent {name!r} runs its code in the service itself, and SMOLSESSIONS_CODE_CONFINEMENT is "
-                    f"required: leave out its option executor, {mend}"
+                    f"required: leave out its option executor='thread', {mend}"
                 )
         if self._started and self._fork_client.level() not in CONFINED:
             raise StartError(
