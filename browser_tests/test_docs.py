@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:
     page = opened(service, "/docs")
-    call = page.locator("#operations-health-livez")
-    call.get_by_role("button", name="GET /livez Livez").click()
+    call = page.locator("#operations-health-getLiveness")
+    call.get_by_role("button", name="GET /livez Return 200 while the process runs").click()
     call.get_by_role("button", name="Try it out").click()
     call.get_by_role("button", name="Execute").click()
     expect(call.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
