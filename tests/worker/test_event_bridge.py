@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smolsessions.core.events import MessageRestarted, Where
-from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, read_events, ref_of, submit
 
@@ -16,6 +15,13 @@ if TYPE_CHECKING:
     from smolsessions.store.store import Store
 
 pytest_plugins = ["tests.support.stores"]
+
+
+class PatientBridge(LoopEventBridge):
+    """Bridge whose events wait longer than a test."""
+
+    hold_s = 60
+
 
 RESTARTED = MessageRestarted(Where("1", 1, "agent", None, 1), "1.m1")
 
@@ -43,13 +49,12 @@ async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt
 
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
 async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_once(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+    stores: tuple[Store, Store], is_elsewhere: bool
 ) -> None:
-    monkeypatch.setattr(event_bridge, "HOLD_S", 60)
     one, other = stores
     await submit(one, "c")
     lease = await claim_one(one)
-    bridge = LoopEventBridge(lease)
+    bridge = PatientBridge(lease)
     bridge.begin(1, can_wait=True)
     await lease.flush()
     assert not lease.watched
@@ -64,18 +69,17 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
     bridge.close()
 
 
-async def test_events_without_a_reader_wait_for_the_commit(
-    stores: tuple[Store, Store], raw: Raw, monkeypatch: pytest.MonkeyPatch
+async def test_events_without_a_reader_wait_for_the_commit_except_the_start(
+    stores: tuple[Store, Store], raw: Raw
 ) -> None:
-    monkeypatch.setattr(event_bridge, "HOLD_S", 60)
     one, _ = stores
     await submit(one, "c")
     lease = await claim_one(one)
-    bridge = LoopEventBridge(lease)
+    bridge = PatientBridge(lease)
     bridge.begin(1, can_wait=True)
     await asyncio.to_thread(bridge.emit, RESTARTED, None, ("model:1", b"sealed"))
     await lease.flush()
-    assert event_names_of(raw, "c") == ["turn.queued"]
+    assert event_names_of(raw, "c") == ["turn.queued", "turn.started"]
     bridge.close()
     await lease.commit(DONE)
     assert [name for _, name in await read_events(one, "c", 1)] == [

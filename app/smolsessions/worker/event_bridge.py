@@ -34,6 +34,8 @@ class LoopEventBridge:
     deltas, and waits if the queue is full.
     """
 
+    hold_s = HOLD_S
+
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
@@ -147,7 +149,7 @@ class LoopEventBridge:
 
     def _set_timer(self) -> None:
         self._waiting = True
-        delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else HOLD_S)
+        delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else self.hold_s)
         self._hold_timer = self._loop.call_later(delay_s, self._write)
 
     def _on_wake(self) -> None:
@@ -203,9 +205,12 @@ class LoopEventBridge:
         return replace(delta, text="".join(texts)) if len(texts) > 1 else delta
 
     def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
-        """Write a step or an effect, and the events that were taken, unless they can wait."""
+        """Write a step or an effect, and the events that were taken, unless they can wait.
+
+        The start of an attempt is one write with its key: a crash between two would leave an attempt without its event.
+        """
         events: list[StepEvent | TurnStarted] = []
-        if self._events and (not (step or effect) or self._lease.watched):
+        if self._events and (not (step or effect) or self._lease.watched or type(self._events[0]) is TurnStarted):
             events, self._events = self._events, events
             if any(type(event) is MessageDelta for event in events):
                 self._next_at = self._loop.time() + JOIN_S
