@@ -230,6 +230,7 @@ def test_a_block_that_waits_in_a_tool_can_be_stopped_and_its_process_ends_with_t
     gate = tmp_path / "gate"
     with posting(service, *code_script("kept = 1", f"wait_for(path={str(gate)!r})"), agent="coder") as stream:
         stream.until("tool.call", name="wait_for")
+        wait_until(gate.with_name("gate.started").exists)
         turn = cancel_and_check(service, stream, within_s=ABANDON_S)
     gate.touch()
     wait_until_no_code_runs(service)

@@ -92,6 +92,7 @@ def test_a_stop_between_steps_keeps_the_one_and_does_not_begin_the_other(
     gate = tmp_path / "gate"
     with posting(service, wait_for_gate(gate), ENDLESS) as stream:
         stream.until("tool.call")
+        wait_until(gate.with_name("gate.started").exists)
         answer = cancel(service, stream.seen[0].data)
         gate.touch()
         turn = cancel_and_check(service, stream, answer)
@@ -118,6 +119,7 @@ def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: P
         posting(service, ECHO, wait_for_gate(gate), ECHO, agent="workflow") as stream,
     ):
         stream.until("tool.call", name="wait_for")
+        wait_until(gate.with_name("gate.started").exists)
         answer = cancel(service, stream.seen[0].data)
         gate.touch()
         turn = cancel_and_check(service, stream, answer)
@@ -160,6 +162,7 @@ def test_a_stop_that_code_swallows_a_few_times_lands_at_the_next_call(service: S
     code = f"wait_for(path={str(gate)!r})\n{thrice}\nprint('swallowed')"
     with posting(service, {"code": code}, ENDLESS, agent="streamed-code") as stream:
         stream.until("tool.call", name="wait_for")
+        wait_until(gate.with_name("gate.started").exists)
         answer = cancel(service, stream.seen[0].data)
         gate.touch()
         turn = cancel_and_check(service, stream, answer)
@@ -317,6 +320,7 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
     body: Event = {"deadline_s": 0.2} if how == "a deadline" else {}
     with posting(narrow, ECHO, wait_for_gate(gate), {"say": "a zombie's answer"}, **body) as stream:
         stream.until("tool.call", name="wait_for")
+        wait_until(gate.with_name("gate.started").exists)
         start = time.monotonic()
         if how == "a stop":
             assert cancel(narrow, stream.seen[0].data, "wait=10").json()["status"] == "cancelled"
