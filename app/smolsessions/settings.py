@@ -49,7 +49,7 @@ class Settings(BaseSettings):
         None, description="Holds the password for REDIS_URL, before one that is in it; read at every connect."
     )
     redis_ca_file: Path | None = Field(
-        None, description="Certificates of the authorities that a store with TLS is checked against; else the system's."
+        None, description="Certificates of authorities that a store with TLS is checked against, besides the system's."
     )
     partitions: int | None = Field(
         None,
