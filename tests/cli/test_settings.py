@@ -40,10 +40,46 @@ def test_settings_of_files_are_used(tmp_path: Path) -> None:
     assert found == {"one": False, "second": True, "first": False}
 
 
-@pytest.mark.parametrize("line", ["prot = 80", "port = = 80"])
-def test_a_toml_file_with_a_mistake_is_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / "smolsessions.toml").write_text(line)
-    assert "smolsessions.toml" in sentence_of(run(tmp_path, {}, "serve", cwd=tmp_path))
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        (
+            "smolsessions.toml",
+            b"# mine\nprot = 80",
+            "smolsessions.toml, line 2: prot is no setting; did you mean port?",
+        ),
+        ("smolsessions.toml", b"# mine\n[server]", "smolsessions.toml, line 2: server is no setting; `smolsessions"),
+        (
+            "smolsessions.toml",
+            b"port = = 80",
+            "smolsessions.toml is no TOML: Invalid value (at line 1, column 8); write",
+        ),
+        ("smolsessions.toml", b"port = 80\nhost = '\xff'", "smolsessions.toml, line 2: no UTF-8; save the file"),
+        ("smolsessions.toml", b'host = "a\\u0000"', "smolsessions.toml: host holds a NUL character; remove it"),
+        (".env", b"A=1\nB=2\nC=\xff", ".env, line 3: no UTF-8; save the file"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_name_and_line(
+    file: str, content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    assert sentence_of(run(tmp_path, {}, "serve", cwd=tmp_path)).startswith(f"smolsessions: {sentence}")
+
+
+@pytest.mark.parametrize("command", ["check", "chat", "turns list x"])
+def test_commands_that_use_a_file_refuse_its_mistake(command: str, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("prot = 80")
+    assert "did you mean port?" in sentence_of(run(tmp_path, {}, *command.split(), cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "serve --help", "turns list --help", "init new", "settings"]
+)
+def test_a_file_with_a_mistake_does_not_stop_commands_that_need_none(command: str, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("port = = 80")
+    status, output, errors = run(tmp_path, {}, *command.split(), cwd=tmp_path)
+    assert (status, errors) == (0, ""), errors
+    assert output
 
 
 @pytest.mark.parametrize("target", ["tests.support.agents:make_scripted", f"{AGENTS}:make_scripted"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smolsessions.cli.flags import add_agents, spec_of, with_settings
-from smolsessions.cli.remote import ApiKey, out, service, shorten
+from smolsessions.cli.remote import ApiKey, check_url, out, service, shorten
 from smolsessions.core.errors import StartError
 from smolsessions.wire.events import (
     MessageDelta,
@@ -44,7 +44,10 @@ def chat(
     ] = None,
     conversation: Annotated[str | None, typer.Option(help="Conversation to go on with.")] = None,
     url: Annotated[
-        str | None, typer.Option(envvar="SMOLSESSIONS_URL", help="Address of the service. Else one is started here.")
+        str | None,
+        typer.Option(
+            envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service. Else one is started here."
+        ),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:

@@ -51,7 +51,10 @@ def front(
     Every setting is a flag of `serve`, or else an environment variable SMOLSESSIONS_…, or else a line of .env, or else
     a line of smolsessions.toml in the current folder: `--port 80`, SMOLSESSIONS_PORT=80, port = 80.
     """
-    context.obj = read_files()
+    try:
+        context.obj = read_files()
+    except StartError as mistake:  # raised by the commands that use the files; help and `init` do not
+        context.obj = mistake
 
 
 @app.command()

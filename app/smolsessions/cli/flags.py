@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import io
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +51,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def with_environment(context: typer.Context, **given: Any) -> None:
         targets, named = given.pop("targets", None) or (), given.pop("agents_named") or ()
         chosen = {name: value for name in flags if (value := given.pop(name)) is not None}
-        places: dict[str, str] = {**(context.obj or {}), **{name: _long(name) for name in chosen}}
+        places: dict[str, str] = {**places_of(context), **{name: _long(name) for name in chosen}}
         os.environ.update({_variable(name): _text(value) for name, value in chosen.items()})
         add_agents([*map(spec_of, targets), *named])
         if "settings" in own:
@@ -79,27 +82,63 @@ def add_agents(specs: list[str]) -> None:
 def read_files() -> dict[str, str]:
     """Set the variables of .env and smolsessions.toml that the environment does not have, or has empty.
 
-    Returns the place of each setting that came from a file.
+    Returns the place of each setting that came from a file. Raises `StartError` if a file has a mistake.
     """
     places = {}
-    for variable, value in dotenv_values(ENV).items():
+    for variable, value in dotenv_values(stream=io.StringIO(_text_of(ENV))).items():
         if value and not os.environ.get(variable):
-            os.environ[variable] = value
-            places[variable.removeprefix(PREFIX).lower()] = f"{ENV}: {variable}"
+            _set_variable(variable, value, place := f"{ENV}: {variable}")
+            places[variable.removeprefix(PREFIX).lower()] = place
     for name, value in _toml().items():
-        if name not in Settings.model_fields and name.upper() not in OF_CLIENTS:
-            raise StartError(f"{TOML}: {name} is no setting; `smolsessions settings` lists all settings")
         if not os.environ.get(_variable(name)):
-            os.environ[_variable(name)] = _text(value)
-            places[name] = f"{TOML}: {name}"
+            _set_variable(_variable(name), _text(value), place := f"{TOML}: {name}")
+            places[name] = place
     return places
 
 
+def places_of(context: typer.Context) -> dict[str, str]:
+    """Return the places of settings that came from files. Raises the mistake of a file."""
+    if isinstance(context.obj, StartError):
+        raise context.obj
+    return dict(context.obj or {})
+
+
 def _toml() -> dict[str, Any]:
+    text = _text_of(TOML)
     try:
-        return tomllib.loads(TOML.read_text("utf-8")) if TOML.is_file() else {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"{TOML} is no TOML: {error}") from None
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StartError(f"{TOML} is no TOML: {error}; write a setting as `port = 8000`") from None
+    for name in found:
+        if name not in Settings.model_fields and name.upper() not in OF_CLIENTS:
+            at = re.search(rf"^\W*{re.escape(name)}\b", text, re.MULTILINE)
+            line = f", line {_line_at(text, at.end())}" if at else ""
+            near = difflib.get_close_matches(name, Settings.model_fields, 1)
+            mend = f"did you mean {near[0]}?" if near else "`smolsessions settings` lists all settings"
+            raise StartError(f"{TOML}{line}: {name} is no setting; {mend}")
+    return found
+
+
+def _text_of(file: Path) -> str:
+    """Return the text of a file, which is empty if it does not exist."""
+    try:
+        content = file.read_bytes() if file.is_file() else b""
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise StartError(f"{file} cannot be read ({error.strerror}); mend its rights, or move it away") from None
+    except UnicodeDecodeError as error:
+        line = _line_at(content[: error.start].decode("latin-1"), error.start)
+        raise StartError(f"{file}, line {line}: no UTF-8; save the file in this encoding") from None
+
+
+def _line_at(text: str, index: int) -> int:
+    return text.count("\n", 0, index) + 1
+
+
+def _set_variable(variable: str, value: str, place: str) -> None:
+    if "\0" in value:
+        raise StartError(f"{place} holds a NUL character; remove it")
+    os.environ[variable] = value
 
 
 def _flag(name: str, field: Any) -> Any:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
+import httpx2
 import typer
 from rich.console import Console
 
+from smolsessions.cli.flags import places_of
 from smolsessions.client import Client, ClientError
+from smolsessions.core.errors import StartError
+
+PORTS = 65536
+LOCAL = "http://127.0.0.1:8000"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pydantic import BaseModel
 
-Url = Annotated[str, typer.Option(envvar="SMOLSESSIONS_URL", help="Address of the service.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="SMOLSESSIONS_API_KEY", help="Your API key.")]
+
+def check_url(context: typer.Context, url: str | None) -> str | None:
+    """Check the address of a service, and the files that it may come from."""
+    if context.resilient_parsing:  # a shell completes the line
+        return url
+    places_of(context)
+    if url is not None and not _is_address(url):
+        raise StartError(f"{url!r} is no address of a service; write it as {LOCAL} (--url, SMOLSESSIONS_URL)")
+    return url
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, UnicodeError):
+        return False
+    return parsed.scheme in {"http", "https"} and bool(parsed.host) and (parsed.port or 0) < PORTS
+
+
+def check_key(key: str | None) -> str | None:
+    if key is not None and not re.fullmatch("[!-~]*", key):
+        raise StartError("the API key has characters that no key has; copy it again (--api-key, SMOLSESSIONS_API_KEY)")
+    return key
+
+
+Url = Annotated[str, typer.Option(envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="SMOLSESSIONS_API_KEY", callback=check_key, help="Your API key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-LOCAL = "http://127.0.0.1:8000"
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
