@@ -9,8 +9,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tests.client.test_later_words import LATER
 from tests.support.debian import skip
 from tests.support.environments import GENERATOR, environment
+from tests.support.proxy import proxy
 from tests.support.service import ROOT
 from tests.support.turns import DONE, ECHO
 from tools.node_programs import FOLDER, NoNodeError, programs
@@ -55,11 +57,11 @@ const stream = await client.GET("/conversations/{conversation_id}/turns/{number}
 });
 const lines = (stream.data as string).split("\\n").filter((line) => line.startsWith("data:"));
 const events: components["schemas"]["Event"][] = lines.map((line) => JSON.parse(line.slice(5)));
-const last = events[events.length - 1];
+const types = new Set(events.map((event) => event.type));
 const missing = await client.GET("/conversations/{conversation_id}", {
   params: { path: { conversation_id: "nothing" } },
 });
-console.log(turn.status, turn.reply, turn.tool_call_names.join(), last.type, missing.error?.code);
+console.log(turn.status, turn.reply, turn.tool_call_names.join(), [...types].join(), missing.error?.code);
 """
 SETTINGS = {
     "compilerOptions": {
@@ -96,6 +98,9 @@ def test_a_client_of_openapi_python_client_runs_a_turn(service: Service, tmp_pat
     said = run([python, "turn.py"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
 
     assert said == "finished done ['echo'] 1 conversation_not_found\n"
+    with proxy(str(service.client.base_url), words=LATER) as address:
+        said = run([python, "turn.py"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
+    assert said == "adjourned done ['echo'] 1 conversation_moved\n"
 
 
 def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: Path) -> None:
@@ -119,4 +124,8 @@ def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: 
     node = str(shutil.which("node"))
     said = run([node, "out/turn.js"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
 
-    assert said == "finished done echo turn.finished conversation_not_found\n"
+    types = "turn.queued,turn.started,step.started,message.delta,tool.call,tool.result,step.finished,turn.finished"
+    assert said == f"finished done echo {types} conversation_not_found\n"
+    with proxy(str(service.client.base_url), words=LATER) as address:
+        said = run([node, "out/turn.js"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
+    assert said == f"adjourned done echo {types.replace('tool.result', 'tool.rejected')} conversation_moved\n"

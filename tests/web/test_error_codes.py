@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smolsessions.core.errors import FAILURES
-from smolsessions.web.error_codes import codes_of_answers, errors_reference
+from smolsessions.core.errors import FAILURES, codes_of_answers
+from smolsessions.web.error_codes import errors_reference
 from tests.support.problems import problem
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.streaming import posting
@@ -55,7 +55,7 @@ def test_each_code_of_an_answer_has_a_page(service: Service) -> None:
     for code, answer in codes_of_answers().items():
         page = service.client.get(f"/docs/errors/{code}")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert answer.message.split(";")[0].replace("'", "&#x27;") in page.text
+        assert answer().message.split(";")[0].replace("'", "&#x27;") in page.text
     problem(service.client.get("/docs/errors/never"), 404, "not_found")
 
 

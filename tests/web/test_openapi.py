@@ -59,6 +59,56 @@ def test_an_operation_is_described(name: str) -> None:
     assert {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]} >= set(operation["tags"])
 
 
+def undescribed(name: str, schema: dict[str, Any]) -> list[str]:
+    """Return the schemas and fields without a description, also inside lists and unions."""
+    inner = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *([schema["items"]] if "items" in schema else [])]
+    found = [path for each in inner for path in undescribed(name, each)]
+    for field, described in schema.get("properties", {}).items():
+        path = f"{name}.{field}"
+        found += [path] * (not described.get("description", "").endswith((".", "…"))) + undescribed(path, described)
+    return found
+
+
+@pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
+def test_a_schema_and_each_of_its_fields_are_described(name: str) -> None:
+    schema = DOCUMENT["components"]["schemas"][name]
+    assert schema.get("description")
+    assert undescribed(name, schema) == []
+
+
+def test_headers_are_described() -> None:
+    inline = [
+        header
+        for operation in OPERATIONS.values()
+        for _, each in responses_of(operation)
+        for header in each.get("headers", {}).values()
+        if "$ref" not in header
+    ]
+    headers = [*inline, *DOCUMENT["components"]["headers"].values()]
+    assert headers
+    assert all(header["description"] and header["schema"] for header in headers)
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "word"),
+    [
+        ("Problem", "code", "invalid_request"),
+        ("Failure", "code", "model_error"),
+        ("OtherEvent", "type", "turn.finished"),
+        ("Turn", "status", "cancelled"),
+        ("Conversation", "status", "queued"),
+        ("Step", "type", "summary"),
+        ("Agent", "code_runs_in", "child"),
+    ],
+)
+def test_a_word_that_may_get_company_is_a_text_with_its_known_values(schema: str, field: str, word: str) -> None:
+    described = DOCUMENT["components"]["schemas"][schema]["properties"][field]
+    text = next(each for each in [described, *described.get("anyOf", ())] if each.get("type") == "string")
+    assert word in text["x-extensible-enum"]
+    assert f"`{word}`" in text["description"]
+    assert "enum" not in text
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_keys_and_headers_are_described_exactly_where_they_are(name: str) -> None:
     operation = OPERATIONS[name]

@@ -169,6 +169,12 @@ class LeaseLostError(ServiceError):
     """Another worker, or a delete, took this turn; whatever is written for it now changes nothing."""
 
 
+def codes_of_answers() -> dict[str, type[ServiceError]]:
+    """Return the errors that answer requests, by code."""
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, ServiceError)]
+    return {kind.code: kind for kind in kinds if kind not in {StartError, LeaseLostError}}
+
+
 FAILURES = {
     "agent_changed": "The process that ran the turn ended, and the agent has other prompts, tools or options now. "
     "Finished steps are kept.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from smolsessions.core.records import StepImage, ToolCall, Turn, Usage, record
 
@@ -153,6 +153,7 @@ FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished",
     "failed": "turn.failed",
     "cancelled": "turn.cancelled",
 }
+EVENT_TYPES = (*(kind.type for kind in get_args(TurnQueued | TurnStarted | StepEvent)), *FINAL.values())
 
 
 @record

@@ -19,6 +19,7 @@ from pydantic import (
 
 MOST_RULES = 8
 MOST_NAME_CHARS = 300
+NAME = "Name of the rule."
 NONE_SENTENCE = (
     "is no policy: use no_pruning, keep_last_n_steps, prune_old_observations, token_budget, summarize, or a function "
     "of the agent's as module:function"
@@ -33,36 +34,36 @@ class _Rule(BaseModel):
 class NoPruning(_Rule):
     """All steps are shown."""
 
-    name: Literal["no_pruning"]
+    name: Literal["no_pruning"] = Field(description=NAME)
 
 
 class KeepLastNSteps(_Rule):
     """The last `n` steps are shown beside the system prompt, all tasks and notes."""
 
-    name: Literal["keep_last_n_steps"]
-    n: int = Field(ge=1, le=1_000_000)
+    name: Literal["keep_last_n_steps"] = Field(description=NAME)
+    n: int = Field(ge=1, le=1_000_000, description="Number of the last steps that are shown.")
 
 
 class PruneOldObservations(_Rule):
     """Observations are cut to `max_length` characters, except those of the last `keep_last_n` actions."""
 
-    name: Literal["prune_old_observations"]
-    keep_last_n: int = Field(ge=0, le=1_000_000)
-    max_length: int = Field(100, ge=0, le=1_000_000)
+    name: Literal["prune_old_observations"] = Field(description=NAME)
+    keep_last_n: int = Field(ge=0, le=1_000_000, description="Number of the last actions whose observations stay.")
+    max_length: int = Field(100, ge=0, le=1_000_000, description="Most characters of other observations.")
 
 
 class TokenBudget(_Rule):
     """The oldest turns are left out, then the oldest steps of the running turn, until the prompt fits."""
 
-    name: Literal["token_budget"]
-    max_tokens: int = Field(ge=1, le=100_000_000)
+    name: Literal["token_budget"] = Field(description=NAME)
+    max_tokens: int = Field(ge=1, le=100_000_000, description="Most tokens of the prompt.")
 
 
 class Summarize(_Rule):
     """Above `after_tokens`, the agent's model summarizes all steps except the newest."""
 
-    name: Literal["summarize"]
-    after_tokens: int = Field(ge=1, le=100_000_000)
+    name: Literal["summarize"] = Field(description=NAME)
+    after_tokens: int = Field(ge=1, le=100_000_000, description="Tokens of the prompt above which it is summarized.")
 
 
 def _import_string(name: str) -> str:
@@ -74,7 +75,11 @@ def _import_string(name: str) -> str:
 class OwnRule(_Rule):
     """A function `(steps) -> steps` of the operator by import string. The agent lists the allowed ones."""
 
-    name: Annotated[str, AfterValidator(_import_string), Field(json_schema_extra={"pattern": _IMPORT.pattern})]
+    name: Annotated[
+        str,
+        AfterValidator(_import_string),
+        Field(description="The function: `module:function`.", json_schema_extra={"pattern": _IMPORT.pattern}),
+    ]
 
 
 _KINDS: tuple[type[_Rule], ...] = (NoPruning, KeepLastNSteps, PruneOldObservations, TokenBudget, Summarize)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import HTMLResponse
 
-from smolsessions.core import errors
-from smolsessions.core.errors import FAILURES, NotFoundError, ServiceError
+from smolsessions.core.errors import FAILURES, NotFoundError, codes_of_answers
 from smolsessions.web.problems import status_of
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-_INSIDE = {errors.StartError, errors.LeaseLostError}
-"""Errors that no request is answered with."""
 _HEAD = """# Codes of errors
 
 A `code` is stable. More may come, so a client passes unknown ones on. Each has a page at `/docs/errors/CODE`, which is
@@ -42,16 +39,12 @@ true if the same message may succeed later.
 """
 
 
-def codes_of_answers() -> dict[str, ServiceError]:
-    """Return the errors that answer requests, by code."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ServiceError)]
-    return {kind.code: kind() for kind in kinds if kind not in _INSIDE}
-
-
 def errors_reference() -> str:
     """Return docs/reference/errors.md."""
     answers = codes_of_answers()
-    rows = [f"| `{code}` | {status_of(answers[code]).value} | {answers[code].message} |" for code in sorted(answers)]
+    rows = [
+        f"| `{code}` | {status_of(answers[code]()).value} | {answers[code]().message} |" for code in sorted(answers)
+    ]
     turns = [f"| `{code}` | {FAILURES[code]} |" for code in sorted(FAILURES)]
     return _HEAD + "\n".join(rows) + "\n" + _TURNS + "\n".join(turns) + "\n"
 
@@ -64,7 +57,7 @@ def serve_error_pages(app: FastAPI, headers: Mapping[str, str]) -> None:
         answer, failure = codes_of_answers().get(code), FAILURES.get(code)
         if not answer and not failure:
             raise NotFoundError("No error has this code; docs/reference/errors.md lists all.")
-        of_answer = [f"Status {status_of(answer).value}. {answer.message}"] if answer else []
+        of_answer = [f"Status {status_of(answer()).value}. {answer().message}"] if answer else []
         sentences = [*of_answer, *([f"Of a turn: {failure}"] if failure else [])]
         text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
         return HTMLResponse(

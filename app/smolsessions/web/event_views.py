@@ -6,20 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from smolsessions.core.events import MessageDelta, StepFinished, TurnEnded, TurnQueued, TurnStarted
+from smolsessions.core.events import EVENT_TYPES, MessageDelta, StepFinished, TurnEnded, TurnQueued, TurnStarted
 from smolsessions.web.views import data_of, image_views, time_view, turn_view
-from smolsessions.wire.events import Event
+from smolsessions.wire.events import KnownEvent, TurnEvent
 
 if TYPE_CHECKING:
     from smolsessions.core.events import Logged
     from smolsessions.core.records import Ref
 
+_REF = "#/components/schemas/{model}"
+
 
 def event_schemas() -> dict[str, Any]:
     """Return the schemas of events for the OpenAPI document. `Event` is the `data` of an SSE frame."""
-    schema = TypeAdapter[Any](Event).json_schema(ref_template="#/components/schemas/{model}")
-    schemas: dict[str, Any] = schema.pop("$defs")
-    return {"Event": {"title": "Event", "description": "One event of a turn: docs/events.md.", **schema}, **schemas}
+    known = TypeAdapter[Any](KnownEvent).json_schema(ref_template=_REF)
+    schemas: dict[str, Any] = known.pop("$defs")
+    other = TurnEvent.model_json_schema(ref_template=_REF)
+    other["properties"]["type"] |= {"not": {"enum": list(EVENT_TYPES)}, "examples": ["tool.progress"]}
+    return {
+        "Event": {
+            "description": "One event of a turn (docs/events.md). A later release may add types: pass them over.",
+            "anyOf": [{"$ref": _REF.format(model=name)} for name in ("KnownEvent", "OtherEvent")],
+        },
+        "KnownEvent": {"description": "An event of a type that this release has.", **known},
+        "OtherEvent": {**other, "description": "An event of a type that a later release adds."},
+        **schemas,
+    }
 
 
 def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:

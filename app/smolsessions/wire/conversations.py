@@ -3,127 +3,162 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from smolsessions.core.policies import Rules
-from smolsessions.wire.requests import POLICY, TITLE, TTL
-from smolsessions.wire.turns import AgentVersion, LeftOut
-from smolsessions.wire.words import ConversationStatus, StepType
+from smolsessions.wire.events import StepError
+from smolsessions.wire.requests import METADATA, POLICY, TITLE, TTL
+from smolsessions.wire.turns import CURSOR, AgentVersion, Image, LeftOut, Usage
+from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount
 
 
 class ForkedFrom(BaseModel):
     """Conversation and turn that a fork began from."""
 
-    conversation_id: str
-    turn: int
+    conversation_id: str = Field(description="Id of that conversation, which may be deleted by now.")
+    turn: int = Field(description="Last turn that both have. 0: none.")
 
 
 class Conversation(BaseModel):
     """A conversation."""
 
-    id: str
-    agent: str
+    id: str = Field(
+        description="Letters, digits, `-` and `_`, at most 64. Unique among the conversations of its owner."
+    )
+    agent: str = Field(description="Name of its agent.")
     title: str | None = Field(description=TITLE)
     status: ConversationStatus
-    metadata: dict[str, Any]
-    created_at: datetime
-    updated_at: datetime
-    turns: int
-    step_counts: dict[str, int]
-    running_turn: int | None
-    queued_turns: int
+    metadata: dict[str, Any] = Field(description=METADATA)
+    created_at: datetime = Field(description="Time of its creation.")
+    updated_at: datetime = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
+    turns: int = Field(description="Number of its last turn. 0: none was sent yet.")
+    step_counts: dict[str, int] = Field(
+        description="Number of the steps in its memory by their type. Archived and rolled back steps do not count."
+    )
+    running_turn: int | None = Field(description="Number of the turn that runs. Null: none.")
+    queued_turns: int = Field(description="Number of turns that wait.")
     archived_steps: int = Field(description="Steps on record that a prune or a rollback removed from the memory.")
     policy: Rules | None = Field(description=POLICY)
     ttl_s: float | None = Field(description=TTL)
-    expires_at: datetime | None
-    forked_from: ForkedFrom | None
+    expires_at: datetime | None = Field(
+        description="Time at which it is deleted if it is not used until then. Null: it is kept."
+    )
+    forked_from: ForkedFrom | None = Field(description="Its origin, if it is a fork. Null for others.")
 
 
 class ConversationPage(BaseModel):
     """Page of conversations."""
 
-    items: list[Conversation]
-    next_cursor: str | None
+    items: list[Conversation] = Field(description="Conversations, in the order of `sort` and `order`.")
+    next_cursor: str | None = Field(description=CURSOR)
 
 
 class PromptSize(BaseModel):
     """Size of a prompt."""
 
-    steps: int
-    characters: int
-    tokens: int
-    tokens_are: Literal["reported", "estimated"] = Field(description="`reported`: counted by the model.")
+    steps: int = Field(description="Number of steps in it.")
+    characters: int = Field(description="Number of characters of its texts.")
+    tokens: int = Field(description="Number of tokens.")
+    tokens_are: TokenCount
 
 
 class PruneResult(BaseModel):
     """Changes of a prune to the prompt. `conversation` is null if nothing was changed."""
 
-    dry_run: bool
-    before: PromptSize
-    after: PromptSize
+    dry_run: bool = Field(description="True if nothing was changed.")
+    before: PromptSize = Field(description="Size of the prompt before it, without a policy.")
+    after: PromptSize = Field(description="Size of the prompt after it.")
     left_out: int = Field(description="Number of steps that the policy drops.")
     shortened: int = Field(description="Number of steps that the policy would shorten. A prune does not change them.")
-    archived: int
-    destroyed: int
-    conversation: Conversation | None
+    archived: int = Field(description="Number of steps that are or would be archived.")
+    destroyed: int = Field(description="Number of steps that are or would be permanently deleted.")
+    conversation: Conversation | None = Field(description="The changed conversation. Null after a dry run.")
 
 
 class Message(BaseModel):
     """Message of a prompt."""
 
-    role: str
-    content: str | list[dict[str, Any]] | None = Field(description="Texts, and images as links.")
+    role: str = Field(description="`system`, `user`, `assistant`, `tool-call` or `tool-response`.")
+    content: str | list[dict[str, Any]] | None = Field(
+        description="A text or a list of parts: `{type: text, text}`, and `{type: image, width, height, url}` with its "
+        "size in pixels and its address."
+    )
 
 
 class Messages(BaseModel):
     """The model's next prompt, without the next task."""
 
-    messages: list[Message]
-    left_out: LeftOut | None
+    messages: list[Message] = Field(description="Messages in the order in which the model reads them.")
+    left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
+
+
+class StepToolCall(BaseModel):
+    """Tool call in a step."""
+
+    id: str | None = Field(description="Id of the call from the model.")
+    name: str = Field(description="Name of the tool.")
+    arguments: Any = Field(description="Arguments of the call, as JSON.")
 
 
 class Step(BaseModel):
-    """A step. Its type adds members: task, plan, text, model_output, code, observations, output or error."""
+    """A step. Its type decides which of the members from `task` on it has."""
 
     model_config = ConfigDict(extra="allow")
 
-    index: int
-    turn: int
+    index: int = Field(description="Place of the step in the conversation: 0, 1, 2 …")
+    turn: int = Field(description="Number of the turn that it belongs to.")
     type: StepType
     hidden: bool = Field(description="True if a later turn's reset hides it from the model.")
     archived: bool = Field(description="True if a prune removed it from the memory.")
     rolled_back: bool = Field(description="True if a rollback removed it from the memory.")
     unanswered: bool = Field(False, description="True for a task whose turn ended before its first step was finished.")
+    task: str | None = Field(None, description="Of a task: the user's message.")
+    plan: str | None = Field(None, description="Of a plan: its text.")
+    number: int | None = Field(None, description="Of a note: its number, 1, 2, 3 … in the conversation.")
+    text: str | None = Field(None, description="Of a note or a summary: its text.")
+    replaces: int | None = Field(None, description="Of a note: number of the note that it replaces.")
+    recent: int | None = Field(None, description="Of a summary: number of the last steps that it leaves in the prompt.")
+    step: int | None = Field(None, description="Of an action: number of the step in its turn, from 1.")
+    model_output: Any = Field(None, description="Of an action: text of the model. Some models send a list of parts.")
+    code: str | None = Field(None, description="Of an action of a CodeAgent: the code that ran.")
+    tool_calls: list[StepToolCall] = Field([], description="Of an action: calls that the model made.")
+    observations: str | None = Field(None, description="Of an action: text that the model is shown next.")
+    images: list[Image] = Field([], description="Of a task: images of the message. Of an action: those it observed.")
+    output: Any = Field(None, description="Of an action: its output as JSON.")
+    error: StepError | None = Field(None, description="Of an action: its error. Null: none.")
+    is_final_answer: bool = Field(False, description="Of an action: true if its output is the answer.")
+    usage: Usage | None = Field(None, description="Of an action or a plan: tokens of its model call.")
+    duration_ms: float | None = Field(None, description="Of an action or a plan: milliseconds that it took.")
 
 
 class StepPage(BaseModel):
     """Page of steps."""
 
-    items: list[Step]
-    next_cursor: str | None
+    items: list[Step] = Field(description="Steps, by their place.")
+    next_cursor: str | None = Field(description=CURSOR)
 
 
 class Agent(AgentVersion):
     """An agent that conversations can use."""
 
-    description: str
-    tools: list[str]
-    max_steps: int
-    code_runs_in: Literal["child", "thread", "remote"] | None = Field(
+    description: str = Field(description="Text for people that choose an agent. May be empty.")
+    tools: list[str] = Field(description="Names of its tools and managed agents.")
+    max_steps: int = Field(description="Most steps of a turn that sets no `max_steps`.")
+    code_runs_in: CodePlace | None = Field(
         description="Place where a CodeAgent's code runs (docs/security.md). Tool calls of a remote executor are not "
-        "recorded."
+        "recorded. Null: it runs no code."
     )
-    code_confinement: Literal["namespaces", "landlock", "uid", "none"] | None = Field(
+    code_confinement: Confinement | None = Field(
         description="Strongest confinement in this process of the code of the agent and of the agents that it manages "
         "(docs/security.md). Null without such code, and in a process that runs no turns."
     )
     policy: Rules = Field(description="Rules that bound the memory in its model's prompt.")
-    default: bool
+    default: bool = Field(description="True for the agent of conversations that name none.")
 
 
 class AgentList(BaseModel):
     """All agents."""
 
-    items: list[Agent]
+    items: list[Agent] = Field(description="Agents, the default one first.")

@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smolsessions.wire.turns import Image, Turn, Usage
-from smolsessions.wire.words import Channel, StepKind
+from smolsessions.wire.turns import AGENT_PATH, CALL_ID, INTERNAL, STEP_ID, Image, Turn, Usage
+from smolsessions.wire.words import Channel, EventType, StepKind
+
+KIND = "Kind of event, also the `event:` line."
+MODEL_CALL = "Id of the model call, unique in the turn."
 
 
 class TurnEvent(BaseModel):
@@ -16,49 +19,49 @@ class TurnEvent(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str
+    type: EventType
     seq: int = Field(description="1, 2, 3 … in the turn; the SSE id.")
-    conversation_id: str
-    turn: int
+    conversation_id: str = Field(description="Id of the turn's conversation.")
+    turn: int = Field(description="Number of the turn.")
     attempt: int = Field(description="Attempt at the turn that wrote it. 0 before the first one.")
 
 
 class StepEvent(TurnEvent):
     """Members of events inside a step."""
 
-    step_id: str = Field(description="Unique in the turn.")
+    step_id: str = Field(description=STEP_ID)
     step: int = Field(description="Number of the step in its agent's run, from 1.")
-    agent: str = Field(description="The agent's path: `manager/searcher`.")
+    agent: str = Field(description=AGENT_PATH)
     parent_call_id: str | None = Field(description="The tool call that called this agent. Null: the turn's own agent.")
 
 
 class TurnQueued(TurnEvent):
     """The turn was accepted."""
 
-    type: Literal["turn.queued"]
+    type: Literal["turn.queued"] = Field(description=KIND)
 
 
 class TurnStarted(TurnEvent):
     """A worker runs the turn. A higher `attempt` follows if its process ends."""
 
-    type: Literal["turn.started"]
-    at: datetime
+    type: Literal["turn.started"] = Field(description=KIND)
+    at: datetime = Field(description="Time of the worker's clock.")
 
 
 class StepStarted(StepEvent):
     """An agent begins a step."""
 
-    type: Literal["step.started"]
+    type: Literal["step.started"] = Field(description=KIND)
     kind: StepKind
 
 
 class MessageDelta(StepEvent):
     """Part of the model's text in its call `call_id`."""
 
-    type: Literal["message.delta"]
-    call_id: str
+    type: Literal["message.delta"] = Field(description=KIND)
+    call_id: str = Field(description=MODEL_CALL)
     channel: Channel
-    text: str
+    text: str = Field(description="The next piece. Pieces of one `call_id`, `channel` and `index` are to be joined.")
     index: int | None = Field(None, description="Place of the tool call, for the channel `arguments`.")
     name: str | None = Field(None, description="Name of the tool, for the channel `arguments`.")
 
@@ -66,63 +69,63 @@ class MessageDelta(StepEvent):
 class MessageRestarted(StepEvent):
     """The model call starts again: discard the text of its `call_id`."""
 
-    type: Literal["message.restarted"]
-    call_id: str
+    type: Literal["message.restarted"] = Field(description=KIND)
+    call_id: str = Field(description=MODEL_CALL)
 
 
 class ToolCalled(StepEvent):
     """A tool, a managed agent or a code block is about to run."""
 
-    type: Literal["tool.call"]
-    call_id: str
-    name: str
+    type: Literal["tool.call"] = Field(description=KIND)
+    call_id: str = Field(description=CALL_ID)
+    name: str = Field(description="Name of the tool or of the managed agent.")
     arguments: Any = Field(description="JSON with long texts cut.")
-    internal: bool
+    internal: bool = Field(description=INTERNAL)
     repeated: bool = Field(description="True if an earlier attempt started this call, and ended before its result.")
 
 
 class ToolReturned(StepEvent):
     """The call returned (`result`, cut) or failed (`error`, cut)."""
 
-    type: Literal["tool.result"]
-    call_id: str
-    name: str
-    internal: bool
-    ok: bool
-    result: str | None
-    error: str | None
-    duration_ms: float
-    repeated: bool
+    type: Literal["tool.result"] = Field(description=KIND)
+    call_id: str = Field(description=CALL_ID)
+    name: str = Field(description="Name of the tool or of the managed agent.")
+    internal: bool = Field(description=INTERNAL)
+    ok: bool = Field(description="True if the call returned.")
+    result: str | None = Field(description="Its result as text, cut after 2,000 characters. Null after an error.")
+    error: str | None = Field(description="Its error as text, cut after 2,000 characters. Null if it returned.")
+    duration_ms: float = Field(description="Duration of the call in milliseconds.")
+    repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
 
 
 class StepError(BaseModel):
     """Error of a step, as its agent's model sees it."""
 
     type: str = Field(description="smolagents' class of error.")
-    message: str
+    message: str = Field(description="Its text. In events it is cut after 2,000 characters.")
 
 
 class StepFinished(StepEvent):
     """A step is over. A step of the turn's own agent is stored now."""
 
-    type: Literal["step.finished"]
+    type: Literal["step.finished"] = Field(description=KIND)
     kind: StepKind
-    error: StepError | None
-    observations: str | None = Field(description="Cut.")
-    images: list[Image]
-    is_final_answer: bool
-    usage: Usage | None
-    duration_ms: float | None
+    error: StepError | None = Field(description="Its error. Null: none.")
+    observations: str | None = Field(description="Text that the model is shown next, cut after 2,000 characters.")
+    images: list[Image] = Field(description="Images that the model is shown next, and those of the step's output.")
+    is_final_answer: bool = Field(description="True if its output is the answer of its agent.")
+    usage: Usage | None = Field(description="Tokens of its model calls, as far as the model reports them.")
+    duration_ms: float | None = Field(description="Milliseconds that it took.")
 
 
 class TurnEnded(TurnEvent):
     """The final event. It holds the whole turn."""
 
-    type: Literal["turn.finished", "turn.failed", "turn.cancelled"]
-    result: Turn
+    type: Literal["turn.finished", "turn.failed", "turn.cancelled"] = Field(description=KIND)
+    result: Turn = Field(description="The turn at its end.")
 
 
-Event = Annotated[
+KnownEvent = Annotated[
     TurnQueued
     | TurnStarted
     | StepStarted
@@ -136,7 +139,9 @@ Event = Annotated[
 ]
 """Events that this release knows."""
 _OF_TYPE: dict[str, type[TurnEvent]] = {
-    word: model for model in get_args(get_args(Event)[0]) for word in get_args(model.model_fields["type"].annotation)
+    word: model
+    for model in get_args(get_args(KnownEvent)[0])
+    for word in get_args(model.model_fields["type"].annotation)
 }
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from smolsessions.wire.words import ProblemCode
+
 
 class FieldProblem(BaseModel):
     """An invalid field of the body, named by its JSON pointer, or an invalid parameter."""
@@ -13,7 +15,7 @@ class FieldProblem(BaseModel):
     pointer: str | None = Field(None, description="JSON pointer into the body. Empty: the body as a whole.")
     place: Literal["path", "query", "header"] | None = Field(None, alias="in", description="Place of a parameter.")
     parameter: str | None = Field(None, description="The parameter's name.")
-    message: str
+    message: str = Field(description="What is wrong with it.")
 
 
 class Problem(BaseModel):
@@ -24,7 +26,7 @@ class Problem(BaseModel):
     type: str = Field(description="Address of a page about the code.", examples=["/docs/errors/busy"])
     title: str = Field(description="Name of the status.")
     status: int = Field(description="Status of the answer.")
-    code: str = Field(description="Stable. Known codes are in docs/reference/errors.md. More may come.")
+    code: ProblemCode
     detail: str = Field(description="What is wrong, then what to do.")
     instance: str = Field("", description="Id of the request, also in `X-Request-Id` and in the service's log.")
-    errors: list[FieldProblem] | None = None
+    errors: list[FieldProblem] | None = Field(None, description="Fields and parameters that are invalid. At most 20.")

@@ -21,6 +21,7 @@ Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
+METADATA = "Data of the caller about the conversation. At most 64 KiB of JSON."
 TITLE = "Taken from the first message, and null until it comes."
 
 
@@ -64,15 +65,17 @@ class TurnRequest(Body):
         "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
     )
     include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
-    metadata: JsonObject = Field({}, description="Metadata of a new conversation. At most 64 KiB of JSON.")
+    metadata: JsonObject = Field({}, description=f"{METADATA} An existing conversation keeps its own.")
 
 
 class NewConversation(Body):
     """A new, empty conversation."""
 
-    id: ConversationId | None = None
-    agent: Agent | None = None
-    metadata: JsonObject = {}
+    id: ConversationId | None = Field(
+        None, description="Letters, digits, `-` and `_`, at most 64. Null: the service makes one."
+    )
+    agent: Agent | None = Field(None, description="Name of its agent. Null: the service's default agent.")
+    metadata: JsonObject = Field({}, description=METADATA)
     policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
 

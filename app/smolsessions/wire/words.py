@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from smolsessions.core.events import MessageChannel
+from smolsessions.core.errors import FAILURES, codes_of_answers
+from smolsessions.core.events import EVENT_TYPES, MessageChannel
 from smolsessions.core.events import StepKind as EventStepKind
 from smolsessions.core.records import ConversationStatus as StatusOfConversation
 from smolsessions.core.records import RunState, TurnStatus
 from smolsessions.core.records import StepType as EntryType
 
-
-def _word(literal: object, meaning: str = "") -> object:
-    known = get_args(literal)
-    text = f"{meaning} Known values: {', '.join(f'`{each}`' for each in known)}. More may come."
-    return Field(description=text.strip(), examples=[known[0]], json_schema_extra={"x-extensible-enum": list(known)})
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
-Status = Annotated[str, _word(TurnStatus)]
-ConversationStatus = Annotated[str, _word(StatusOfConversation)]
-State = Annotated[str, _word(RunState, "How smolagents ended the run.")]
-StepType = Annotated[str, _word(EntryType)]
-StepKind = Annotated[str, _word(EventStepKind)]
-Channel = Annotated[str, _word(MessageChannel, "Part of the model's message.")]
+def _word(known: Iterable[str], meaning: str) -> object:
+    words: list[JsonValue] = list(known)
+    text = f"{meaning} Known values: {', '.join(f'`{each}`' for each in words)}. More may come."
+    return Field(description=text, examples=[words[0]], json_schema_extra={"x-extensible-enum": words})
+
+
+Status = Annotated[str, _word(get_args(TurnStatus), "State of the turn.")]
+ConversationStatus = Annotated[
+    str, _word(get_args(StatusOfConversation), "`running`: a turn runs. `queued`: none runs, and at least one waits.")
+]
+State = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
+StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
+StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]
+Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's message.")]
+EventType = Annotated[str, _word(EVENT_TYPES, "Kind of event, also the `event:` line.")]
+ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
+FailureCode = Annotated[str, _word(sorted(FAILURES), "Stable name of the failure (docs/reference/errors.md).")]
+CodePlace = Annotated[str, _word(("child", "thread", "remote"), "Place where code runs.")]
+Confinement = Annotated[str, _word(("namespaces", "landlock", "uid", "none"), "Strongest confinement of code.")]
+TokenCount = Annotated[
+    str, _word(("reported", "estimated"), "`reported`: the tokens are those that the model counted.")
+]

@@ -1,0 +1,66 @@
+"""Small HTTP reverse proxy, which serves a service below a prefix or with other words in its answers."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
+WAIT_S = 30
+
+
+@contextmanager
+def proxy(
+    target: str, prefix: str = "", *, strips: bool = False, words: Mapping[bytes, bytes] | None = None
+) -> Iterator[str]:
+    """Serve `target` below `prefix`, and return the proxy's address. `strips`: the target does not see the prefix."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _forward(self) -> None:
+            if self.path != prefix and not self.path.startswith((f"{prefix}/", f"{prefix}?")):
+                self.send_error(404)
+                return
+            path = self.path.removeprefix(prefix) if strips else self.path
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            far = http.client.HTTPConnection(urlsplit(target).netloc, timeout=WAIT_S)
+            try:
+                far.request(
+                    self.command, path if path.startswith("/") else f"/{path}", body or None, dict(self.headers)
+                )
+                self._answer(far.getresponse())
+            finally:
+                far.close()
+
+        def _answer(self, response: http.client.HTTPResponse) -> None:
+            self.send_response_only(response.status)
+            for name, value in response.getheaders():
+                if name.lower() not in HOP_BY_HOP:
+                    self.send_header(name, value)
+            self.end_headers()  # HTTP/1.0: the body ends with the connection
+            for line in response:
+                for word, other in (words or {}).items():
+                    line = line.replace(word, other)  # noqa: PLW2901 - word by word
+                self.wfile.write(line)
+
+        do_GET = do_POST = do_PATCH = do_DELETE = _forward  # noqa: N815 - named by http.server
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{prefix}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
