@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import httpx2
 
 from smolsessions.client.aio.connection import SILENCE_S, AsyncConnection
+from smolsessions.client.answers import read_conversation
 from smolsessions.client.requests import named, turn_request
 from smolsessions.wire.conversations import Agent, AgentList, Conversation, Messages, PruneResult, Step
 from smolsessions.wire.events import TurnEnded
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 
+    from smolsessions.client.answers import ReadConversation
     from smolsessions.client.requests import Policy, TurnOptions
     from smolsessions.wire.events import TurnEvent
 
@@ -118,7 +120,7 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         policy: Policy | None = None,
         ttl_s: float | None = None,
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create an empty conversation."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s)
         return await self._conversation("POST", "/conversations", body)
@@ -138,13 +140,19 @@ class AsyncClient:
         params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
         return self._connection.items(Conversation, "/conversations", params)
 
-    async def get_conversation(self, conversation_id: str) -> Conversation:
+    async def get_conversation(self, conversation_id: str) -> ReadConversation:
         """Return a conversation."""
-        return await self._connection.get(Conversation, f"/conversations/{conversation_id}")
+        return await self._conversation("GET", f"/conversations/{conversation_id}")
 
-    async def update_conversation(self, conversation_id: str, changes: Mapping[str, Any]) -> Conversation:
-        """Apply a JSON merge patch to metadata, policy, ttl_s and title."""
-        return await self._conversation("PATCH", f"/conversations/{conversation_id}", changes)
+    async def update_conversation(
+        self, conversation_id: str, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> ReadConversation:
+        """Apply a JSON merge patch to metadata, policy, ttl_s and title.
+
+        `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
+        code `precondition_failed` is raised, and nothing is changed.
+        """
+        return await self._conversation("PATCH", f"/conversations/{conversation_id}", changes, if_match)
 
     async def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
@@ -180,13 +188,13 @@ class AsyncClient:
         response = await self._connection.send("POST", f"/conversations/{conversation_id}/prune", json=body)
         return PruneResult.model_validate_json(response.content)
 
-    async def roll_back_conversation(self, conversation_id: str, turn: int) -> Conversation:
+    async def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
         return await self._conversation("POST", f"/conversations/{conversation_id}/rollback", {"turn": turn})
 
     async def fork_conversation(
         self, conversation_id: str, *, turn: int | None = None, metadata: Mapping[str, Any] | None = None
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
         body = named(turn=turn, metadata=metadata)
         return await self._conversation("POST", f"/conversations/{conversation_id}/fork", body)
@@ -204,11 +212,12 @@ class AsyncClient:
         *,
         id: str | None = None,  # noqa: A002 - named as on the wire
         agent: str | None = None,
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        response = await self._connection.send("POST", "/conversations/import", json=document, params=params)
-        return Conversation.model_validate_json(response.content)
+        return read_conversation(
+            await self._connection.send("POST", "/conversations/import", json=document, params=params)
+        )
 
     async def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
@@ -226,5 +235,8 @@ class AsyncClient:
         """Return metrics in the Prometheus text format."""
         return (await self._connection.send("GET", "/metrics")).text
 
-    async def _conversation(self, method: str, path: str, body: Mapping[str, Any]) -> Conversation:
-        return Conversation.model_validate_json((await self._connection.send(method, path, json=body)).content)
+    async def _conversation(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
+    ) -> ReadConversation:
+        headers = {} if if_match is None else {"If-Match": if_match}
+        return read_conversation(await self._connection.send(method, path, json=body, headers=headers))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import httpx2
 
+from smolsessions.client.answers import read_conversation
 from smolsessions.client.requests import named, turn_request
 from smolsessions.client.sync.connection import SILENCE_S, Connection
 from smolsessions.wire.conversations import Agent, AgentList, Conversation, Messages, PruneResult, Step
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+    from smolsessions.client.answers import ReadConversation
     from smolsessions.client.requests import Policy, TurnOptions
     from smolsessions.wire.events import TurnEvent
 
@@ -118,7 +120,7 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         policy: Policy | None = None,
         ttl_s: float | None = None,
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create an empty conversation."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s)
         return self._conversation("POST", "/conversations", body)
@@ -138,13 +140,19 @@ class Client:
         params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
         return self._connection.items(Conversation, "/conversations", params)
 
-    def get_conversation(self, conversation_id: str) -> Conversation:
+    def get_conversation(self, conversation_id: str) -> ReadConversation:
         """Return a conversation."""
-        return self._connection.get(Conversation, f"/conversations/{conversation_id}")
+        return self._conversation("GET", f"/conversations/{conversation_id}")
 
-    def update_conversation(self, conversation_id: str, changes: Mapping[str, Any]) -> Conversation:
-        """Apply a JSON merge patch to metadata, policy, ttl_s and title."""
-        return self._conversation("PATCH", f"/conversations/{conversation_id}", changes)
+    def update_conversation(
+        self, conversation_id: str, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> ReadConversation:
+        """Apply a JSON merge patch to metadata, policy, ttl_s and title.
+
+        `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
+        code `precondition_failed` is raised, and nothing is changed.
+        """
+        return self._conversation("PATCH", f"/conversations/{conversation_id}", changes, if_match)
 
     def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
@@ -178,13 +186,13 @@ class Client:
         response = self._connection.send("POST", f"/conversations/{conversation_id}/prune", json=body)
         return PruneResult.model_validate_json(response.content)
 
-    def roll_back_conversation(self, conversation_id: str, turn: int) -> Conversation:
+    def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
         return self._conversation("POST", f"/conversations/{conversation_id}/rollback", {"turn": turn})
 
     def fork_conversation(
         self, conversation_id: str, *, turn: int | None = None, metadata: Mapping[str, Any] | None = None
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
         body = named(turn=turn, metadata=metadata)
         return self._conversation("POST", f"/conversations/{conversation_id}/fork", body)
@@ -200,11 +208,10 @@ class Client:
         *,
         id: str | None = None,  # noqa: A002 - named as on the wire
         agent: str | None = None,
-    ) -> Conversation:
+    ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        response = self._connection.send("POST", "/conversations/import", json=document, params=params)
-        return Conversation.model_validate_json(response.content)
+        return read_conversation(self._connection.send("POST", "/conversations/import", json=document, params=params))
 
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
@@ -222,5 +229,8 @@ class Client:
         """Return metrics in the Prometheus text format."""
         return (self._connection.send("GET", "/metrics")).text
 
-    def _conversation(self, method: str, path: str, body: Mapping[str, Any]) -> Conversation:
-        return Conversation.model_validate_json((self._connection.send(method, path, json=body)).content)
+    def _conversation(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
+    ) -> ReadConversation:
+        headers = {} if if_match is None else {"If-Match": if_match}
+        return read_conversation(self._connection.send(method, path, json=body, headers=headers))
