@@ -116,6 +116,14 @@ def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: 
     return PackedStep(step_type(step), turn, data, attachments)
 
 
+def pack_plain(plain: Plain, turn: int) -> PackedStep:
+    """Encode the plain form of a step whose values are JSON data."""
+    data = pickle.dumps(plain, 5)
+    if len(data) > MAX_STEP_BYTES:
+        raise StepTooLargeError
+    return PackedStep("task" if isinstance(plain, str) else "action", turn, data, {})
+
+
 def unpack(
     data: bytes,
     attachments: dict[str, bytes],

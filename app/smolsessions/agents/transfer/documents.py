@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.memory.memory_edits import without_gaps
-from smolsessions.agents.memory.steps import StepTooLargeError, pack, unpack_as
+from smolsessions.agents.memory.steps import StepTooLargeError, pack, pack_plain, unpack_as
 from smolsessions.agents.transfer.document_models import Strict, checked
-from smolsessions.agents.transfer.plain_documents import encode_plain
+from smolsessions.agents.transfer.plain_documents import PlainIn, decode_plain, encode_plain
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, EditIn, StepIn, encode_step, made_step, read_step
 from smolsessions.agents.transfer.variables import export_variables, import_variables
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import PIL.Image
 
-    from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.transfer.variables import ImportTarget, ReadCode
 
 MAX_STEPS = 100_000
@@ -73,11 +72,13 @@ def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], ma
     images = DocumentImages(data.get("images", {}), max_pixels)
     steps: list[PackedStep] = []
     named = 0
-    marks: dict[str, set[int]] = {"archived": set(), "hidden": set()}
+    archived, hidden = set[int](), set[int]()
     for pointer, step in _read_steps(data):
-        for mark in marks:
-            marks[mark] |= {len(steps)} if getattr(step, mark) else set()
-        steps.append(_packed(made_step(step, pointer, images), step.turn, pointer))
+        if step.archived:
+            archived.add(len(steps))
+        if step.hidden:
+            hidden.add(len(steps))
+        steps.append(_packed(step, pointer, images))
         named += step.places if isinstance(step, EditIn) else 0
         if named > MAX_EDITED_ENTRIES:
             raise InvalidRequestError.at(
@@ -85,10 +86,10 @@ def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], ma
             )
     images.check_all_are_used()
     pieces = import_variables(data.get("variables", {}), places)
-    return ImportedMemory(tuple(steps), frozenset(marks["archived"]), frozenset(marks["hidden"]), pieces)
+    return ImportedMemory(tuple(steps), frozenset(archived), frozenset(hidden), pieces)
 
 
-def _read_steps(data: dict[str, Any]) -> Iterator[tuple[str, StepIn]]:
+def _read_steps(data: dict[str, Any]) -> Iterator[tuple[str, StepIn | PlainIn]]:
     """Yield the steps with their pointers."""
     steps, turn = data.get("steps"), 0
     if not isinstance(steps, list):
@@ -97,7 +98,11 @@ def _read_steps(data: dict[str, Any]) -> Iterator[tuple[str, StepIn]]:
         raise InvalidRequestError.at("/steps", f"has more than {MAX_STEPS} steps")
     for index, one in enumerate(steps):
         pointer = f"/steps/{index}"
-        step = read_memory_step(one, pointer, turn) if data["format"] == MEMORY_FORMAT else read_step(one, pointer)
+        step: StepIn | PlainIn | None
+        if data["format"] == MEMORY_FORMAT:
+            step = read_memory_step(one, pointer, turn)
+        else:
+            step = decode_plain(one) or read_step(one, pointer)
         if step is None:
             continue
         if step.turn < turn:
@@ -187,8 +192,10 @@ def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
     return InvalidRequestError.at(json_pointer("/images", name, *member), message)
 
 
-def _packed(step: Step, turn: int, pointer: str) -> PackedStep:
+def _packed(step: StepIn | PlainIn, pointer: str, images: DocumentImages) -> PackedStep:
     try:
-        return pack(step, turn, is_data=True)
+        if isinstance(step, PlainIn):
+            return pack_plain(step.plain, step.turn)
+        return pack(made_step(step, pointer, images), step.turn, is_data=True)
     except StepTooLargeError:
         raise InvalidRequestError.at(pointer, "is larger than a step may be") from None

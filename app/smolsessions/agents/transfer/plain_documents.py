@@ -1,18 +1,41 @@
-"""Plain form of a usual step (`agents/memory/plain_steps.py`) → the JSON data that `encode_step` makes of the step."""
+"""Plain form of a usual step (`agents/memory/plain_steps.py`) ⇄ its JSON data, without the objects in between.
+
+`encode_plain` returns the data that `encode_step` makes of the step. `decode_plain` reads such data, and no other.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolsessions.agents.memory.plain_steps import ROLE
-from smolsessions.agents.transfer.document_models import encode_count, encode_json, encode_output, encode_text
-from smolsessions.agents.transfer.step_models import stored_image
-from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.run.failures import is_swallowed_failure
+from smolsessions.agents.transfer.document_models import (
+    MAX_COUNT,
+    encode_count,
+    encode_json,
+    encode_output,
+    encode_text,
+)
+from smolsessions.agents.transfer.step_models import MAX_TURNS, stored_image
+from smolsessions.agents.values.json_forms import is_utf8, json_flaw, utf8_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smolsessions.agents.memory.plain_steps import Plain
 
 _MESSAGE = "/model_output_message"
+
+
+class PlainIn(NamedTuple):
+    """Usual step of a document, with the members of `StepIn` that are not part of it."""
+
+    turn: int
+    archived: bool
+    hidden: bool
+    plain: Plain
 
 
 def encode_plain(plain: Plain) -> dict[str, Any]:
@@ -71,3 +94,122 @@ def _request(place: int, call: Any, labels: set[str]) -> dict[str, Any]:
 
 def _usage(tokens: tuple[int, int] | None) -> dict[str, int] | None:
     return tokens and {"input_tokens": encode_count(tokens[0]), "output_tokens": encode_count(tokens[1])}
+
+
+def decode_plain(data: Any) -> PlainIn | None:
+    """Read a usual step that has all members of an export. Returns None for other data, which the models check."""
+    try:
+        if data["type"] == "task":
+            task, images, *marks = _TASK(data)
+            return None if images is not None else _marked(marks, _text(task))
+        return _read_action(data) if data["type"] == "action" else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_action(data: Any) -> PlainIn:
+    number, timing, calls, message, output, code, observations, result, tokens, is_final, shown, *more = _ACTION(data)
+    start, end = _TIMING(timing)
+    _check(_is_moment(start) and (end is None or _is_moment(end)))
+    _check(more[:3] == _NONE and type(is_final) is bool and not is_swallowed_failure(result))
+    calls = None if calls is None else [_read_call(call) for call in _list(calls)]
+    message = None if message is None else _read_message(message)
+    texts = _text_or_none(output), _text_or_none(code), _text_or_none(observations)
+    tokens, shown = _usage_or_none(tokens), None if shown is None else _count(shown)
+    plain = (_count(number), start, end, calls, message, *texts, _json(result), tokens, is_final, shown)
+    return _marked(more[3:], plain)
+
+
+def _marked(marks: list[Any], plain: Plain) -> PlainIn:
+    _, turn, archived, hidden, labels = marks
+    _check([type(turn), type(archived), type(hidden), labels] == _MARKED and 1 <= turn <= MAX_TURNS)
+    return PlainIn(turn, archived, hidden, plain)
+
+
+def _read_call(call: Any) -> Plain:
+    call_id, name, arguments = _CALL(call)
+    return _text(name), _json(arguments), _text(call_id)
+
+
+def _read_message(message: Any) -> Plain:
+    role, content, calls, tokens = _OF_MESSAGE(message)
+    _check(role == ROLE.value)
+    calls = None if calls is None else [_read_request(call) for call in _list(calls)]
+    return _text_or_none(content), calls, _usage_or_none(tokens)
+
+
+def _read_request(call: Any) -> Plain:
+    call_id, name, arguments, kind, description = _REQUEST(call)
+    return (_json(arguments), _text(name), _text_or_none(description)), _text(call_id), _text(kind)
+
+
+def _usage_or_none(tokens: Any) -> tuple[int, int] | None:
+    if tokens is None:
+        return None
+    before, after = _USAGE(tokens)
+    return _count(before), _count(after)
+
+
+def _list(value: Any) -> Any:
+    _check(type(value) is list)
+    return value
+
+
+def _is_moment(value: Any) -> bool:
+    return type(value) is float and isfinite(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or not is_utf8(value):
+        raise ValueError
+    return value
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _json(value: Any) -> Any:
+    if value is not None and json_flaw(value):
+        raise ValueError
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError
+    return value
+
+
+def _check(is_usual: bool) -> None:
+    if not is_usual:
+        raise ValueError
+
+
+def _members(*names: str) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the values of an object with exactly these members. It raises for others."""
+    values = itemgetter(*names)
+
+    def read(data: Any) -> tuple[Any, ...]:
+        if len(data) != len(names):
+            raise ValueError
+        found: tuple[Any, ...] = values(data)
+        return found
+
+    return read
+
+
+_MARKS = ("type", "turn", "archived", "hidden", "labels")
+_MARKED = [int, bool, bool, []]
+_TASK = _members("task", "task_images", *_MARKS)
+_ACTION = _members(
+    *("step_number", "timing", "tool_calls", "model_output_message", "model_output", "code_action", "observations"),
+    *("action_output", "token_usage", "is_final_answer", "shown_estimate"),
+    *("observations_images", "action_output_image", "error", *_MARKS),
+)
+_NONE = [None, None, None]
+_TIMING = _members("start_time", "end_time")
+_USAGE = _members("input_tokens", "output_tokens")
+_CALL = _members("id", "name", "arguments")
+_OF_MESSAGE = _members("role", "content", "tool_calls", "token_usage")
+_REQUEST = _members("id", "name", "arguments", "type", "description")
