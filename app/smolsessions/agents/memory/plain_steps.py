@@ -38,6 +38,32 @@ def plain_form(step: MemoryStep) -> Plain | None:
         return None
 
 
+def holds_data_only(plain: Plain) -> bool:
+    """True if arguments and outputs are small JSON data, too, so that no class takes part in pickling."""
+    if isinstance(plain, str):
+        return True
+    calls, message, result = plain[3], plain[4], plain[8]
+    values = [result]
+    for call in calls or ():
+        values += call
+    if message is not None:
+        content, requests, _ = message
+        values.append(content)
+        for function, *call in requests or ():
+            values += (*function, *call)
+    for value in values:  # grows by the parts of its lists and dicts
+        kind = type(value)
+        if kind is dict:
+            values += (*value, *value.values())
+        elif kind is list:
+            values += value
+        elif kind is not str and id(kind) not in _SCALARS:
+            return False
+        if len(values) > _MOST_VALUES:
+            return False
+    return True
+
+
 def step_of(plain: Plain) -> TaskStep | ActionStep:
     """Return the step of a plain form."""
     if isinstance(plain, str):
@@ -141,6 +167,8 @@ _FIELDS = attrgetter(*_NAMES)
 _ACTION_FIELDS = 1 + len(_NAMES)  # `model_input_messages` are never stored
 _USUAL = [int, bool, None, None]
 _TEXTS = frozenset({str, type(None)})
+_SCALARS = frozenset(map(id, (int, float, bool, type(None))))  # a foreign class may answer hash() with code of its own
+_MOST_VALUES = 1000  # which also ends the walk through a list that holds itself
 _LISTS = frozenset({list, type(None)})
 _WITH_DICT = 2
 # Classes of objects and their parts, with the numbers of attributes.

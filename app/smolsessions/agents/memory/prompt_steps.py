@@ -125,7 +125,7 @@ class PromptMemory:
         self._memory: list[Any] = []
         self._steps: list[PromptStep] = []
         self._call_ids = Parts()
-        self._illustrated = Parts()
+        self._illustrated: list[MemoryStep] = []
         self._has_notes = False
 
     def begin_turn(self) -> None:
@@ -138,12 +138,14 @@ class PromptMemory:
         """Return all steps. The caller must not change the list."""
         memory, steps = self._agent.memory.steps, self._steps
         if self._only_grows and self._has_grown(memory):
-            new = [*map(PromptStep, memory[len(steps) :])]
-            steps = [*steps, *new] if new else steps
+            new = memory[len(steps) :]
+            if not new:
+                return steps
+            steps = [*steps, *map(PromptStep, new)]
         else:
-            new = steps = self._examined(memory)
-        if new and not self._has_notes:
-            self._has_notes = NoteStep in {type(one.step) for one in new}
+            new, steps, self._illustrated = memory, self._examined(memory), []
+        self._has_notes = self._has_notes or NoteStep in set(map(type, new))
+        self._illustrated += filter(holds_images, new)
         self._memory, self._steps = memory, steps
         return steps
 
@@ -157,9 +159,8 @@ class PromptMemory:
 
     def illustrated(self) -> list[MemoryStep]:
         """Return the steps that may hold images. The next call changes the list."""
-        if not self._only_grows:
-            return list(self._agent.memory.steps)
-        return self._illustrated.of(self.steps(), lambda one: [one.step] if holds_images(one.step) else ())
+        self.steps()
+        return self._illustrated if self._only_grows else list(self._agent.memory.steps)
 
     def call_ids(self) -> list[str]:
         """Return the ids of all calls. The next call changes the list."""

@@ -24,7 +24,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
-from smolsessions.agents.memory.plain_steps import Plain, plain_form, step_of
+from smolsessions.agents.memory.plain_steps import Plain, holds_data_only, plain_form, step_of
 from smolsessions.agents.memory.step_fields import error_of, repair_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.run.failures import is_swallowed_failure
@@ -179,8 +179,11 @@ def _repair(step: MemoryStep) -> None:
 
 
 def _dump(step: Any, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
-    if type(step) is str and len(step) < MAX_STEP_BYTES // 4:  # a plain task: a pickler costs seven times as much
-        return pickle.dumps(step, 5), {}, True
+    if (type(step) is str or type(step) is tuple) and holds_data_only(step):  # a pickler costs five times as much
+        data = pickle.dumps(step, 5)
+        if len(data) > MAX_STEP_BYTES:
+            raise StepTooLargeError
+        return data, {}, True
     file = io.BytesIO()
     pickler = _Pickler(file, carries)
     pickler.dump(step)

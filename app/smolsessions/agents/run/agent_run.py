@@ -16,12 +16,12 @@ from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.recorder import digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
-from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text
+from smolsessions.agents.values.json_forms import flat_form, json_form, truncate_json, truncated, utf8_text
 from smolsessions.core.events import StepError, StepFinished, StepStarted, ToolCalled, ToolReturned, Where
 from smolsessions.core.records import ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from smolagents.memory import MemoryStep
 
@@ -72,12 +72,13 @@ class AgentRun:
         finally:
             self._inside.pop(thread, None)
 
-    def expect_calls(self, calls: Iterable[tuple[str, Any]]) -> None:
+    def expect_calls(self, calls: Collection[tuple[str, Any]]) -> None:
         """Number the tool calls of a message, so that parallel ones keep the order of the model."""
         for name, arguments in calls:
             self._tools += 1
             self._expected.append((self._tools, name, arguments))
-            self.recorder.parallel_calls.add(f"{self._step_id}.{self._tools}")
+            if len(calls) > 1:
+                self.recorder.parallel_calls.add(f"{self._step_id}.{self._tools}")
 
     def explains(self, call_id: str, other_id: str, *, is_block: bool = False) -> bool:
         """True if an earlier attempt may have made the other call before this one.
@@ -114,17 +115,18 @@ class AgentRun:
         where = self.where or self._open("action")  # an agent with its own loop has no step yet
         with self._lock:
             number = self._number_of(name, arguments)
+        flat = flat_form(arguments)
         record = ToolCall(
             call_id=f"{where.step_id}.{number}",
             name=utf8_text(name),
-            arguments=json_form(arguments),
+            arguments=json_form(arguments) if flat is None else flat,
             agent=self.path,
             step_id=where.step_id,
             internal=name in INTERNAL_TOOLS,
             ok=False,
             duration_ms=0.0,
         )
-        call = ToolCallInProgress(self.recorder, where, record)
+        call = ToolCallInProgress(self.recorder, where, record, flat)
         if kind:
             call.look_up(kind, arguments, partial(self.explains, record.call_id, is_block=kind == "code"))
         return call
@@ -173,7 +175,7 @@ class AgentRun:
 class ToolCallInProgress:
     """A tool call that has begun: `with call: call.result = …`. Its effect is journaled with the event of its end."""
 
-    def __init__(self, recorder: Recorder, where: Where, record: ToolCall) -> None:
+    def __init__(self, recorder: Recorder, where: Where, record: ToolCall, flat: dict[str, str] | None) -> None:
         self.record = record
         self.result: Any = None
         self.known: Effect | None = None
@@ -182,12 +184,13 @@ class ToolCallInProgress:
         self._key = ""
         self._recorder = recorder
         self._where = where
+        self._flat = flat
         self._since = time.perf_counter()
 
     def look_up(self, kind: str, arguments: Any, explains: Callable[[str], bool]) -> None:
         """Look for this call in the journal. `explains` is True for calls that may have been made before this one."""
         journal, record = self._recorder.journal, self.record
-        self._key = f"{kind}:{record.call_id}:{record.name}:{digest_of(record.name, arguments)}"
+        self._key = f"{kind}:{record.call_id}:{record.name}:{digest_of(record.name, arguments, self._flat)}"
         if not self._recorder.is_replay:
             return
         known = journal.take(self._key, explains)
@@ -216,7 +219,7 @@ class ToolCallInProgress:
     def __enter__(self) -> Self:
         call = self.record
         self._recorder.note_call(call)
-        arguments = truncate_json(call.arguments)
+        arguments = truncate_json(call.arguments) if self._flat is None else self._flat
         self._recorder.emit(
             ToolCalled(self._where, call.call_id, call.name, arguments, call.internal, repeated=call.repeated)
         )

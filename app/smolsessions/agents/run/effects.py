@@ -49,6 +49,8 @@ def without_text(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """Return a text unchanged, and any other value as the text of its JSON form."""
     value = json_form(value.value if type(value) is ValueWithText else value)
+    if type(value) is int:
+        return str(value)
     return value if isinstance(value, str) else json_text(value)
 
 

@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
+
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.model_connections import ModelCall
@@ -62,7 +64,8 @@ class Recorder:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
-        return tuple(sorted(self._calls.copy().values(), key=_place_of))
+        calls = self._calls.copy().values()
+        return tuple(sorted(calls, key=_place_of) if self.parallel_calls else calls)
 
     @property
     def usage(self) -> Usage:
@@ -193,11 +196,11 @@ class Journal:
         return self._effects.get(f"once:{name}")
 
 
-def digest_of(name: str, arguments: Any) -> str:
-    """Hash a call. The order of named arguments does not matter."""
+def digest_of(name: str, arguments: Any, flat: dict[str, str] | None) -> str:
+    """Hash a call. The order of named arguments does not matter. `flat` is their `flat_form`."""
     call = [name, arguments]
     try:
-        asked = _sorted_json(call).encode()
+        asked = _sorted_json(call).encode() if flat is None else to_json([name, dict(sorted(flat.items()))])
     except (TypeError, ValueError):
         try:
             asked = dumps(call, in_order=True, max_bytes=MAX_KEY_BYTES)

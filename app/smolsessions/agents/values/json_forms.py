@@ -52,9 +52,10 @@ def json_form(value: Any) -> Any:
         value, kind = str.__str__(value), str
     if kind is str and len(value) <= MAX_CHARS and value.isascii():
         return value
-    if kind is dict and len(value) <= _MAX_EVENT_MEMBERS and _is_flat(flat := value.copy()):
-        return flat
-    return _Walk().form(value, MAX_DEPTH)
+    if kind is int and value.bit_length() <= MAX_BITS:
+        return value
+    flat = flat_form(value)
+    return _Walk().form(value, MAX_DEPTH) if flat is None else flat
 
 
 def utf8_text(text: str) -> str:
@@ -96,19 +97,20 @@ def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
-def _is_flat(value: dict[Any, Any]) -> bool:
-    """True for a small dict of ASCII texts: most tools' arguments are one, and their JSON form is the same."""
-    if len(value) > _MAX_EVENT_MEMBERS:
-        return False
-    parts = [*value, *value.values()]
-    is_text = all(map(is_, map(type, parts), repeat(str)))  # by identity: a class may answer == with code of its own
-    return is_text and sum(map(len, parts)) <= MAX_EVENT_CHARS and all(map(str.isascii, parts))
+def flat_form(value: Any) -> dict[str, str] | None:
+    """Return a copy of a small dict of ASCII texts, as most tools' arguments are. It is its own JSON form."""
+    if type(value) is not dict or len(value) > _MAX_EVENT_MEMBERS:
+        return None
+    flat = value.copy()
+    parts = [*flat, *flat.values()]
+    if not all(map(is_, map(type, parts), repeat(str))):  # by identity: a class may answer == with code of its own
+        return None
+    text = "".join(parts)
+    return flat if len(text) <= MAX_EVENT_CHARS and text.isascii() else None
 
 
 def truncate_json(value: Any) -> Any:
     """Cut the texts in JSON data for an event. A large list or object becomes one text."""
-    if type(value) is dict and _is_flat(value):
-        return value
     if isinstance(value, str):
         return truncated(value)
     if isinstance(value, dict) and len(value) <= _MAX_EVENT_MEMBERS:
