@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_type_hints
 
+import jiter
 from pydantic import BaseModel, create_model
 from pydantic import Field as ModelField
 from pydantic_core import from_json, to_json
@@ -35,6 +37,8 @@ def read_json(body: bytes) -> Any:
     Raises `InvalidRequestError` for JSON that readers disagree on: a repeated member, NaN, a number of thousands of
     digits, thousands of levels.
     """
+    with suppress(ValueError):  # the reason is found below
+        return jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
     try:
         return json.loads(body.decode(), object_pairs_hook=_members, parse_constant=_constant)
     except UnicodeDecodeError:
