@@ -6,6 +6,8 @@ import asyncio
 import secrets
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import (
@@ -356,7 +358,8 @@ def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[list[Argu
         heads = {}  # the variables after an earlier turn are unknown
     images = {name: data for step in memory.steps for name, data in step.attachments.items()}
     sealed_images = {name: scope.seal(data, "image", name) for name, data in images.items()}
-    sealed_heads = {turn: scope.seal(codec.encode_head(head_then), "head") for turn, head_then in heads.items()}
+    earlier = [*heads.items()][:-1]  # the last one is the conversation's own
+    sealed_heads = {turn: scope.seal(codec.encode_head(head_then), "head") for turn, head_then in earlier}
     arguments: list[Argument] = [len(turns), *turns, len(steps), *steps]
     for pairs in (list(sealed_images.items()), list(chunks.items()), list(sealed_heads.items())):
         arguments += [len(pairs), *flattened(pairs)]
@@ -364,22 +367,23 @@ def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[list[Argu
 
 
 def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict[int, Head], Head]:
-    """Seal the steps. Also return the head after each turn except the last, and the head after all steps."""
-    places = range(len(memory.steps))
-    shown_from = next((place for place in places if place not in memory.hidden), len(memory.steps))
+    """Seal the steps. Also return the head after each turn, and the head after all steps."""
+    shown_from = next(place for place in count() if place not in memory.hidden)
     # A step that is hidden behind a shown one was archived by a prune.
     archived = {*memory.archived, *(place for place in memory.hidden if place > shown_from)}
-    head, steps, heads = Head(), list[bytes](), dict[int, Head]()
-    for index, step in enumerate(memory.steps):
-        if index and step.turn > memory.steps[index - 1].turn:
-            heads[memory.steps[index - 1].turn] = head
-        steps.append(scope.seal(codec.encode_step(step), "step", 0, index))
-        head = extended(head, [(step.type, steps[-1])])
-        if index in archived:
-            counts = counted(head.step_counts, step.type, -1)
+    steps = [scope.seal(codec.encode_step(step), "step", 0, index) for index, step in enumerate(memory.steps)]
+    sealed = [(step.type, blob) for step, blob in zip(memory.steps, steps, strict=True)]
+    head, heads = Head(), dict[int, Head]()
+    for turn, group in groupby(memory.steps, attrgetter("turn")):
+        first, end = head.count, head.count + len([*group])
+        if first < shown_from:
+            hidden = extended(head, sealed[first : min(end, shown_from)])
+            head = replace(head, shown_from=hidden.count, shown_hash=hidden.hash)
+        head = extended(head, sealed[first:end])
+        for index in archived.intersection(range(first, end)):
+            counts = counted(head.step_counts, memory.steps[index].type, -1)
             head = replace(head, step_counts=counts, archived=head.archived | 1 << index)
-        if index < shown_from:
-            head = replace(head, shown_from=index + 1, shown_hash=head.hash)
+        heads[turn] = head
     return steps, heads, head
 
 
