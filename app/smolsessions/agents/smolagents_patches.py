@@ -8,15 +8,19 @@ import inspect
 import sys
 from copy import copy, deepcopy
 from functools import lru_cache, partial
+from operator import attrgetter
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-import rich.text
 import smolagents.agents
+import smolagents.monitoring
+import smolagents.tools
 from jinja2 import Template
 from rich.console import Console
-from rich.control import STRIP_CONTROL_CODES, strip_control_codes
+from rich.panel import Panel
+from rich.text import Text
 from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
+from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry
 from smolagents.monitoring import AgentLogger, LogLevel
@@ -45,8 +49,11 @@ def patch_smolagents() -> None:
     names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
     names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # the check of a new one takes half of an agent's time
     names.AgentLogger = DefaultLogger
-    texts: Any = rich.text  # smolagents makes five a turn also if nothing prints them
-    texts.strip_control_codes = partial(strip_control_codes, _translate_table=_STRIPPED)
+    tools: Any = smolagents.tools
+    names.handle_agent_output_types = tools.handle_agent_output_types = _wrap_output
+    monitoring: Any = smolagents.monitoring
+    names.Text = monitoring.Text = _deferred(Text)
+    names.Panel = _deferred(Panel)
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
 
@@ -128,6 +135,28 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
 
 
+def _wrap_output(output: Any, output_type: str | None = None) -> Any:
+    """Wrap a tool's output as smolagents does, which looks in vain for a tensor in a plain one."""
+    is_plain = type(output) in _PLAIN and output_type not in _WRAPPED
+    return output if is_plain else handle_agent_output_types(output, output_type)
+
+
+def _deferred(kind: Any) -> type:
+    """Return a subclass whose objects are initialized once they are read: most of these are made and never printed."""
+
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._given = args, kwargs
+
+    def initialize(self: Any, name: str) -> Any:
+        if (given := vars(self).pop("_given", None)) is None:
+            raise AttributeError(name)
+        args, kwargs = given
+        kind.__init__(self, *args, **kwargs)
+        return getattr(self, name)
+
+    return type(kind.__name__, (kind,), {"__init__": keep, "__getattr__": initialize})
+
+
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
     """Return a method that renders a system prompt once for all agents with the same inputs."""
     rendered: dict[tuple[Hashable, ...], tuple[list[Any], str]] = {}
@@ -155,14 +184,18 @@ def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
 def _prompt_inputs(agent: MultiStepAgent) -> list[Any] | None:
     """Return the inputs of a system prompt beside names. None if the author's own tools may take others."""
     tools = list(map(unproxied, agent.tools.values()))
-    if not all(map(_has_usual_prompts, tools)):
+    try:
+        prompts = list(map(_PROMPTS, tools))
+    except AttributeError:  # a function in place of a method
+        return None
+    if prompts.count(_USUAL_PROMPTS) < len(tools):
         return None
     managed = [
         (one.name, one.description, getattr(one, "inputs", None), getattr(one, "output_type", None))
         for one in agent.managed_agents.values()
     ]
     return [
-        *((tool.name, tool.description, tool.inputs, tool.output_type, tool.output_schema) for tool in tools),
+        *map(_TOOL_INPUTS, tools),
         managed,
         getattr(agent, "authorized_imports", None),
         getattr(agent, "code_block_tags", None),
@@ -176,22 +209,17 @@ def _is_smolagents_own(template: str) -> bool:
     return any(part in text for text in _OWN_TEMPLATES)
 
 
-def _has_usual_prompts(tool: Any) -> bool:
-    kind = type(tool)
-    prompts = getattr(kind, "to_code_prompt", None), getattr(kind, "to_tool_calling_prompt", None)
-    return prompts == _USUAL_PROMPTS and _PROMPT_NAMES.isdisjoint(vars(tool))
-
-
 _OWN_TEMPLATES = [
     file.read_text("utf-8")
     for file in importlib.resources.files("smolagents.prompts").iterdir()
     if file.name.endswith(".yaml")
 ]
+_TOOL_INPUTS = attrgetter("name", "description", "inputs", "output_type", "output_schema")
+_PROMPTS = attrgetter("to_code_prompt.__func__", "to_tool_calling_prompt.__func__")
 _USUAL_PROMPTS = (Tool.to_code_prompt, Tool.to_tool_calling_prompt)
-_PROMPT_NAMES = frozenset({"to_code_prompt", "to_tool_calling_prompt"})
+_PLAIN = frozenset({int, float, bool, type(None), dict, list, tuple})
+_WRAPPED = frozenset({"string", "image", "audio"})
 _QUIET_CONSOLE = Console(quiet=True)
-# With an entry for each usual character: `str.translate` raises and drops an error for a missing one.
-_STRIPPED: dict[int, Any] = {code: None if code in STRIP_CONTROL_CODES else code for code in range(128)}
 _RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
     kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
 }

@@ -57,6 +57,8 @@ class AgentState:
 
     def changes(self) -> dict[str, bytes | None]:
         """Return the pieces that changed since the last call. None stands for a removed one."""
+        if not (self._kept or self._tools or self._reported or self._with_variables()):
+            return {}
         now, changed = dict(self._now()), dict[str, bytes | None]()
         if now != self._kept:
             changed = {name: data for name, data in now.items() if self._kept.get(name) != data}
