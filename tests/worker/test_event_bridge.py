@@ -9,7 +9,7 @@ import pytest
 
 from smolsessions.core.events import MessageRestarted, Where
 from smolsessions.worker.event_bridge import LoopEventBridge
-from tests.support.stores import DONE, Raw, claim_one, event_names_of, read_events, ref_of, submit
+from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 
 if TYPE_CHECKING:
     from smolsessions.store.store import Store
@@ -88,3 +88,22 @@ async def test_events_without_a_reader_wait_for_the_commit_except_the_start(
         "message.restarted",
         "turn.finished",
     ]
+
+
+async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_key_and_no_last_effect(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    bridge = PatientBridge(lease)
+    bridge.begin(1, can_wait=True)
+    bridge.emit(RESTARTED, None, ("model:1", b"sealed"))
+    bridge.run_has_ended = True
+    bridge.close()
+    await lease.flush()
+    assert raw.hkeys(key_of("journal", "c", 1)) == ["started:1"]
+    assert event_names_of(raw, "c") == ["turn.queued", "turn.started"]
+    await lease.commit(DONE)
+    events = await read_events(one, "c", 1)
+    assert [name for _, name in events] == ["turn.queued", "turn.started", "message.restarted", "turn.finished"]

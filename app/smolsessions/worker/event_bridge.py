@@ -30,8 +30,8 @@ class LoopEventBridge:
 
     Deltas wait up to `JOIN_S` for more of their message. Any other event goes out at once with them. Without a reader
     all events wait up to `HOLD_S`, and `JOIN_S` during a tool call. The last ones go out with the commit, and a reader
-    that comes gets them at once. Finished steps and effects never wait. The agent's thread wakes the loop once for many
-    deltas, and waits if the queue is full.
+    that comes gets them at once. Finished steps and effects never wait, except for the commit of a run that is over.
+    The agent's thread wakes the loop once for many deltas, and waits if the queue is full.
     """
 
     hold_s = HOLD_S
@@ -46,6 +46,8 @@ class LoopEventBridge:
         self._call_timer: asyncio.TimerHandle | None = None  # since a call that reaches outside has begun
         self._waking = False  # the loop is about to run `_on_wake`
         self._open = True
+        self.run_has_ended = False
+        """Set by the agent's thread. The bridge is closed next, so the queue is left for the commit."""
         self._room: threading.Event | None = None  # of a thread that met a full queue
         self._next_at = 0.0
         self.pause_requested = False
@@ -130,7 +132,7 @@ class LoopEventBridge:
         for timer in (self._hold_timer, self._call_timer):
             if timer:
                 timer.cancel()
-        self._take(len(self._queue))
+        self._take(len(self._queue), keeps_effects=self.hands_over)  # a commit deletes the journal
         # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
         if self.hands_over or not self._lease.buffer_events(self._events):
             self._emit()
@@ -144,7 +146,8 @@ class LoopEventBridge:
             elif self._events:  # a crash of the call leaves the events before it
                 self._call_timer = self._loop.call_later(JOIN_S, self._write)
             if self._lease.is_late:
-                self._lease.emit("")  # an empty write, which succeeds only with a valid lease
+                self._lease.queue("")  # an empty write, which succeeds only with a valid lease
+            self._lease.send()
         self._lease.when_written(written.release)
 
     def _set_timer(self) -> None:
@@ -154,6 +157,8 @@ class LoopEventBridge:
 
     def _on_wake(self) -> None:
         self._waking = False
+        if self.run_has_ended:
+            return
         if self._call_timer:
             self._call_timer.cancel()
             self._call_timer = None
@@ -161,6 +166,7 @@ class LoopEventBridge:
             self._write()
         elif self._open:
             self._take(MAX_BATCH)
+            self._lease.send()
             if self._events and not self._waiting:
                 self._set_timer()
 
@@ -175,6 +181,7 @@ class LoopEventBridge:
             return
         self._take(MAX_BATCH)
         self._emit()
+        self._lease.send()
         self._make_room()
         if self._queue and not self._waking:
             self._waking = True
@@ -184,7 +191,7 @@ class LoopEventBridge:
         if self._room:
             self._room.set()
 
-    def _take(self, most: int) -> None:
+    def _take(self, most: int, *, keeps_effects: bool = True) -> None:
         """Move up to `most` items out of the queue. Steps are written at once, with the events if a reader waits."""
         while self._queue and most > 0:
             most -= 1
@@ -193,6 +200,8 @@ class LoopEventBridge:
                 event = self._joined(event)
             if event:
                 self._events.append(event)
+            if not keeps_effects and type(event) is not TurnStarted:
+                effect = None
             if step or effect:
                 self._emit(step, effect)
 
@@ -216,4 +225,4 @@ class LoopEventBridge:
                 self._next_at = self._loop.time() + JOIN_S
         if events or step or effect:
             key, result = effect or ("", b"")
-            self._lease.emit(key, result=result, step=step, events=events)
+            self._lease.queue(key, result=result, step=step, events=events)

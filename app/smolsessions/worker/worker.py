@@ -302,13 +302,15 @@ class Worker:
 
     async def _run_session(self, run: _Run, session: Session) -> Outcome:
         """Run the session in a thread until its end, a stop or the deadline."""
-        turn, turn_input, policy = run.lease.turn, run.lease.turn_input, run.lease.policy
-        outcome = await self._run_in_thread(
-            run.bridge,
-            lambda: session.run_turn(turn, turn_input, run.bridge, run.replay, policy),
-            lambda _: session.close(),
-            session.cut_model_calls,
-        )
+        lease, bridge = run.lease, run.bridge
+
+        def run_turn() -> Outcome:
+            try:
+                return session.run_turn(lease.turn, lease.turn_input, bridge, run.replay, lease.policy)
+            finally:
+                bridge.run_has_ended = True
+
+        outcome = await self._run_in_thread(bridge, run_turn, lambda _: session.close(), session.cut_model_calls)
         if outcome is None:
             run.session = None
         return outcome or session.partial_outcome()

@@ -5,9 +5,10 @@
 --   final event gets number `last_seq`.
 -- - `rollback` is the number of the turn that rolls this one back (or empty). It restores the first `count` steps and the
 --   variables. A commit without it is refused if a rollback was requested.
--- - `written` is the number of writes of this claim. If the store has fewer, it lost acknowledged writes.
+-- - `entries` are the last writes, from number `serial` on, without events. `written` is the number of writes of this claim. If
+--   the store has fewer, it lost acknowledged writes.
 -- - `variables` is the sealed list of the variables' chunks, if it changed.
--- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback own_channel wake log_ttl_s
+-- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback own_channel wake log_ttl_s serial ...entries
 local conversation, run, log = key('conversation', ref), key('run', ref, turn), key('log', ref, turn)
 local pending, token = key('pending', ref, generation), fence .. '#' .. turn
 local holder, committed, last_head, ttl = unpack(redis.call('HMGET', conversation, 'fence', 'committed', 'head', 'ttl'))
@@ -16,6 +17,10 @@ if holder ~= fence then
   return {'lost'}
 end
 if count == '' then clear_damage(ref, turn) end
+if #entries > 0 then
+  local state = append_writes(ref, turn, generation, own_channel, serial, entries)
+  if state ~= 'ok' then return {state} end
+end
 local asked, stored_writes = unpack(redis.call('HMGET', run, 'cancel', 'written'))
 local by = string.match(asked or '', '^rollback:(%d+)$')
 if by and rollback == '' then return {'rollback', by} end

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from smolsessions.store.turns.claim import Claim
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.25
@@ -113,7 +112,7 @@ class HeldLease:
         self.fingerprint = reply.fingerprint.decode(errors="replace")
         self.policy = claim.policy
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        self.has_progressed = self.lost = False
+        self.has_progressed = self.lost = self._is_delay_logged = False
         self.is_over = claim.defect is not None
         self.on_reader: Callable[[], object] | None = None
         self.scope = scope
@@ -135,7 +134,6 @@ class HeldLease:
         self._made = self._unsent = 0
         self._writes: list[Write] = []  # an empty deque takes 0.7 KB
         self._callbacks: list[tuple[int, Callable[[], object]]] = []
-        self._is_delay_logged = False
         self._held_until = 0.0
         if reply.stop_flag:
             self.cancel(reply.stop_flag)
@@ -150,12 +148,8 @@ class HeldLease:
 
     @property
     def is_late(self) -> bool:
-        if not self.is_sure:
-            return True
-        try:
-            return time.monotonic() - self._writes[0].at > LATE_S
-        except IndexError:
-            return False
+        oldest = self._writes[:1]
+        return not self.is_sure or (bool(oldest) and time.monotonic() - oldest[0].at > LATE_S)
 
     @property
     def is_sure(self) -> bool:
@@ -187,7 +181,7 @@ class HeldLease:
 
     def lose(self) -> None:
         """Stop writing: another worker holds the lease."""
-        self.lost = self.is_over = True
+        self.lost = True
         self._discard("lost")
 
     def check_readable(self) -> None:
@@ -206,10 +200,14 @@ class HeldLease:
     def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)
 
-    def emit(
+    def emit(self, key: str, **more: Any) -> None:
+        self.queue(key, **more)
+        if self._unsent == 1:
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def queue(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
-        """Queue one write. All writes of one round of the event loop are sent together."""
         if self.is_over:
             return
         number, seal = self.turn.number, self.scope.seal
@@ -222,8 +220,6 @@ class HeldLease:
         self._made += 1
         self._writes.append(Write(self._made, time.monotonic(), arguments, events, bool(result)))
         self._unsent += 1
-        if self._unsent == 1:
-            asyncio.get_running_loop().call_soon(self._send)
 
     def when_written(self, call: Callable[[], object]) -> None:
         if self._writes:
@@ -232,6 +228,7 @@ class HeldLease:
             call()
 
     async def flush(self) -> None:
+        self.send()
         done = asyncio.Event()
         self.when_written(done.set)
         try:
@@ -251,11 +248,11 @@ class HeldLease:
             try:
                 state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
             except SealBrokenError:
-                self._defect = self._defect or SealBrokenError(DAMAGED)  # lets the next commit end the turn
-                self.is_over = True
+                self._mark_broken(DAMAGED)  # lets the next commit end the turn
                 raise
             if state == b"rollback":
                 self.cancel(b"rollback:" + rest[0])
+                self._unsent = len(self._writes)
                 continue
             self.version = tag_of(sealed["head"]) or self.version
             if state == b"ok":
@@ -278,16 +275,19 @@ class HeldLease:
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         chunk_list, head = (b"", b"") if by or self._defect else self._memory.seal_head()
         packed = b"" if self._defect else self._log.packed()
-        if packed:
-            packed = self.scope.seal(packed, "log", turn.number)
+        packed = self.scope.seal(packed, "log", turn.number) if packed else b""
         return {"record": record, "variables": chunk_list, "head": head, "packed": packed}
 
     async def _commit(self, turn: Turn, sealed: dict[str, bytes], *, by: int) -> list[Any]:
         assert turn.outcome
-        self._send()
         is_broken = self._defect is not None
+        if any(write.events for write in self._writes):  # their readers wait for the reply
+            self.send()
+        last = self._take_unsent()
+        serial = last[0].serial if last else self._made + 1
         reply: list[Any] = await self.scope.partition.call(
             "commit",
+            *[argument for write in last for argument in write.arguments],
             **self._target,
             **sealed,
             count="" if is_broken else self._memory.count_before if by else self._memory.count,
@@ -295,20 +295,23 @@ class HeldLease:
             logged="" if is_broken else self._log.stored,
             last_seq=turn.last_seq or 0,
             written=0 if is_broken else self._made,
+            serial=serial,
             rollback=by or "",
             wake=self.scope.partition.wake,
             log_ttl_s=self.scope.partition.options.log_ttl_s,
         )
         state = reply[0]
-        if state in {b"behind", b"gap"} and self._writes:  # the store refused the writes before it
-            raise StoreUnavailableError
+        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
+            raise StoreUnavailableError  # the store refused the writes before it
         if state == b"behind":  # the store lost acknowledged writes: another claim replays from its state
             self.lose()
         if state in {b"lost", b"behind"} or (state == b"gap" and self.lost):
             raise LeaseLostError
         if state == b"gap":
-            self._mark_broken()
+            self._mark_broken(COUNT_SENTENCE)
             self.check_readable()
+        if state != b"rollback":
+            self._forget_writes()
         return reply
 
     async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
@@ -323,12 +326,14 @@ class HeldLease:
             self._unsent = len(self._writes)
             await asyncio.sleep(RETRY_S)
 
-    def _send(self) -> None:
-        """Send all unsent writes."""
-        if not self._unsent:
-            return
-        batch = self._writes[-self._unsent :]
+    def _take_unsent(self) -> list[Write]:
+        batch = self._writes[len(self._writes) - self._unsent :]
         self._unsent = 0
+        return batch
+
+    def send(self) -> None:
+        if not (batch := self._take_unsent()):
+            return
         lease_us = int(self.scope.partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
         reply = self.scope.partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
@@ -338,15 +343,12 @@ class HeldLease:
         error = reply.exception()
         if isinstance(error, ResponseError):
             error = as_service_error("emit", error)
-        if isinstance(error, SealBrokenError):
-            self._mark_broken()
-            return
         state, *rest = (b"failed",) if error else reply.result()
         is_oldest = bool(self._writes) and self._writes[0].serial == batch[0].serial
         if state == b"lost" or (state == b"behind" and is_oldest):
             self.lose()  # behind: the store lost acknowledged writes, so another claim replays from its state
-        elif state == b"gap":
-            self._mark_broken()
+        elif state == b"gap" or isinstance(error, SealBrokenError):
+            self._mark_broken(COUNT_SENTENCE)
         elif state != b"ok":
             self._retry_later(error or state)
         else:
@@ -357,7 +359,7 @@ class HeldLease:
             log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", why)
         self._is_delay_logged = True
         self._unsent = len(self._writes)
-        asyncio.get_running_loop().call_later(RETRY_S, self._send)  # always: no other call may be scheduled
+        asyncio.get_running_loop().call_later(RETRY_S, self.send)  # always: no other call may be scheduled
 
     def _on_written(self, batch: list[Write], seqs: list[int], sent_at: float) -> None:
         """Deliver new events to the readers of this process. The number of a repeated event is 0."""
@@ -366,18 +368,15 @@ class HeldLease:
         self._unsent = min(self._unsent, len(self._writes))
         self._is_delay_logged = False
         self.confirm(sent_at)
-        for write in batch:
-            self.has_progressed |= write.is_effect
+        self.has_progressed |= any(write.is_effect for write in batch)
         for seq, event in zip(seqs, [event for write in batch for event in write.events], strict=True):
             if seq:
                 self._last_seen = seq
                 self._readers.deliver(self.turn.number, Logged(seq, event))
         self._run_callbacks()
 
-    def _mark_broken(self) -> None:
-        """Stop writing: the store holds less than was written."""
-        self._defect = SealBrokenError(COUNT_SENTENCE)
-        self.is_over = True
+    def _mark_broken(self, why: str) -> None:
+        self._defect = self._defect or SealBrokenError(why)
         self._discard("broken")
 
     def _stop(self, reason: StopReason) -> None:
@@ -385,7 +384,11 @@ class HeldLease:
             self.stop_reason.set_result(reason)
 
     def _discard(self, reason: StopReason) -> None:
+        self.is_over = True
         self._stop(reason)
+        self._forget_writes()
+
+    def _forget_writes(self) -> None:
         self._writes.clear()
         self._unsent = 0
         self._run_callbacks()
