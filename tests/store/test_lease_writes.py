@@ -67,6 +67,7 @@ async def test_writes_survive_connections_that_break(stores: tuple[Store, Store]
     lease = await claim_one(one)
     for number in range(60):
         lease.emit(f"step:{number}", step=packed_step(str(number)), events=[TurnStarted(1, 0.0)])
+        lease.send()
         await asyncio.sleep(0)
         if number % 10 == 5:
             raw.client_kill_filter(_type="normal", skipme=True)
@@ -83,6 +84,7 @@ async def test_writes_survive_a_server_that_refuses_for_a_while(stores: tuple[St
         if number % 10 in {3, 5}:
             raw.config_set("maxmemory", 1 if number % 10 == 3 else 0)
         lease.emit(f"step:{number}", step=packed_step(str(number)), events=[TurnStarted(1, 0.0)])
+        lease.send()
         await asyncio.sleep(0)
     await lease.commit(DONE)
     assert await step_texts(one, "c") == [str(number) for number in range(60)]
@@ -152,6 +154,7 @@ async def test_every_reader_sees_every_event_once_wherever_it_was_written(
     lease = await claim_one(stores[1])
     for number in range(20):
         lease.emit(str(number), events=[TurnStarted(1, 0.0)])
+        lease.send()
         await asyncio.sleep(0)
     ended = await lease.commit(DONE)
     expected = [(1, "turn.queued"), *((number, "turn.started") for number in range(2, 22)), (22, "turn.finished")]

@@ -162,6 +162,7 @@ def packed_step(text: str = "step", turn: int = 1) -> PackedStep:
 async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = None) -> None:
     """Write, and wait until the effect is stored or the lease is lost."""
     lease.emit(name, result=b"done", step=step, events=[TurnStarted(lease.attempt, 0.0)])
+    lease.send()
     journal = key_of("journal", lease.turn.ref.id, lease.turn.number)
     await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
 
@@ -199,7 +200,10 @@ async def step_texts(store: Store, conversation: str) -> list[str]:
 
 
 def entry(name: str, index: int | str = "", step: bytes = b"", events: int = 0) -> list[Any]:
-    return [name, "", "", index, step, 0, 0, events, *(["turn.started", b"sealed"] * events)]
+    parts: list[tuple[Any, ...]] = [("s", index, step)] if step else []
+    parts += [("k", name, "")] if name else []
+    parts += [("e", "turn.started", b"sealed")] * events
+    return ["".join(part for part, *_ in parts), *(given for _, *pair in parts for given in pair)]
 
 
 def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -> Any:

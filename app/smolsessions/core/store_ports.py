@@ -233,11 +233,6 @@ class Lease(Protocol):
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
-        """Queue one write, and send it in this round of the event loop."""
-
-    def queue(
-        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
-    ) -> None:
         """Queue one write for `send` or `commit`. Writes keep their order.
 
         The journal keeps `result` under the key until the turn is over. Without a key it keeps nothing.

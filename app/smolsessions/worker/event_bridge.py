@@ -146,7 +146,7 @@ class LoopEventBridge:
             elif self._events:  # a crash of the call leaves the events before it
                 self._call_timer = self._loop.call_later(JOIN_S, self._write)
             if self._lease.is_late:
-                self._lease.queue("")  # an empty write, which succeeds only with a valid lease
+                self._lease.emit("")  # an empty write, which succeeds only with a valid lease
             self._lease.send()
         self._lease.when_written(written.release)
 
@@ -225,4 +225,4 @@ class LoopEventBridge:
                 self._next_at = self._loop.time() + JOIN_S
         if events or step or effect:
             key, result = effect or ("", b"")
-            self._lease.queue(key, result=result, step=step, events=events)
+            self._lease.emit(key, result=result, step=step, events=events)

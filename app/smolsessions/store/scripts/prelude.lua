@@ -135,9 +135,9 @@ end
 -- Returns `ok` and the numbers of the events. A repeated write changes nothing, and its events have number 0.
 -- A write whose predecessor is missing is refused as `behind`. A step or event after a gap is refused as `gap`. The entries
 -- before it are written.
--- An entry is: key in the journal (or empty), result, length of the log before its events (or empty), index and sealed step (or
--- two empty strings), then counted groups: (name, sealed image), (name, sealed chunk of variables or empty if it was deleted),
--- (name, sealed event).
+-- An entry is a text with a letter for each of its parts, then two arguments of each part: `l` length of the log before its
+-- events and nothing, `s` index and sealed step, `i` name and sealed image, `v` name and sealed chunk of variables (empty if it
+-- was deleted), `k` key in the journal and result, `e` name and sealed event. `l` and `s` come first.
 local function append_writes(ref, turn, generation, own_channel, serial, entries)
   local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
   local images, pending = key('images', ref), key('pending', ref, generation)
@@ -146,35 +146,37 @@ local function append_writes(ref, turn, generation, own_channel, serial, entries
   local number, length, seqs, i = tonumber(serial), nil, {}, 1
   if not (written and effects) then damaged('run') end
   if number > written + 1 then return 'behind' end
-  local function take() i = i + 1 return entries[i - 1] end
   local function save()
     if number - 1 > written then redis.call('HSET', run, 'written', number - 1, 'effects', effects) end
   end
   while i <= #entries do
-    local name, result, at, index, step = take(), take(), take(), take(), take()
-    local is_new = number > written
-    if is_new then
-      if index ~= '' then length = length or redis.call('LLEN', steps) end
-      if (at ~= '' and redis.call('LLEN', key('log', ref, turn)) < tonumber(at)) or (index ~= '' and length < tonumber(index)) then
+    local parts, is_new = entries[i], number > written
+    for place = 1, #parts do
+      local part, name, data = string.sub(parts, place, place), entries[i + 1], entries[i + 2]
+      local is_gap = false
+      if part == 'e' then
+        seqs[#seqs + 1] = is_new and append(ref, turn, name, data, data, own_channel) or 0
+      elseif not is_new then  -- the store has it
+      elseif part == 'l' then
+        is_gap = redis.call('LLEN', key('log', ref, turn)) < tonumber(name)
+      elseif part == 's' then
+        length = length or redis.call('LLEN', steps)
+        is_gap = length < tonumber(name)
+        if length == tonumber(name) then length = redis.call('RPUSH', steps, data) end
+      elseif part == 'i' then
+        redis.call('HSETNX', images, name, data)
+      elseif part == 'v' then
+        redis.call('HSET', pending, name, data)
+      elseif redis.call('HSETNX', journal, name, data) == 1 and data ~= '' then
+        effects = effects + 1
+      end
+      if is_gap then
         save()
         return 'gap'
       end
-      if index ~= '' and length == tonumber(index) then length = redis.call('RPUSH', steps, step) end
-      if name ~= '' and redis.call('HSETNX', journal, name, result) == 1 and result ~= '' then effects = effects + 1 end
+      i = i + 2
     end
-    for _ = 1, tonumber(take()) do
-      local hash, image = take(), take()
-      if is_new then redis.call('HSETNX', images, hash, image) end
-    end
-    for _ = 1, tonumber(take()) do
-      local piece, blob = take(), take()
-      if is_new then redis.call('HSET', pending, piece, blob) end
-    end
-    for _ = 1, tonumber(take()) do
-      local event, blob = take(), take()
-      seqs[#seqs + 1] = is_new and append(ref, turn, event, blob, blob, own_channel) or 0
-    end
-    number = number + 1
+    i, number = i + 1, number + 1
   end
   save()
   return 'ok', seqs

@@ -200,23 +200,23 @@ class HeldLease:
     def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)
 
-    def emit(self, key: str, **more: Any) -> None:
-        self.queue(key, **more)
-        if self._unsent == 1:
-            asyncio.get_running_loop().call_soon(self.send)
-
-    def queue(
+    def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
         if self.is_over:
             return
         number, seal = self.turn.number, self.scope.seal
-        arguments: list[Argument] = [key, seal(result, "effect", number, key) if result else b""]
-        arguments.append(self._log.stored if events else "")
-        arguments += self._memory.seal_step(step) if step else ["", "", 0, 0]
-        arguments.append(len(events))
+        parts = "l" if events else ""
+        arguments: list[Argument] = [self._log.stored, ""] if events else []
+        if step:
+            parts += "s" + "i" * len(step.attachments) + "v" * len(step.variables)
+            arguments += self._memory.seal_step(step)
+        if key:
+            parts += "k"
+            arguments += [key, seal(result, "effect", number, key) if result else b""]
         for event in events:
             arguments += [event.type, seal(self._log.add(event), "event", number, event.type)]
+        arguments.insert(0, parts + "e" * len(events))
         self._made += 1
         self._writes.append(Write(self._made, time.monotonic(), arguments, events, bool(result)))
         self._unsent += 1

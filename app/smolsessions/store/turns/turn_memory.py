@@ -114,14 +114,13 @@ class TurnMemory:
         )
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
-        """Append a step to the head, and return the arguments of its write."""
+        """Append a step to the head, and return the arguments of its parts: step, images, chunks of variables."""
         seal, index = self._scope.seal, self.count
         blob = seal(codec.encode_step(step), "step", self.generation, index)
         self._added.append((step.type, tag_of(blob)))
-        sealed: list[Argument] = [index, blob, len(step.attachments)]
+        sealed: list[Argument] = [index, blob]
         for name, data in step.attachments.items():
             sealed += [name, seal(data, "image", name)]
-        sealed.append(len(step.variables))
         for name, chunk in step.variables.items():
             blob = b"" if chunk is None else seal(chunk, "variable", self.generation, name)
             self._set_chunk(name, blob)
