@@ -209,7 +209,8 @@ class Catalog:
 
 
 def _overlay(agent: CheckedAgent, entries: Sequence[bytes], attachments: dict[str, bytes]) -> Overlay:
-    opened = functools.cache(image_from_bytes)  # steps that show the same image share it, as when they were made
+    # Steps that show the same image share it, as when they were made.
+    opened = functools.cache(image_from_bytes) if attachments else image_from_bytes
     overlay = Overlay()
     for data in entries:
         overlay.add(unpack(data, attachments, agent.carries, opened) if data else None)

@@ -52,16 +52,15 @@ def holds_data_only(plain: Plain) -> bool:
         for function, *call in requests or ():
             values += (*function, *call)
     for value in values:  # grows by the parts of its lists and dicts
-        kind = type(value)
-        if kind is dict:
+        if type(value) is dict:
             values += (*value, *value.values())
-        elif kind is list:
+        elif type(value) is list:
             values += value
-        elif kind is not str and id(kind) not in _SCALARS:
-            return False
+        else:
+            continue
         if len(values) > _MOST_VALUES:
             return False
-    return True
+    return _DATA.issuperset(map(type, values))
 
 
 def step_of(plain: Plain) -> TaskStep | ActionStep:
@@ -167,7 +166,7 @@ _FIELDS = attrgetter(*_NAMES)
 _ACTION_FIELDS = 1 + len(_NAMES)  # `model_input_messages` are never stored
 _USUAL = [int, bool, None, None]
 _TEXTS = frozenset({str, type(None)})
-_SCALARS = frozenset(map(id, (int, float, bool, type(None))))  # a foreign class may answer hash() with code of its own
+_DATA = frozenset({str, int, float, bool, type(None), dict, list})
 _MOST_VALUES = 1000  # which also ends the walk through a list that holds itself
 _LISTS = frozenset({list, type(None)})
 _WITH_DICT = 2

@@ -124,6 +124,7 @@ class PromptMemory:
         self._only_grows = not may_change_steps(agent)
         self._memory: list[Any] = []
         self._steps: list[PromptStep] = []
+        self._newest: list[Any] = []
         self._call_ids = Parts()
         self._illustrated: list[MemoryStep] = []
         self._has_notes = False
@@ -146,7 +147,7 @@ class PromptMemory:
             new, steps, self._illustrated = memory, self._examined(memory), []
         self._has_notes = self._has_notes or NoteStep in set(map(type, new))
         self._illustrated += filter(holds_images, new)
-        self._memory, self._steps = memory, steps
+        self._memory, self._steps, self._newest = memory, steps, memory[-NEWEST:]
         return steps
 
     def visible(self) -> list[PromptStep]:
@@ -173,7 +174,7 @@ class PromptMemory:
 
     def _has_grown(self, memory: list[Any]) -> bool:
         """True if the memory begins with the known steps."""
-        end, newest = len(self._steps), [one.step for one in self._steps[-NEWEST:]]
+        end, newest = len(self._steps), self._newest
         is_longer = memory is self._memory and end <= len(memory)
         return is_longer and all(map(is_, newest, memory[end - len(newest) : end]))
 
