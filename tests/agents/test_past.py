@@ -105,11 +105,9 @@ class Machine(RuleBasedStateMachine):
 
     async def submit(self, life: Life, on_busy: OnBusy = "reject", *, reset: bool = False) -> int:
         timing = Timing(time.time())
-        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(reset=reset), timing)
+        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(reset=reset, on_busy=on_busy), timing)
         is_new = life.turns == 0 and life is self.lives[0]
-        submission = Submission(
-            turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version_of, on_busy=on_busy
-        )
+        submission = Submission(turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version_of)
         accepted, _ = await self.store.turns.submit(submission)
         return accepted.number
 
@@ -209,8 +207,8 @@ class Machine(RuleBasedStateMachine):
         life.note()
 
     async def submit_behind(self, life: Life, on_busy: OnBusy) -> int:
-        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(), Timing(time.time()))
-        submission = Submission(turn, TurnInput(), create=None, asked=True, version_of=version_of, on_busy=on_busy)
+        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(on_busy=on_busy), Timing(time.time()))
+        submission = Submission(turn, TurnInput(), create=None, asked=True, version_of=version_of)
         accepted, _ = await self.store.turns.submit(submission)
         return accepted.number
 

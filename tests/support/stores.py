@@ -132,9 +132,9 @@ async def submit(
     on_busy: OnBusy = "reject",
     once: IdempotentRequest | None = None,
 ) -> int:
-    turn = Turn(ref_of(conversation), 0, version_of(agent), "hello", TurnOptions(), Timing(time.time()))
+    turn = Turn(ref_of(conversation), 0, version_of(agent), "hello", TurnOptions(on_busy=on_busy), Timing(time.time()))
     submission = Submission(
-        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, on_busy=on_busy, once=once
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, once=once
     )
     accepted, _ = await store.turns.submit(submission)
     return accepted.number

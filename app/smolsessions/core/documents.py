@@ -25,7 +25,7 @@ MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
-_OF_TURN = ("message", "agent", "timing", "options", "attempts", "images")
+_OF_TURN = ("message", "agent", "timing", "options", "attempts", "images", "additional_args")
 
 
 class MemoryDocument(BaseModel):
@@ -56,6 +56,7 @@ class TurnDocument(BaseModel):
     timing: Timing
     options: TurnOptions = TurnOptions()
     attempts: int = Field(1, ge=0)
+    additional_args: dict[str, Any] = {}
     output_images: tuple[StepImage, ...] = ()
 
 

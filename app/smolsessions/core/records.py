@@ -282,11 +282,15 @@ class Timing:
 
 @record
 class TurnOptions:
-    """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start."""
+    """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start.
+
+    `on_busy` is applied to the turns that run or wait already.
+    """
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
     reset: bool = False
     deadline_s: Annotated[float, Field(gt=0)] | None = None
+    on_busy: OnBusy = "reject"
 
 
 @record
@@ -326,7 +330,7 @@ class Turn:
     """One user message and everything that the agent does until it answers.
 
     A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` are those of
-    the message, stored with the task step.
+    the message, stored with the task step. `additional_args` is JSON.
     """
 
     ref: SkipValidation[Ref]
@@ -339,6 +343,7 @@ class Turn:
     outcome: Outcome | None = None
     last_seq: int | None = None
     images: tuple[StepImage, ...] = ()
+    additional_args: dict[str, Any] = field(default_factory=dict)
     rolled_back: bool = False
     """True after a rollback to an earlier turn. Derived when turns are listed, and not stored."""
 
@@ -351,10 +356,9 @@ class Turn:
 
 @record
 class TurnInput:
-    """Input of a turn that its record does not repeat: images as files, arguments as JSON."""
+    """Input of a turn that its record does not repeat: images as files."""
 
     images: tuple[bytes, ...] = ()
-    additional_args: dict[str, Any] = field(default_factory=dict)
 
 
 @record
@@ -370,7 +374,7 @@ class Submission:
     """Turn for the store, which sets its number and agent.
 
     `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
-    another one is an error. `on_busy` is applied to the turns that run or wait already.
+    another one is an error.
     """
 
     turn: Turn
@@ -379,7 +383,6 @@ class Submission:
     asked: bool
     version_of: Callable[[AgentName], AgentVersion]
     """Returns the version of the conversation's agent."""
-    on_busy: OnBusy = "reject"
     once: IdempotentRequest | None = None
 
 

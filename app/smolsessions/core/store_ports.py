@@ -94,7 +94,7 @@ class TurnStore(Protocol):
         """Raises `TurnNotFoundError` and `ConversationNotFoundError`."""
 
     async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
-        """Return turns from number `first` on. None: from the first of this order."""
+        """Return turns from number `first` on. None: from the first of this order. Large ones make a page shorter."""
 
 
 class ConversationStore(Protocol):

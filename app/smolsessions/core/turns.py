@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.records import OnBusy, Owner, StepImage
+    from smolsessions.core.records import Owner, StepImage
     from smolsessions.core.store_ports import LogReader, TurnStore
 
 
@@ -44,8 +44,8 @@ class NewTurn:
     options: TurnOptions = field(default_factory=TurnOptions)
     turn_input: TurnInput = field(default_factory=TurnInput)
     images: tuple[StepImage, ...] = ()
+    additional_args: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    on_busy: OnBusy = "reject"
     idempotency_key: str | None = None
 
 
@@ -76,12 +76,15 @@ class Turns:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
-        turn = Turn(ref, 0, wanted, new.message, new.options, Timing(time.time()), images=new.images)
+        timing = Timing(time.time())
+        turn = Turn(
+            ref, 0, wanted, new.message, new.options, timing, images=new.images, additional_args=new.additional_args
+        )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
             create = None if new.conversation_id else bounded(new.metadata)
             asked = new.agent is not None
-            submission = Submission(turn, new.turn_input, create, asked, self._version_of, new.on_busy, once)
+            submission = Submission(turn, new.turn_input, create, asked, self._version_of, once)
             subscription.turn, is_new = await self.store.submit(submission)
         except BaseException:
             subscription.close()
@@ -174,7 +177,7 @@ def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
     if new.idempotency_key is None:
         return None
     fields = asdict(replace(new, idempotency_key=None, turn_input=TurnInput()))  # the images' names are hashes
-    fields |= fields.pop("options") | {"additional_args": new.turn_input.additional_args}
+    fields |= fields.pop("options")
     # Without defaults, so that a later release with more fields makes the same bytes.
     sent = {name: value for name, value in fields.items() if value and name != "turn_input"}
     return IdempotentRequest(new.idempotency_key, json.dumps(sent, sort_keys=True).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -43,7 +42,7 @@ _HASHES = struct.Struct("17p17p17p")  # of a head: each of 16 bytes, or empty
 NAME_BYTES = 16
 MOST_DIGITS = 16
 HEAD_MEMBERS = frozenset({4, 7})  # the last three, sets of removed steps, are left out if all are empty
-_NO_INPUT = b'{"sizes": [], "args": {}}\n'
+_NO_INPUT = b'{"sizes":[]}\n'
 # Stored by number: append only.
 _TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
 
@@ -139,22 +138,20 @@ def decode_head(data: bytes) -> Head:
 
 
 def encode_input(turn_input: TurnInput) -> bytes:
-    if not turn_input.images and not turn_input.additional_args:
+    if not turn_input.images:
         return _NO_INPUT
-    header = {"sizes": [len(image) for image in turn_input.images], "args": turn_input.additional_args}
-    return json.dumps(header).encode() + b"\n" + b"".join(turn_input.images)
+    return to_json({"sizes": [len(image) for image in turn_input.images]}) + b"\n" + b"".join(turn_input.images)
 
 
 def decode_input(data: bytes) -> TurnInput:
     if data == _NO_INPUT:
         return TurnInput()
     line, _, rest = data.partition(b"\n")
-    header: dict[str, Any] = json.loads(line)
     images, start = [], 0
-    for size in header["sizes"]:
+    for size in from_json(line)["sizes"]:
         images.append(rest[start : start + size])
         start += size
-    return TurnInput(tuple(images), header["args"])
+    return TurnInput(tuple(images))
 
 
 def encode_step(step: PackedStep) -> bytes:

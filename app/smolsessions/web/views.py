@@ -30,6 +30,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
     """Return a turn as JSON data. `internal` includes internal tools."""
     outcome = turn.outcome or NO_OUTCOME
     calls = [call for call in outcome.tool_calls if internal or not call.internal]
+    options = turn.options
     return {
         "conversation_id": turn.ref.id,
         "turn": turn.number,
@@ -37,6 +38,13 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "agent": data_of(turn.agent),
         "message": turn.message,
         "images": image_views(turn.ref.id, turn.images),
+        "additional_args": turn.additional_args,
+        "options": {
+            "max_steps": options.max_steps,
+            "deadline_s": options.deadline_s,
+            "reset": options.reset,
+            "on_busy": options.on_busy,
+        },
         "reply": outcome.reply,
         "output": outcome.output,
         "output_images": image_views(turn.ref.id, outcome.images),

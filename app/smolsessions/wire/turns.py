@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from smolsessions.wire.words import FailureCode, State, Status
+from smolsessions.wire.words import FailureCode, OnBusyWord, State, Status
 
 CURSOR = "`cursor` of the next page. Null: this is the last page."
 CALL_ID = "Id of the call, unique in the turn."
@@ -84,6 +84,15 @@ class Image(BaseModel):
     url: str = Field(description="Address of the image's file, relative to the service's host.")
 
 
+class TurnOptions(BaseModel):
+    """Options of a turn, as they were sent."""
+
+    max_steps: int | None = Field(description="Most steps of the turn. Null: the agent's own limit.")
+    deadline_s: float | None = Field(description="Longest duration in seconds. Null: the service's own limit.")
+    reset: bool = Field(description="True if earlier steps are hidden from the model from this turn on.")
+    on_busy: OnBusyWord
+
+
 class Turn(BaseModel):
     """A turn. Fields that are not known yet (reply, output, state, error) are null."""
 
@@ -95,6 +104,8 @@ class Turn(BaseModel):
     images: list[Image] = Field(
         description="Images of the message. Empty until the turn has started, and after they were destroyed."
     )
+    additional_args: dict[str, Any] = Field(description="Variables for the agent, as they were sent.")
+    options: TurnOptions = Field(description="Options, as they were sent.")
     reply: str | None = Field(description="The answer as text. Null until the turn is finished.")
     output: Any = Field(
         description="The answer as JSON: a text, a number, a list, an object … Null until the turn is finished."

@@ -10,7 +10,7 @@ from smolsessions.core.errors import FAILURES, codes_of_answers
 from smolsessions.core.events import EVENT_TYPES, MessageChannel
 from smolsessions.core.events import StepKind as EventStepKind
 from smolsessions.core.records import ConversationStatus as StatusOfConversation
-from smolsessions.core.records import RunState, TurnStatus
+from smolsessions.core.records import OnBusy, RunState, TurnStatus
 from smolsessions.core.records import StepType as EntryType
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Status = Annotated[str, _word(get_args(TurnStatus), "State of the turn.")]
 ConversationStatus = Annotated[
     str, _word(get_args(StatusOfConversation), "`running`: a turn runs. `queued`: none runs, and at least one waits.")
 ]
+OnBusyWord = Annotated[str, _word(get_args(OnBusy), "Meeting with a turn of the conversation that runs or waits.")]
 State = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
 StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
 StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]

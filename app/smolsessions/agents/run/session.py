@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -158,13 +159,14 @@ class AgentSession:
     def _run_agent(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
         images = [image_from_bytes(data) for data in turn_input.images]
         lost = self._state.begin_turn()
-        writer.task_changes_variables = bool(lost or turn_input.additional_args)
+        arguments = turn.additional_args
+        writer.task_changes_variables = bool(lost or arguments)
         run: Any = self._agent.run(
             turn.message + lost,
             stream=True,
             reset=False,
             images=images or None,
-            additional_args=turn_input.additional_args or None,
+            additional_args=deepcopy(arguments) if arguments else None,  # the agent may change them
             max_steps=turn.options.max_steps,
         )
         writer.write_finished()  # the task, before anything can stop the turn
@@ -201,8 +203,8 @@ class AgentSession:
 def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     """Return the task of a turn that ended before its agent ran, as `MultiStepAgent.run` words it."""
     task = turn.message
-    if turn_input.additional_args:
-        task += ARGUMENTS.format(arguments=turn_input.additional_args)
+    if turn.additional_args:
+        task += ARGUMENTS.format(arguments=turn.additional_args)
     return pack(TaskStep(task, [image_from_bytes(data) for data in turn_input.images] or None), turn.number)
 
 

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -52,6 +51,7 @@ SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
 LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
 NO_OFFER = Offer("", 0, "", [])
+PAGE_BYTES = 4 * 1024 * 1024  # of the records in one page of turns
 LARGE_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 
 
@@ -154,7 +154,12 @@ class TurnStore:
         if not (numbers := sorted(known.open)):
             return []
         records, known = await self._read(ref, numbers[0], numbers[-1])
-        return [self._opened(ref, n, record, known) for n, record in enumerate(records, numbers[0]) if n in numbers]
+        scope = self._partitions.scope(ref)
+        return [
+            _decoded(ref, number, scope.open(record, "turn", number), known)
+            for number, record in enumerate(records, numbers[0])
+            if number in numbers
+        ]
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         page = await self.turns(ref, number, 1)
@@ -163,15 +168,22 @@ class TurnStore:
         return page.items[0]
 
     async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
-        if order == "desc":
-            last = (await self._read(ref, 1, 1))[1].last if first is None else first
-            rising = (await self.turns(ref, max(1, last - limit + 1), min(limit, last))).items if last else ()
-            return Page(rising[::-1], str(last - limit) if last > limit else None)
+        if order == "desc" and first is None:
+            first = (await self._read(ref, 1, 1))[1].last
         first = first or 1
-        records, known = await self._read(ref, first, first + limit)
-        opened = [self._opened(ref, number, record, known) for number, record in enumerate(records[:limit], first)]
-        items = [await with_stored_images(self._partitions.scope(ref), turn) for turn in opened]
-        return Page(tuple(items), str(first + limit) if len(records) > limit else None)
+        lowest, highest = (first, first + limit) if order == "asc" else (max(1, first - limit), first)
+        records, known = await self._read(ref, lowest, highest)
+        numbered = list(enumerate(records, lowest))[:: 1 if order == "asc" else -1]
+        scope = self._partitions.scope(ref)
+        items: list[Turn] = []
+        left_bytes = PAGE_BYTES
+        for number, sealed in numbered[:limit]:
+            record = scope.open(sealed, "turn", number)
+            left_bytes -= len(record)
+            if left_bytes < 0 and items:
+                break
+            items.append(await with_stored_images(scope, _decoded(ref, number, record, known)))
+        return Page(tuple(items), str(numbered[len(items)][0]) if len(numbered) > len(items) else None)
 
     async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _OpenTurns]:
         scope = self._partitions.scope(ref)
@@ -181,15 +193,6 @@ class TurnStore:
         records, still_open, sealed, last_turn, agent = found
         known = {codec.number(number): (at, attempts) for number, at, attempts in still_open}
         return records, _OpenTurns(known, scope.terms(sealed), last_turn, agent)
-
-    def _opened(self, ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
-        turn = codec.decode_turn(self._partitions.scope(ref).open(record, "turn", number), ref, number)
-        if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
-            raise SealBrokenError(DAMAGED)
-        at, attempts = known.open.get(number, (b"", b""))
-        if known.terms.is_rolled_back(number, known.last):
-            turn = replace(turn, rolled_back=True)
-        return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
     async def _begin(self, new: Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
         """Submit the first turn of a new conversation, under the first free id of its key."""
@@ -304,19 +307,25 @@ class TurnStore:
             conversation = scope.seal(record, "conversation")
         elif turn.number == 1:
             title = scope.seal(title_of(turn.message).encode(), "title")
-        seal_input = partial(scope.seal, data, "input", turn.number)
+        record = codec.encode_turn(turn)
+
+        def seal_both() -> tuple[bytes, bytes]:
+            return scope.seal(record, "turn", turn.number), scope.seal(data, "input", turn.number)
+
+        is_large = len(data) + len(record) > LARGE_BYTES
+        record, data = await asyncio.to_thread(seal_both) if is_large else seal_both()
         return {
             "owner": turn.ref.owner,
             "agent": turn.agent.name,
             "conversation": conversation,
             "title": title,
             "turn": turn.number,
-            "record": scope.seal(codec.encode_turn(turn), "turn", turn.number),
-            "input": await asyncio.to_thread(seal_input) if len(data) > LARGE_BYTES else seal_input(),
+            "record": record,
+            "input": data,
             "event": scope.seal(codec.encode_event(TurnQueued()), "event", turn.number, TurnQueued.type),
             "own_channel": scope.partition.channel,
             "wake": "" if self._scheduler.waiting else scope.partition.wake,
-            "on_busy": new.on_busy,
+            "on_busy": turn.options.on_busy,
             **self._limits,
             **self._keys.names(turn.ref.owner, new.once),
         }
@@ -345,6 +354,16 @@ class _OpenTurns:
     terms: Terms
     last: int
     agent: bytes
+
+
+def _decoded(ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
+    turn = codec.decode_turn(record, ref, number)
+    if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
+        raise SealBrokenError(DAMAGED)
+    at, attempts = known.open.get(number, (b"", b""))
+    if known.terms.is_rolled_back(number, known.last):
+        turn = replace(turn, rolled_back=True)
+    return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
 
 
 def _refusal(state: bytes, rest: list[bytes]) -> Exception:

@@ -182,7 +182,10 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         order: Ascending = "asc",
         include_internal_tools: Internal = False,
     ) -> Response:
-        """List turns."""
+        """List turns.
+
+        A page of large turns may hold fewer than `limit`. `next_cursor` shows whether more follow.
+        """
         of = ("turns", owner, conversation_id, order)
         page = await turns.store.turns(Ref(owner, conversation_id), number_at(cursor, *of), limit, order)
         return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
@@ -269,11 +272,11 @@ async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limi
         message=body.message,
         conversation_id=body.conversation_id,
         agent=body.agent,
-        options=TurnOptions(body.max_steps, body.reset, body.deadline_s),
-        turn_input=TurnInput(data, body.additional_args),
+        options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy),
+        turn_input=TurnInput(data),
         images=images,
+        additional_args=body.additional_args,
         metadata=body.metadata,
-        on_busy=body.on_busy,
         idempotency_key=idempotency_key,
     )
 
