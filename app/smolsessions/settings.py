@@ -25,6 +25,9 @@ T = TypeVar("T", bound="DataclassInstance")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
+OWN_PATHS = frozenset("agents conversations docs livez metrics openapi.json page readyz turn".split())
+"""First segments of the service's own paths."""
+_PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
 
@@ -80,6 +83,11 @@ class Settings(BaseSettings):
         "",
         description="Origins whose pages may call this service from a browser, with commas between: "
         "http://localhost:5173.",
+    )
+    root_path: str = Field(
+        "",
+        description="Prefix of all paths below which a reverse proxy serves this service: /team/agents. The proxy may "
+        "remove it or not.",
     )
     agents: str = Field(
         "",
@@ -214,6 +222,16 @@ class Settings(BaseSettings):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"holds {origin!r}, which is no origin; write scheme://host or scheme://host:port")
         return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_prefix(cls, value: str) -> str:
+        prefix = value.rstrip("/")
+        if prefix and not _PREFIX.fullmatch(prefix):
+            raise ValueError(f"is {value!r}, which is no prefix of paths; write it as /team/agents")
+        if (first := prefix.split("/")[1:2]) and first[0] in OWN_PATHS:
+            raise ValueError(f"begins with /{first[0]}, which is a path of this service; take another one")
+        return prefix
 
     def fill(self, kind: type[T], prefix: str = "", **others: Any) -> T:
         """Return a dataclass with `others` and the settings that have a field's name after `prefix`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -34,7 +34,8 @@ def proxy(
                 far.request(
                     self.command, path if path.startswith("/") else f"/{path}", body or None, dict(self.headers)
                 )
-                self._answer(far.getresponse())
+                with suppress(BrokenPipeError, ConnectionResetError):  # the client has left
+                    self._answer(far.getresponse())
             finally:
                 far.close()
 

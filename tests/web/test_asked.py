@@ -1,4 +1,4 @@
-"""The record of a turn holds what was asked: its arguments and options."""
+"""Arguments and options in the record of a turn."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
+import httpx2
 import typer
 
 from smolsessions.cli.flags import add_agents, spec_of, with_settings
@@ -120,7 +121,7 @@ class _Chat:
 
     def __init__(self, client: Client, address: str, agent: str | None, conversation: str | None) -> None:
         self._client = client
-        self._address = address.rstrip("/")
+        self._address = httpx2.URL(address)
         self._place: dict[str, Any] = {"conversation_id": conversation} if conversation else {}
         if agent:
             self._place["agent"] = agent
@@ -219,4 +220,4 @@ class _Chat:
 
     def _show_images(self, images: list[Image]) -> None:
         for image in images:
-            out.print(f"image, {image.width} x {image.height}: {self._address}{image.url}", markup=False)
+            out.print(f"image, {image.width} x {image.height}: {self._address.join(image.url)}", markup=False)

@@ -13,7 +13,7 @@ import yaml
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from smolsessions import __version__
@@ -23,6 +23,7 @@ from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.description import describe, operation_id
 from smolsessions.web.error_codes import serve_error_pages
+from smolsessions.web.links import link, root_path
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
@@ -66,9 +67,13 @@ class Application(FastAPI):
         first: ASGIApp = layer
         return first
 
+    prefix = ""
+
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        """Return the coroutine of the first middleware."""
+        """Return the coroutine of the first middleware. A path is taken with the prefix, and without it."""
         scope["app"] = self
+        if self.prefix and f"{scope.get('path')}/".startswith(f"{self.prefix}/"):
+            scope["path"] = scope["path"].removeprefix(self.prefix) or "/"
         return self._first(scope, receive, send)
 
 
@@ -81,13 +86,16 @@ def create_app(
     limits: Limits,
 ) -> Application:
     """Return the application of a process that serves the API."""
+    root_path.set(limits.root_path)
     app = Application(
         title="smolsessions",
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the host and the scheme behind the proxy
         generate_unique_id_function=operation_id,
     )
+    app.prefix = limits.root_path
     app.state.draining = False
     app.state.authenticator = authenticator
     app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
@@ -119,6 +127,7 @@ def create_app(
                 "Authorization",
                 "Content-Type",
                 "Idempotency-Key",
+                "If-Match",
                 "Last-Event-ID",
                 "Prefer",
                 "X-Request-Id",
@@ -174,11 +183,11 @@ def serve_docs(app: FastAPI) -> None:
     scripts = importlib.resources.files("fastapi_offline").joinpath("static")
     app.mount("/docs/static", _Files(directory=str(scripts)), name="docs-static")
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url=link("/openapi.json"),
         title="smolsessions",
-        swagger_js_url="/docs/static/swagger-ui-bundle.js",
-        swagger_css_url="/docs/static/swagger-ui.css",
-        swagger_favicon_url="/docs/static/favicon.png",
+        swagger_js_url=link("/docs/static/swagger-ui-bundle.js"),
+        swagger_css_url=link("/docs/static/swagger-ui.css"),
+        swagger_favicon_url=link("/docs/static/favicon.png"),
     )
     inline = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
     digests = " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline)
@@ -192,12 +201,13 @@ def serve_docs(app: FastAPI) -> None:
 
 
 def serve_page(app: FastAPI) -> None:
-    folder = str(importlib.resources.files("smolsessions.web").joinpath("page"))
-    app.mount("/page", _Files(directory=folder), name="page")
+    folder = importlib.resources.files("smolsessions.web").joinpath("page")
+    app.mount("/page", _Files(directory=str(folder)), name="page")
+    html = re.sub(r'(?<==")(?=/)', root_path.get(), folder.joinpath("index.html").read_text("utf-8"))
 
     @app.get("/", include_in_schema=False)
-    async def front() -> FileResponse:
-        return FileResponse(f"{folder}/index.html", media_type="text/html", headers=HEADERS)
+    async def front() -> HTMLResponse:
+        return HTMLResponse(html, headers=HEADERS)
 
 
 class _Files(StaticFiles):

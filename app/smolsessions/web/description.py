@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from smolsessions.web import problems
 from smolsessions.web.event_views import event_schemas
+from smolsessions.web.links import root_path
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,7 +51,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         summary="Stateful smolagents conversations behind HTTP.",
         description=DESCRIPTION,
         license_info=LICENSE,
-        servers=[{"url": "/", "description": "The service that serves this document."}],
+        servers=[{"url": root_path.get() or "/", "description": "The service that serves this document."}],
         tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         routes=app.routes,
     )

@@ -13,6 +13,7 @@ from starlette.routing import Match
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
 from smolsessions.core.request_id import request_id
+from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation
 from smolsessions.wire.problems import Problem
 
@@ -140,7 +141,7 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     if error.code == errors.ServiceError.code:
         detail = "The service failed; its log has the cause."
     body: dict[str, Any] = {
-        "type": f"/docs/errors/{error.code}",
+        "type": link(f"/docs/errors/{error.code}"),
         "title": status.phrase,
         "status": status.value,
         "code": error.code,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from smolsessions.core.records import Outcome, StepType
 from smolsessions.web.cursors import cursor_at
+from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _ms_between(start: float | None, end: float | None) -> float | None:
 
 def image_view(conversation_id: str, name: str, width: int, height: int) -> dict[str, Any]:
     """Return a step's image: its size in pixels and its address."""
-    return {"width": width, "height": height, "url": f"/conversations/{conversation_id}/images/{name}"}
+    return {"width": width, "height": height, "url": link(f"/conversations/{conversation_id}/images/{name}")}
 
 
 def image_views(conversation_id: str, images: Iterable[StepImage]) -> list[dict[str, Any]]:

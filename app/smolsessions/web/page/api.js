@@ -1,5 +1,7 @@
 // Requests with the API key. Every failure becomes a `Problem` whose message is a sentence for the user.
 
+import { BASE } from "./base.js";
+
 const PASSING = new Set([0, 429, 502, 503, 504]); // 0: no answer
 
 export class Problem extends Error {
@@ -72,7 +74,7 @@ export function broken(error) {
 
 async function send(path, options) {
   try {
-    return await fetch(path, { cache: "no-store", ...options });
+    return await fetch(path.startsWith(`${BASE}/`) ? path : BASE + path, { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The service cannot be reached.");

@@ -1,8 +1,9 @@
 // The API key: requested if the service needs one, and kept for this tab or, on request, for this device.
 
+import { BASE } from "./base.js";
 import { asked, byId, say, show } from "./dom.js";
 
-const NAME = "smolsessions.key";
+const NAME = `smolsessions.key${BASE}`;
 
 export class Keys {
   #asking = null;

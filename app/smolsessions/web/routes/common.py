@@ -13,6 +13,7 @@ from starlette.datastructures import QueryParams
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Order, Owner
+from smolsessions.web.links import link
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,7 @@ class Limits:
     max_deadline_s: float
     send_timeout_s: float
     cors_origins: tuple[str, ...] = ()
+    root_path: str = ""
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, if the service has an API keys file.")
@@ -79,7 +81,7 @@ CallerOwner = Annotated[Owner, Depends(owner_of)]
 
 
 def location_of(turn: Turn) -> str:
-    return f"/conversations/{turn.ref.id}/turns/{turn.number}"
+    return link(f"/conversations/{turn.ref.id}/turns/{turn.number}")
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -24,6 +24,7 @@ from smolsessions.core.records import (
     StepType,
 )
 from smolsessions.web.cursors import PLACE, number_at, position_of
+from smolsessions.web.links import link
 from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.routes.common import Ascending, CallerOwner, Cursor, Limit, PathId, StrictRoute, answer
 from smolsessions.web.views import (
@@ -249,7 +250,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
 
 
 def _created(made: Conversation) -> Response:
-    return _shown(made, 201, {"Location": f"/conversations/{made.ref.id}"})
+    return _shown(made, 201, {"Location": link(f"/conversations/{made.ref.id}")})
 
 
 def _shown(conversation: Conversation, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

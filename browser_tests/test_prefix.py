@@ -1,0 +1,44 @@
+"""The page and the docs below a prefix, behind a proxy that removes the prefix and behind one that does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from browser_tests.reader import answer, say
+from browser_tests.talker import AGENTS
+from tests.support.proxy import proxy
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+PREFIX = "/team/agents"
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_page_and_docs_work_below_a_prefix(opened: Callable[..., Page], tmp_path: Path, *, strips: bool) -> None:
+    with (
+        Service(tmp_path, {"AGENTS": AGENTS, "ROOT_PATH": PREFIX}) as service,
+        proxy(str(service.client.base_url).rstrip("/"), PREFIX, strips=strips) as address,
+    ):
+        service.client.base_url = address
+        page = opened(service)
+        say(page, [{"call": [["picture", {"width": 40}]]}, {"say": ["image.png"]}], title="Draw")
+        drawn = page.locator(".answer-pictures img")
+        expect(drawn).to_be_visible()
+        page.reload()
+        expect(drawn).to_be_visible()
+        expect(answer(page)).to_contain_text("image 40x120")
+        docs = opened(service, "/docs")
+        call = docs.locator("#operations-health-getLiveness")
+        call.get_by_role("button", name="GET /livez Return 200 while the process runs").click()
+        call.get_by_role("button", name="Try it out").click()
+        call.get_by_role("button", name="Execute").click()
+        expect(call.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
+        expect(call.locator(".request-url")).to_contain_text(f"{PREFIX}/livez")

@@ -1,0 +1,128 @@
+"""A service below a prefix, behind a reverse proxy that removes the prefix from paths and behind one that does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+import pytest
+import yaml
+
+from smolsessions import ApiError, AsyncClient, Client
+from smolsessions.settings import OWN_PATHS, read_settings
+from tests.support.pictures import png
+from tests.support.proxy import proxy
+from tests.support.service import PLAIN, ROOT, Service
+from tests.support.turns import DONE, ECHO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PREFIX = "/team/agents"
+PICTURE = {"call": [["picture", {}]]}
+
+
+@pytest.fixture(scope="module")
+def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("below"), PLAIN | {"ROOT_PATH": f"{PREFIX}/"}) as service:
+        yield service
+
+
+@pytest.fixture(params=["removed", "kept", "no proxy"])
+def address(below: Service, request: pytest.FixtureRequest) -> Iterator[str]:
+    target = str(below.client.base_url).rstrip("/")
+    if request.param == "no proxy":
+        yield target + PREFIX
+        return
+    with proxy(target, PREFIX, strips=request.param == "removed") as address:
+        yield address
+
+
+def links_in(value: Any) -> set[str]:
+    """Return all texts of JSON that are addresses."""
+    if isinstance(value, dict | list):
+        return set().union(*map(links_in, value.values() if isinstance(value, dict) else value))
+    return {value} if isinstance(value, str) and re.match(r"/[a-z]+/", value) else set()
+
+
+def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
+    with httpx2.Client(timeout=30) as client:
+        made = client.post(f"{address}/conversations", json={"agent": "scripted"})
+        at = urljoin(address, made.headers["Location"])
+        assert client.get(at).json() == made.json()
+        body = {"message": json.dumps([PICTURE, {"say": "image.png"}]), "images": [png("blue")]}
+        turn = client.post(f"{at}/turns", json=body)
+        assert client.get(urljoin(address, turn.headers["Location"])).json() == turn.json()
+        answers = [turn.json(), client.get(f"{at}/steps").json(), client.get(f"{at}/messages").json()]
+        answers += [client.get(f"{at}/nothing").json()]
+        with client.stream("GET", f"{at}/turns/1/events") as stream:
+            assert stream.headers["Location"] == turn.headers["Location"]
+            answers += [json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:")]
+        found = links_in(answers)
+        assert len(found) >= 3
+        assert {urlsplit(link).path.startswith(f"{PREFIX}/") for link in found} == {True}
+        assert {client.get(urljoin(address, link)).status_code for link in found} == {200}
+
+
+def test_page_and_docs_load_all_their_files(address: str) -> None:
+    with httpx2.Client(timeout=30) as client:
+        for page in (address, f"{address}/", f"{address}/docs"):
+            html = client.get(page)
+            assert html.status_code == 200
+            files = re.findall(r'(?:href|src)="(/[^"]+)"|url: \'([^\']+)\'', html.text)
+            assert len(files) >= 3
+            assert {client.get(urljoin(address, "".join(file))).status_code for file in files} == {200}
+        assert client.get(f"{address}/page/base.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_the_description_names_the_prefix_as_its_server(address: str) -> None:
+    document = httpx2.get(f"{address}/openapi.json").json()
+    written = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+    assert document["servers"] == [{**written["servers"][0], "url": PREFIX}]
+    assert document["paths"].keys() == written["paths"].keys()
+
+
+def test_the_client_takes_an_address_with_a_path(address: str) -> None:
+    with Client(address) as client:
+        turn = client.turn(json.dumps([ECHO, DONE]), agent="scripted")
+        assert turn.reply == "done"
+        events = list(client.stream(json.dumps([DONE]), conversation_id=turn.conversation_id))
+        assert events[-1].type == "turn.finished"
+        assert list(client.get_turn_events(turn.conversation_id, 2)) == events
+        assert [each.turn for each in client.list_turns(turn.conversation_id)] == [1, 2]
+        shown = client.turn(json.dumps([DONE]), agent="scripted", images=[png("red")])
+        assert client.get_image(shown.conversation_id, shown.images[0].url.rpartition("/")[2])[:4] == b"\x89PNG"
+        with pytest.raises(ApiError) as refused:
+            client.get_conversation("nothing")
+        assert refused.value.problem.type == f"{PREFIX}/docs/errors/conversation_not_found"
+
+
+async def test_the_asynchronous_client_takes_one_too(address: str) -> None:
+    async with AsyncClient(f"{address}/") as client:
+        events = [event async for event in client.stream(json.dumps([DONE]), agent="scripted")]
+    assert events[-1].type == "turn.finished"
+
+
+def test_other_prefixes_are_other_paths(below: Service) -> None:
+    for path in (f"{PREFIX}-2/agents", f"/team{PREFIX}/agents", "/team/livez", f"{PREFIX}{PREFIX}/livez"):
+        assert below.client.get(path).status_code == 404
+
+
+def test_a_request_that_is_no_http_gets_a_problem_with_the_prefix(below: Service) -> None:
+    refused = below.client.get("/livez", headers={f"X-{number}": "1" for number in range(200)})
+    assert refused.json()["type"] == f"{PREFIX}/docs/errors/head_too_large"
+
+
+def test_the_paths_of_the_service_cannot_begin_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    assert {path.split("/")[1] for path in described} | {"docs", "page", "openapi.json"} == OWN_PATHS
+    for wrong in ("team", "/a//b", "/a b", "/a/..", "/./a", "/agents/v1", "/docs", "//host", "/a?b", "/ä"):
+        monkeypatch.setenv("SMOLSESSIONS_ROOT_PATH", wrong)
+        with pytest.raises(Exception, match="SMOLSESSIONS_ROOT_PATH"):
+            read_settings()
+    for right, read in {"/": "", "/a/": "/a", "/~a.b/c-d_e": "/~a.b/c-d_e", "/...": "/..."}.items():
+        monkeypatch.setenv("SMOLSESSIONS_ROOT_PATH", right)
+        assert read_settings().root_path == read
