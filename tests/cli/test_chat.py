@@ -4,84 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.support.service import ROOT, Service
+from tests.support.terminal import CTRL_C, CTRL_D, SOON_S, Terminal, command, terminal_of
 from tests.support.turns import ECHO, ENDLESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SOON_S = 30.0
-CTRL_C, CTRL_D = b"\x03", b"\x04"
-
-LED_BY_TERMINAL = """import fcntl, os, sys, termios
-os.setsid()
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-class Terminal:
-    """A person at a terminal."""
-
-    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
-        self._descriptor = descriptor
-        self.process = process
-        self.seen = ""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._descriptor, keys)
-
-    def wait_for(self, pattern: str) -> str:
-        """Return the match of a pattern in the output so far, which is then forgotten up to its end."""
-        deadline = time.monotonic() + SOON_S
-        while not (match := re.search(pattern, self.seen)):
-            assert time.monotonic() < deadline, self.seen
-            if select.select([self._descriptor], [], [], 0.1)[0]:
-                with suppress(OSError):  # the end of the program
-                    self.seen += os.read(self._descriptor, 65536).decode()
-        self.seen = self.seen[match.end() :]
-        return match[match.lastindex or 0]
-
 
 @contextmanager
 def chatting(folder: Path, *arguments: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            LED_BY_TERMINAL,
-            "-m",
-            "smolsessions",
-            "chat",
-            *arguments,
-        ],
-        cwd=folder,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"},
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(ours, process)
-    finally:
-        process.terminate()
-        process.wait(SOON_S)
-        os.close(ours)
+    with terminal_of(folder, *command("chat", *arguments)) as terminal:
+        yield terminal
 
 
 @pytest.mark.timeout(150)
@@ -125,6 +69,43 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
         assert terminal.process.wait(SOON_S) == 128 + 15
     with Service(tmp_path, {"DATA_DIR": str(tmp_path / "smolsessions-data")}, forked=False) as later:
         assert later.get("/conversations")["items"], "nothing holds the data folder any more"
+
+
+@pytest.mark.timeout(150)
+def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) -> None:
+    with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
+        terminal.wait_for(r"agents: streamed \(default\)")
+        terminal.type(json.dumps([ENDLESS]).encode() + b"\n")
+        terminal.wait_for("on and on on and on")
+        others = psutil.Process(terminal.process.pid).children(recursive=True)
+        assert others
+        terminal.process.kill()
+        assert not psutil.wait_procs(others, SOON_S)[1]
+    settings = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
+    with Service(tmp_path, settings | {"DATA_DIR": str(tmp_path / "smolsessions-data")}, forked=False) as later:
+        (conversation,) = later.get("/conversations")["items"]
+        turn = later.get(f"/conversations/{conversation['id']}/turns/1")
+        assert (conversation["turns"], turn["status"]) == (1, "running"), "a drained turn goes on elsewhere"
+        later.post(f"/conversations/{conversation['id']}/turns/1/cancel")
+
+
+@pytest.mark.timeout(150)
+def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Service, tmp_path: Path) -> None:
+    url = str(service.client.base_url).rstrip("/")
+    with chatting(tmp_path, "nobody", "--url", url) as terminal:
+        terminal.wait_for("\n> ")
+        terminal.type(b"hello\n")
+        terminal.wait_for("422 unknown_agent: ")
+        terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(SOON_S) == 0
+    with chatting(tmp_path, "scripted", "--url", url) as terminal:
+        terminal.wait_for("\n> ")
+        terminal.type(json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]).encode() + b"\n")
+        link = terminal.wait_for(r"image, \d+ x \d+: (\S+)")
+        assert link not in terminal.wait_for("(.|\n)*\n> "), "each image is shown once"
+    found = service.client.get(link.removeprefix(url))
+    assert (found.status_code, found.headers["Content-Type"]) == (200, "image/png"), link
 
 
 def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path) -> None:

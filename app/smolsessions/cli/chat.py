@@ -13,7 +13,8 @@ import httpx2
 import typer
 
 from smolsessions.cli.flags import add_agents, spec_of, with_settings
-from smolsessions.cli.remote import ApiKey, check_url, out, service, shorten
+from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
+from smolsessions.client import ApiError
 from smolsessions.core.errors import StartError
 from smolsessions.wire.events import (
     MessageDelta,
@@ -43,7 +44,7 @@ def chat(
         str | None,
         typer.Argument(help="Agent of a new conversation, or `my_agents:make_shop` to serve it. Else the default one."),
     ] = None,
-    conversation: Annotated[str | None, typer.Option(help="Conversation to go on with.")] = None,
+    conversation: Annotated[str | None, typer.Option(callback=check_id, help="Conversation to go on with.")] = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -93,9 +94,10 @@ def _address(url: str | None) -> Iterator[str]:
     for number in (signal.SIGTERM, signal.SIGHUP):  # the service must not outlive a closed terminal
         signal.signal(number, _end)
     command = [sys.executable, "-m", "smolsessions", "serve", "--port", "0", "--log-level", "error"]
+    command += ["--until-stdin-ends"]  # also if this process is killed
     # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
     process = subprocess.Popen(  # noqa: S603 - this program
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         assert process.stdout
@@ -127,12 +129,15 @@ class _Chat:
             self._place["agent"] = agent
         self._channel: str | None = None
         self._answer = ""
+        self._linked: set[str] = set()
+        """Images of this turn that are shown. An answer's are also its last step's."""
 
     def greet(self) -> None:
         """Show the conversation so far, or the agents."""
         if name := self._place.get("conversation_id"):
             for turn in self._client.list_turns(name):
                 out.print(f"\n> {turn.message}", style="bold", markup=False)
+                self._linked.clear()
                 self._show_end(turn)
             return
         names = ", ".join(
@@ -146,23 +151,37 @@ class _Chat:
             out.print(f"\nsmolsessions chat --conversation {name} goes on with this conversation.", style="dim")
 
     def play(self, message: str) -> None:
-        """Play a turn and show it. Ctrl-C stops it."""
+        """Play a turn and show it. Ctrl-C stops it. A refusal does not end a chat with a person."""
+        try:
+            self._play(message)
+        except ApiError as error:
+            if not sys.stdin.isatty():
+                raise
+            self._end_line()
+            err.print(f"smolsessions: {error}", style="red", markup=False)
+
+    def _play(self, message: str) -> None:
+        self._linked.clear()
         events = self._client.stream(message, **self._place)
         last: TurnEvent | None = None
+        is_stopping = False
         while True:
             try:
+                if last and is_stopping:
+                    is_stopping = False
+                    self._client.cancel_turn(last.conversation_id, last.turn)
+                    events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq)
                 for event in events:
                     self._place = {"conversation_id": event.conversation_id}
                     last = event
                     self._show(event)
             except KeyboardInterrupt:
-                if last is None:
-                    out.print("\nnot sent", style="dim")
-                    return
                 self._end_line()
+                if last is None:
+                    out.print("\ninterrupted before the turn began", style="dim")
+                    return
+                is_stopping = True
                 out.print("stopping …", style="dim")
-                self._client.cancel_turn(last.conversation_id, last.turn)
-                events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq)
             else:
                 return
 
@@ -220,4 +239,7 @@ class _Chat:
 
     def _show_images(self, images: list[Image]) -> None:
         for image in images:
+            if image.url in self._linked:
+                continue
+            self._linked.add(image.url)
             out.print(f"image, {image.width} x {image.height}: {self._address.join(image.url)}", markup=False)

@@ -50,9 +50,10 @@ class _Report:
             with err.status(f"checking {name} …"):
                 found = check_it()
                 text = sentence(found)
-        except StartError as error:
+        except (StartError, OSError) as error:
             self.has_failed = True
-            out.print(f"{name:<11} MEND  {error.message}", style="red", markup=False)
+            sentence_ = error.message if isinstance(error, StartError) else f"{error.filename}: {error.strerror}"
+            out.print(f"{name:<11} MEND  {sentence_}", style="red", markup=False)
             return None
         out.print(f"{name:<11} ok    {text}", markup=False)
         return found

@@ -16,7 +16,7 @@ from smolsessions.cli.check import check
 from smolsessions.cli.flags import read_files, with_settings
 from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
-from smolsessions.cli.run import MAX_PROCESSES, run
+from smolsessions.cli.run import MAX_PROCESSES, end_with_stdin, run
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
 from smolsessions.settings import Settings, settings_table
@@ -26,6 +26,9 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser."
 Reload = Annotated[
     bool,
     typer.Option("--reload", help="Restart when Python files change. Running turns end in the code that began them."),
+]
+UntilStdinEnds = Annotated[
+    bool, typer.Option("--until-stdin-ends", hidden=True, help="End as if stopped once standard input ends.")
 ]
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -59,8 +62,17 @@ def front(
 
 @app.command()
 @with_settings
-def serve(*, settings: Settings, processes: Processes = 1, open_page: Open = False, reload: Reload = False) -> None:
+def serve(
+    *,
+    settings: Settings,
+    processes: Processes = 1,
+    open_page: Open = False,
+    reload: Reload = False,
+    until_stdin_ends: UntilStdinEnds = False,
+) -> None:
     """Serve HTTP and run turns."""
+    if until_stdin_ends:
+        end_with_stdin()
     _end(run(settings, Role.SERVE, processes, open_page=open_page, reload=reload))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
@@ -14,24 +16,52 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smolsessions")
 
+INTERRUPTED = 130
+SERVICES = frozenset({"serve", "web", "work"})
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A wrong configuration ends it with a sentence and status 2."""
+    _prepare_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     status = 1
     try:
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        status = _run(words)
         sys.stdout.flush()
     except StartError as error:
-        sys.stderr.write(f"smolsessions: {error.message}\n")
+        _say(error.message)
         status = 2
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     except BrokenPipeError:  # the reader of the output has closed it
         pass
-    except BaseException:
-        log.exception("smolsessions met a defect and ends")
+    except BaseException as error:
+        if isinstance(error, OSError) and SERVICES.isdisjoint(words[:1]):
+            place = error.filename or "the output"
+            _say(f"{place} cannot be read or written ({error.strerror or error}); mend that, then try again")
+        else:
+            log.exception("smolsessions met a defect and ends")
     finally:
-        sys.stderr.flush()
         # A hard exit: a thread that is stuck in foreign code must not keep the process. All of ours is closed.
         os._exit(status)
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # no reader has it
+        sys.stderr.write(f"smolsessions: {sentence}\n")
+        sys.stderr.flush()
+
+
+def _prepare_streams() -> None:
+    """Open closed streams on the null device, as else a socket takes their place. Replace what is in no encoding."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode))
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(arguments: list[str]) -> int:

@@ -5,27 +5,48 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.progress import track
 from rich.table import Table
 
-from smolsessions.cli.remote import LOCAL, ApiKey, AsJson, Url, err, line, out, service, shorten, show
+from smolsessions.cli.remote import (
+    LOCAL,
+    ApiKey,
+    AsJson,
+    Url,
+    check_id,
+    check_ids,
+    err,
+    fail,
+    line,
+    out,
+    service,
+    shorten,
+    show,
+)
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pydantic import BaseModel
 
-Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", help="Its id.")]
-Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", help="Their ids.")]
+T = TypeVar("T")
+Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", callback=check_id, help="Its id.")]
+Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", callback=check_ids, help="Their ids.")]
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 conversations = typer.Typer(no_args_is_help=True, help="List, show, export, import, delete and prune conversations.")
 turns = typer.Typer(no_args_is_help=True, help="List, show, watch and cancel turns.")
+
+
+def _progress(items: Sequence[T], action: str) -> Iterable[T]:
+    return track(items, action, console=err, transient=True, disable=not err.is_terminal)
 
 
 def _table(
@@ -86,9 +107,24 @@ def export_conversation(
     with service(url, api_key) as client, err.status(f"exporting {conversation} …"):
         text = json.dumps(client.export_conversation(conversation), ensure_ascii=False)
     if file:
-        file.write_text(text, "utf-8")
+        _write(file, text)
     else:
-        sys.stdout.write(text + "\n")
+        sys.stdout.buffer.write(f"{text}\n".encode())  # whatever the encoding of the terminal is
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file as a whole. A full disk leaves the one that was there."""
+    is_device = file.exists() and not file.is_file()
+    part = file if is_device else file.with_name(f"{file.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        if not is_device:
+            part.replace(file)
+    except OSError as error:
+        if not is_device:
+            with suppress(OSError):
+                part.unlink()
+        raise StartError(f"{file} cannot be written ({error.strerror}); mend that, or name another file") from None
 
 
 @conversations.command("import")
@@ -100,22 +136,33 @@ def import_conversation(
 ) -> None:
     """Create conversations from documents, and print their ids."""
     with service(url, api_key) as client:
-        for file in track(files, "importing", console=err, transient=True):
+        for file in _progress(files, "importing"):
             try:
-                document = json.loads(file.read_text("utf-8"))
+                document = _json(file.read_text("utf-8"))
             except ValueError as error:
-                err.print(f"smolsessions: {file} is no JSON: {error}", style="red", markup=False)
-                raise typer.Exit(1) from None
+                raise fail(f"{file} is no JSON: {error}; export the conversation again") from None
             typer.echo(client.import_conversation(document, agent=agent).id)
+
+
+def _json(text: str) -> Any:
+    """Parse JSON. Raises `ValueError` also for numbers and depths that JSON on the wire does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @conversations.command("delete")
 def delete_conversations(names: Conversations, yes: Yes = False, url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """Delete conversations permanently."""
     if not yes:
-        typer.confirm(f"Delete {len(names)} permanently?", abort=True, err=True)
+        _confirm(f"Delete {len(names)} permanently?")
     with service(url, api_key) as client:
-        for name in track(names, "deleting", console=err, transient=True):
+        for name in _progress(names, "deleting"):
             client.delete_conversation(name)
 
 
@@ -133,10 +180,21 @@ def prune_conversation(  # noqa: PLR0917 - see above
 ) -> None:
     """Remove the steps from the memory that a policy drops."""
     if destroy and not dry_run and not yes:
-        typer.confirm("Delete these steps permanently?", abort=True, err=True)
-    rules: Any = json.loads(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
+        _confirm("Delete these steps permanently?")
+    try:
+        rules: Any = _json(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
+    except ValueError as error:
+        example = """'[{"name": "keep_last_n_steps", "n": 20}]'"""
+        raise StartError(f"--policy is no JSON: {error}; write it as {example}") from None
     with service(url, api_key) as client:
         show(client.prune_conversation(conversation, policy=rules, dry_run=dry_run, destroy=destroy))
+
+
+def _confirm(question: str) -> None:
+    try:
+        typer.confirm(question, abort=True, err=True)
+    except typer.Abort:
+        raise fail("nothing was deleted; answer y, or use --yes") from None
 
 
 @turns.command("list")

@@ -47,6 +47,18 @@ def check_key(key: str | None) -> str | None:
     return key
 
 
+def check_id(conversation: str | None) -> str | None:
+    if conversation is not None and not re.fullmatch("[A-Za-z0-9_-]{1,64}", conversation):
+        raise StartError(f"{conversation!r} is no id of a conversation; `smolsessions conversations list` lists them")
+    return conversation
+
+
+def check_ids(conversations: list[str]) -> list[str]:
+    for each in conversations:
+        check_id(each)
+    return conversations
+
+
 Url = Annotated[str, typer.Option(envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SMOLSESSIONS_API_KEY", callback=check_key, help="Your API key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
@@ -61,8 +73,15 @@ def service(url: str, api_key: str | None) -> Iterator[Client]:
         with Client(url, api_key=api_key, patience_s=5) as client:
             yield client
     except ClientError as error:
-        err.print(f"smolsessions: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
+        raise fail(str(error)) from None
+    except UnicodeEncodeError:
+        raise fail("the request has text that is no Unicode; write it in UTF-8") from None
+
+
+def fail(sentence: str) -> typer.Exit:
+    """Print the sentence of an error, and return the end of the command with status 1."""
+    err.print(f"smolsessions: {sentence}", style="red", markup=False)
+    return typer.Exit(1)
 
 
 def show(record: BaseModel) -> None:

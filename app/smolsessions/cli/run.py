@@ -6,17 +6,20 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 import time
 import webbrowser
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.request_id import request_id
 from smolsessions.roles import ProcessSlot, Role
+from smolsessions.runtime.address import page_address
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.supervisor import SharedStore, supervise
 from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
@@ -42,7 +45,7 @@ def run(settings: Settings, role: Role, processes: int, *, open_page: bool = Fal
             "SMOLSESSIONS_REDIS_URL, the same for all, or run `smolsessions serve`, which has a store of its own"
         )
     listening = _listen(settings)
-    on_ready = (lambda: _open_page(listening)) if open_page else None
+    on_ready = (lambda: webbrowser.open(page_address(listening))) if open_page else None
     if processes == 1 and not reload:
         return _run_process(settings, role, listening, None, on_ready)
     from smolsessions.agents.sandbox.confinement.levels import keep_memory_private  # noqa: PLC0415 - no other needs it
@@ -61,6 +64,18 @@ def run(settings: Settings, role: Role, processes: int, *, open_page: bool = Fal
     )
 
 
+def end_with_stdin() -> None:
+    """Stop this process once its standard input ends, which is when the program that started it has ended."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="standard input", daemon=True).start()
+
+
 def _changes() -> AsyncIterator[object]:
     """Yield whenever Python files change, in this folder and in those of agents that are named by file."""
     from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - only with --reload
@@ -75,12 +90,6 @@ def run_slot(role: str, slot: str) -> int:
     settings, place = read_settings(), ProcessSlot.from_json(slot)
     _log_to_stderr(settings, place)
     return _run_process(settings, Role(role), inherited(place.listening_fd), place)
-
-
-def _open_page(listening: socket.socket) -> None:
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    webbrowser.open(f"http://{'127.0.0.1' if shown in {'0.0.0.0', '[::]'} else shown}:{port}/")  # noqa: S104 - compared
 
 
 def _run_process(

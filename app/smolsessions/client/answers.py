@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from smolsessions.client.errors import parsed
 from smolsessions.wire.conversations import Conversation
 
 if TYPE_CHECKING:
@@ -20,5 +21,5 @@ class ReadConversation(Conversation):
 
 def read_conversation(response: httpx2.Response) -> ReadConversation:
     """Return the conversation of an answer."""
-    conversation = ReadConversation.model_validate_json(response.content)
+    conversation = parsed(ReadConversation, response)
     return conversation.model_copy(update={"etag": response.headers.get("ETag")})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
     import httpx2
 
+M = TypeVar("M", bound=BaseModel)
 MAX_SHOWN_CHARS = 300
 
 
@@ -37,6 +38,39 @@ class UnreachableError(ClientError):
 
     def __init__(self, message: str) -> None:
         super().__init__("unreachable", message)
+
+
+def parsed(model: type[M], response: httpx2.Response) -> M:
+    """Return a record of the body. Raises `ClientError` if the body holds none."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise foreign_answer(response) from error
+
+
+class Page(BaseModel):
+    """Page of any list."""
+
+    items: list[Any]
+    next_cursor: str | None
+
+
+def parsed_item(model: type[M], item: Any, response: httpx2.Response) -> M:
+    """Return a record of an item of a page."""
+    try:
+        return model.model_validate(item)
+    except ValidationError as error:
+        raise foreign_answer(response) from error
+
+
+def foreign_answer(response: httpx2.Response) -> ClientError:
+    """Return the error of an answer that is not of this service."""
+    kind = response.headers.get("Content-Type", "no content type")
+    return ClientError(
+        "foreign_answer",
+        f"{response.url} answers {response.status_code} with {kind}, which is no answer of this service; "
+        "is the address right, and the service of this release?",
+    )
 
 
 def error_of(response: httpx2.Response) -> ApiError:

@@ -18,6 +18,7 @@ from smolsessions import __version__
 from smolsessions.agents.compatibility import check_smolagents
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
+from smolsessions.runtime.address import address_of, page_address
 from smolsessions.runtime.parent_link import ParentLink
 from smolsessions.runtime.shutdown import HURRY_S, STREAMS_S, Shutdown
 
@@ -187,9 +188,6 @@ def _start_text(
     settings: Settings, role: Role, service: Service, listening: socket.socket, slot: ProcessSlot | None
 ) -> str:
     """Return the lines that an operator sees at the start, for all processes together."""
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    base = f"http://{'127.0.0.1' if shown in {'0.0.0.0', '[::]'} else shown}:{port}"  # noqa: S104 - compared, not bound
     is_embedded = slot.embedded if slot else not settings.redis_url
     lines = {
         "data": str(settings.data_dir.absolute()) if is_embedded else "in the store",
@@ -197,14 +195,15 @@ def _start_text(
         "agents": ", ".join(service.agents),
     }
     if role.serves_http:
-        lines = {"page": f"{base}/", "docs": f"{base}/docs", **lines, "who": service.authenticator.sentence}
+        page = page_address(listening)
+        lines = {"page": page, "docs": f"{page}docs", **lines, "who": service.authenticator.sentence}
     if slot:
         lines["processes"] = str(slot.count)
     name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"
     does = "serves on" if role.serves_http else "plays turns; health and metrics on"
     width = max(map(len, lines))
     text = "".join(f"  {name:<{width}} {value}\n" for name, value in lines.items())
-    return f"{name} {__version__} {does} {shown}:{port}\n{text}"
+    return f"{name} {__version__} {does} {address_of(listening)}\n{text}"
 
 
 def _collect_rarely() -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import httpx2
 
-from smolsessions.client.aio.connection import SILENCE_S, AsyncConnection
+from smolsessions.client.aio.connection import NO_CONTENT, SILENCE_S, AsyncConnection
 from smolsessions.client.answers import read_conversation
+from smolsessions.client.errors import foreign_answer, parsed
 from smolsessions.client.requests import named, turn_request
 from smolsessions.wire.conversations import Agent, AgentList, Conversation, Messages, PruneResult, Step
 from smolsessions.wire.events import TurnEnded
@@ -82,7 +83,7 @@ class AsyncClient:
         response = await self._connection.send(
             "POST", "/turn", json=body, headers={**headers, "Prefer": prefer}, silence_s=WAIT_S + SILENCE_S
         )
-        return Turn.model_validate_json(response.content)
+        return parsed(Turn, response)
 
     def list_turns(
         self,
@@ -110,7 +111,7 @@ class AsyncClient:
         headers = {} if wait_s is None else {"Prefer": f"wait={wait_s}"}
         path = f"/conversations/{conversation_id}/turns/{turn}/cancel"
         response = await self._connection.send("POST", path, headers=headers, silence_s=(wait_s or 0) + SILENCE_S)
-        return Turn.model_validate_json(response.content)
+        return parsed(Turn, response)
 
     async def create_conversation(
         self,
@@ -156,7 +157,9 @@ class AsyncClient:
 
     async def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
-        await self._connection.send("DELETE", f"/conversations/{conversation_id}")
+        response = await self._connection.send("DELETE", f"/conversations/{conversation_id}")
+        if response.status_code != NO_CONTENT:
+            raise foreign_answer(response)
 
     def list_steps(
         self,
@@ -186,7 +189,7 @@ class AsyncClient:
         """Remove the steps from the memory that a policy drops."""
         body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
         response = await self._connection.send("POST", f"/conversations/{conversation_id}/prune", json=body)
-        return PruneResult.model_validate_json(response.content)
+        return parsed(PruneResult, response)
 
     async def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
@@ -201,9 +204,11 @@ class AsyncClient:
 
     async def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
-        document: dict[str, Any] = (
-            await self._connection.send("GET", f"/conversations/{conversation_id}/export")
-        ).json()
+        response = await self._connection.send("GET", f"/conversations/{conversation_id}/export")
+        try:
+            document: dict[str, Any] = response.json()
+        except ValueError as error:
+            raise foreign_answer(response) from error
         return document
 
     async def import_conversation(

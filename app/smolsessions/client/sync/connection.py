@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx2
 from pydantic import BaseModel
 
-from smolsessions.client.errors import ApiError, UnreachableError, error_of
+from smolsessions.client.errors import ApiError, Page, UnreachableError, error_of, foreign_answer, parsed, parsed_item
 from smolsessions.client.requests import Patience, may_repeat
 from smolsessions.wire.events import TurnEnded, event_of
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 SILENCE_S = 60.0
 """Longest silence of a connection. A stream has a comment every 15 seconds."""
 SAFE = frozenset({"GET", "HEAD"})
-ERROR_STATUS = 400
+REDIRECT_STATUS, ERROR_STATUS = 300, 400
 NO_CONTENT = 204
 PAGE_ITEMS = 100
 
@@ -54,8 +54,10 @@ class Connection:
         while True:
             try:
                 response = self._http.send(request)
-                if response.status_code < ERROR_STATUS:
+                if response.status_code < REDIRECT_STATUS:
                     return response
+                if response.status_code < ERROR_STATUS:
+                    raise foreign_answer(response)
                 error = error_of(response)
                 if not may_repeat(error, is_safe=is_safe):
                     raise error
@@ -68,18 +70,19 @@ class Connection:
 
     def get(self, model: type[M], path: str, **params: Any) -> M:
         """Return the answer to a GET request."""
-        return model.model_validate_json((self.send("GET", path, params=params)).content)
+        return parsed(model, self.send("GET", path, params=params))
 
     def items(self, model: type[M], path: str, params: Mapping[str, Any]) -> Iterator[M]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}
         while True:
-            page = (self.send("GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})).json()
-            for item in page["items"]:
-                yield model.model_validate(item)
-            if page["next_cursor"] is None:
+            response = self.send("GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
+            page = parsed(Page, response)
+            for item in page.items:
+                yield parsed_item(model, item, response)
+            if page.next_cursor is None:
                 return
-            cursor = {"cursor": page["next_cursor"]}
+            cursor = {"cursor": page.next_cursor}
 
     def events(self, begin: httpx2.Request | None, path: str, after: int = 0) -> Iterator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
@@ -124,6 +127,9 @@ class Connection:
             if response.status_code >= ERROR_STATUS:
                 response.read()
                 raise error_of(response)
+            kind = response.headers.get("Content-Type", "")
+            if response.status_code != NO_CONTENT and not kind.startswith("text/event-stream"):
+                raise foreign_answer(response)
             yield response
         finally:
             response.close()

@@ -1,0 +1,78 @@
+"""The command line in a pseudo-terminal, as a person has it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from tests.support.service import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOON_S = 30.0
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+
+LED_BY_TERMINAL = """import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Terminal:
+    """A person at a terminal."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+        self._descriptor = descriptor
+        self.process = process
+        self.seen = ""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._descriptor, keys)
+
+    def wait_for(self, pattern: str) -> str:
+        """Return the match of a pattern in the output so far, which is then forgotten up to its end."""
+        deadline = time.monotonic() + SOON_S
+        while not (match := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._descriptor], [], [], 0.1)[0]:
+                with suppress(OSError):  # the end of the program
+                    self.seen += os.read(self._descriptor, 65536).decode()
+        self.seen = self.seen[match.end() :]
+        return match[match.lastindex or 0]
+
+
+@contextmanager
+def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Terminal]:
+    """Run a program in a terminal, in a folder."""
+    ours, theirs = pty.openpty()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LED_BY_TERMINAL, *program],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=inherited | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"} | environment,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.terminate()
+        process.wait(SOON_S)
+        os.close(ours)
+
+
+def command(*arguments: str) -> tuple[str, ...]:
+    """Return a command of the command line as a program."""
+    return (sys.executable, "-m", "smolsessions", *arguments)
