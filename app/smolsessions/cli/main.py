@@ -61,7 +61,8 @@ def _prepare_streams() -> None:
             setattr(sys, name, os.fdopen(null, mode))
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            with suppress(OSError):  # another file has taken the stream's place
+                stream.reconfigure(errors="replace")
 
 
 def _run(arguments: list[str]) -> int:
