@@ -53,7 +53,7 @@ def _say(sentence: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """Open closed streams on the null device, as else a socket takes their place. Replace what is in no encoding."""
+    """Open closed streams on the null device, as else a socket takes their place. Replace text of no encoding."""
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
