@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolsessions.agents.memory.steps import Step, pack, strip, unpack
 from smolsessions.agents.sandbox.fork_client import ForkClient
@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.core.records import ExportedMemory, ImportedMemory
+    from smolsessions.core.records import ImportedMemory
 
 MAX_PIXELS = 1_000_000
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
+
+
+class Exported(NamedTuple):
+    """Exported memory whose steps can be read more than once."""
+
+    steps: tuple[dict[str, Any], ...]
+    images: dict[str, dict[str, str]]
+    variables: dict[str, Any]
+    not_exported: tuple[dict[str, str], ...]
 
 
 @cache
@@ -44,12 +53,22 @@ def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple
 
 def exported(
     steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, carries: tuple[type, ...] = ()
-) -> ExportedMemory:
+) -> Exported:
     data, attachments = stored(steps, carries)
-    return documents.export(data, attachments, variables or {}, carries, reader().read)
+    return export(data, attachments, variables or {}, carries)
 
 
-def document_of(portable: ExportedMemory, **more: Any) -> dict[str, Any]:
+def export(
+    steps: Sequence[bytes],
+    attachments: dict[str, bytes],
+    variables: dict[str, bytes],
+    carries: tuple[type, ...] = (),
+) -> Exported:
+    portable = documents.export(steps, attachments, variables, carries, reader().read)
+    return Exported(tuple(portable.steps), portable.images, portable.variables, portable.not_exported)
+
+
+def document_of(portable: Exported, **more: Any) -> dict[str, Any]:
     """Return an exported memory as a document of one turn."""
     return {
         "format": FORMAT,
@@ -78,8 +97,8 @@ def steps_of(imported: ImportedMemory) -> list[Step]:
     return [unpack(step.data, step.attachments) for step in imported.steps]
 
 
-def again(portable: ExportedMemory) -> ExportedMemory:
+def again(portable: Exported) -> Exported:
     """Import and export again."""
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
-    return documents.export([step.data for step in imported.steps], attachments, imported.variables, (), reader().read)
+    return export([step.data for step in imported.steps], attachments, imported.variables)

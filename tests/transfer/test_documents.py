@@ -37,9 +37,9 @@ from tests.support.documents import (
     again,
     document,
     document_of,
+    export,
     exported,
     read_document,
-    reader,
     steps_of,
     stored,
     taken_in,
@@ -103,7 +103,7 @@ def same(steps: list[Any]) -> list[Step]:
     """Export and import steps. Their messages, descriptions and JSON stay the same."""
     data, attachments = stored(steps)
     before = [unpack(one, attachments) for one in data]
-    portable = documents.export(data, attachments, {}, (), reader().read)
+    portable = export(data, attachments, {})
     back = steps_of(taken_in(document_of(portable)))
     assert [shown(step) for step in back] == [shown(step) for step in before]
     assert [describe_step(step) for step in back] == [describe_step(step) for step in before]
@@ -612,7 +612,7 @@ def test_the_example_in_the_documentation_is_what_it_says() -> None:
     mine = {member: data[member] for member in ("format", "version", "steps", "images", "variables")}
     imported = taken_in(mine)
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
-    back = documents.export([step.data for step in imported.steps], attachments, imported.variables, (), reader().read)
+    back = export([step.data for step in imported.steps], attachments, imported.variables)
     flags = {"turn": 1, "archived": False, "hidden": False}
     assert [step | flags for step in back.steps] == mine["steps"]
     assert (back.images, back.variables) == (mine["images"], mine["variables"])

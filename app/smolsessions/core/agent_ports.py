@@ -122,7 +122,7 @@ class AgentCatalog(Protocol):
     ) -> ExportedMemory:
         """Return steps, their images and variables as JSON data (docs/export.md).
 
-        A step is without its turn and without the marks that the conversation keeps.
+        A step is without its turn and without the marks that the conversation keeps. The steps can be read once.
         """
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.documents import document_of, imported_turns, parse_document
+from smolsessions.core.documents import encode_document, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded, merge
 from smolsessions.core.records import (
@@ -150,14 +150,14 @@ class Conversations:
                 return weighed, count, amended
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
-    async def export(self, ref: Ref) -> dict[str, Any]:
-        """Return a whole conversation as a document."""
+    async def export(self, ref: Ref) -> bytes:
+        """Return a whole conversation as a document, in JSON."""
         record = await self.history.record(ref)
         steps = with_gaps(record.steps)
         agent = record.conversation.agent
 
-        def document() -> dict[str, Any]:
-            return document_of(record, self._agents.export(agent, steps, record.attachments, record.pieces))
+        def document() -> bytes:
+            return encode_document(record, self._agents.export(agent, steps, record.attachments, record.pieces))
 
         return await asyncio.to_thread(document)
 

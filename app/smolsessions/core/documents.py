@@ -25,7 +25,7 @@ MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
-_OF_TURN = ("message", "agent", "timing", "options", "attempts", "images", "additional_args")
+_OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "additional_args"}
 
 
 class MemoryDocument(BaseModel):
@@ -74,10 +74,10 @@ class ConversationDocument(MemoryDocument):
         return tuple(Rollback(after, to) for after, to in self.rollbacks)
 
 
-def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[str, Any]:
-    """Return an exported conversation as a document."""
+def encode_document(record: ConversationRecord, portable: ExportedMemory) -> bytes:
+    """Return an exported conversation as a document. Turns and steps become JSON one by one, which saves memory."""
     conversation = record.conversation
-    return {
+    document = {
         "format": FORMAT,
         "version": VERSION,
         "id": conversation.ref.id,
@@ -85,22 +85,23 @@ def document_of(record: ConversationRecord, portable: ExportedMemory) -> dict[st
         "title": conversation.title,
         "metadata": conversation.metadata,
         "policy": None if conversation.policy is None else policy_data(conversation.policy),
-        "turns": [_turn_document(turn) for turn in record.turns],
+        "turns": (_turn_document(turn) for turn in record.turns),
         "rollbacks": [[jump.after, jump.to] for jump in record.jumps],
-        "steps": [
+        "steps": (
             {"turn": step.turn, "hidden": step.hidden, "archived": step.archived or step.rolled_back, **data}
             for step, data in zip(record.steps, portable.steps, strict=True)
-        ],
+        ),
         "images": portable.images,
         "variables": portable.variables,
         "not_exported": list(portable.not_exported),
     }
+    return to_json(document)
 
 
 def _turn_document(turn: Turn) -> dict[str, Any]:
     """Return a turn. It has no members for images if it has no images."""
-    of_turn = _TURN.dump_python(turn, include=set(_OF_TURN))
-    outcome = _OUTCOME.dump_python(turn.outcome or Outcome("cancelled"))
+    of_turn = _TURN.serializer.to_python(turn, include=_OF_TURN)
+    outcome = _OUTCOME.serializer.to_python(turn.outcome or Outcome("cancelled"))
     images = {"images": of_turn.pop("images"), "output_images": outcome.pop("images")}
     return {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in images.items() if found}}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 from pydantic import Field, SkipValidation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from smolsessions.core.policies import Policy
 
@@ -404,11 +404,11 @@ class PackedStep:
 class ExportedMemory:
     """Memory of a conversation as JSON data (docs/export.md).
 
-    `steps` lack their turn and marks. `images` are by name. `not_exported` lists lost values: the agent's path, the
-    kind, the name and the reason.
+    `steps` lack their turn and marks. They can be read once, and are encoded meanwhile. `images` are by name.
+    `not_exported` lists lost values: the agent's path, the kind, the name and the reason.
     """
 
-    steps: tuple[dict[str, Any], ...]
+    steps: Iterable[dict[str, Any]]
     images: dict[str, dict[str, str]]
     variables: dict[str, Any]
     not_exported: tuple[dict[str, str], ...]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
+    from smolsessions.agents.memory.plain_steps import Plain
     from smolsessions.agents.memory.step_types import Runs
     from smolsessions.agents.memory.steps import Step
 
@@ -180,8 +181,8 @@ class EditTracker:
         self._parts = {place: each for place, each in self._parts.items() if place in left}
 
 
-def without_gaps(entries: Sequence[Step | dict[str, Any] | None]) -> list[Step | dict[str, Any]]:
-    """Close the gaps of a record. Edits then refer to the remaining entries, of which some may be encoded already."""
+def without_gaps(entries: Sequence[Step | Plain | None]) -> list[Step | Plain]:
+    """Close the gaps of a record. Edits then refer to the remaining entries, of which some may be plain forms."""
     at: dict[int, int] = {}
     for place, entry in enumerate(entries):
         if entry is not None:
@@ -190,7 +191,7 @@ def without_gaps(entries: Sequence[Step | dict[str, Any] | None]) -> list[Step |
     def moved(runs: Runs | None, place: int) -> Runs | None:
         return None if runs is None else _runs((at[each] for each in _places(runs, place) if each in at), at[place])
 
-    closed: list[Step | dict[str, Any]] = []
+    closed: list[Step | Plain] = []
     for place, entry in enumerate(entries):
         if isinstance(entry, EditStep):
             of = None if entry.of is None else at[place] - at.get(place - entry.of, at[place])

@@ -200,7 +200,7 @@ def encode_output(output: Any, pointer: str, labels: set[str]) -> Any:
 
 def encode_count(count: Any, _pointer: str = "", _labels: object = None) -> int:
     """Return a provider's token count, or 0 if it is no count."""
-    return int(count) if type(count) in {int, float} and 0 <= count <= MAX_COUNT else 0
+    return int(count) if (type(count) is int or type(count) is float) and 0 <= count <= MAX_COUNT else 0
 
 
 Text = Annotated[str, AfterValidator(_whole), Encoder(encode_text, frozenset({str}))]

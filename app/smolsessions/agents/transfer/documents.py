@@ -22,7 +22,7 @@ from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import IMAGE_NAME_DIGITS, ExportedMemory, ImportedMemory, PackedStep, image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import PIL.Image
 
@@ -52,9 +52,13 @@ def export(
 
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
-    opened = [unpack_as(encode_plain, step, attachments, carries, image_from_bytes) if step else None for step in steps]
-    documents = tuple(step if isinstance(step, dict) else encode_step(step) for step in without_gaps(opened))
-    shown = _shown_images(documents) if attachments else []
+    opened = [
+        unpack_as(lambda plain: plain, step, attachments, carries, image_from_bytes) if step else None for step in steps
+    ]
+    documents: Iterable[dict[str, Any]] = (
+        encode_plain(step) if isinstance(step, str | tuple) else encode_step(step) for step in without_gaps(opened)
+    )
+    shown = _shown_images(documents := tuple(documents)) if attachments else []
     values, missing = export_variables(variables, read_code)
     return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in shown}, values, missing)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.memory.plain_steps import Plain
 
 _MESSAGE = "/model_output_message"
+_ROLE = ROLE.value
 
 
 class PlainIn(NamedTuple):
@@ -42,7 +43,7 @@ def encode_plain(plain: Plain) -> dict[str, Any]:
     if isinstance(plain, str):
         return {"type": "task", "task": utf8_text(plain), "task_images": None, "labels": []}
     number, start, end, calls, message, output, code, observations, result, tokens, is_final, shown = plain
-    labels = set[str]()
+    labels: set[str] = set()
     image = stored_image(result)
     return {
         "type": "action",
@@ -54,13 +55,13 @@ def encode_plain(plain: Plain) -> dict[str, Any]:
         "code_action": code and utf8_text(code),
         "observations": observations and utf8_text(observations),
         "observations_images": None,
-        "action_output": None if image else encode_json(result, "/action_output", labels),
+        "action_output": None if image or result is None else encode_json(result, "/action_output", labels),
         "action_output_image": image,
         "error": None,
         "is_final_answer": is_final,
         "shown_estimate": None if shown is None else encode_count(shown),
         "token_usage": _usage(tokens),
-        "labels": sorted(labels),
+        "labels": sorted(labels) if labels else [],
     }
 
 
@@ -73,8 +74,8 @@ def _call(place: int, call: tuple[str, Any, str], labels: set[str]) -> dict[str,
 def _message(message: tuple[Any, ...], labels: set[str]) -> dict[str, Any]:
     content, calls, tokens = message
     return {
-        "role": ROLE.value,
-        "content": encode_output(content, f"{_MESSAGE}/content", labels),
+        "role": _ROLE,
+        "content": None if content is None else encode_output(content, f"{_MESSAGE}/content", labels),
         "tool_calls": None if calls is None else [_request(*one, labels) for one in enumerate(calls)],
         "token_usage": _usage(tokens),
     }
@@ -133,7 +134,7 @@ def _read_call(call: Any) -> Plain:
 
 def _read_message(message: Any) -> Plain:
     role, content, calls, tokens = _OF_MESSAGE(message)
-    _check(role == ROLE.value)
+    _check(role == _ROLE)
     calls = None if calls is None else [_read_request(call) for call in _list(calls)]
     return _text_or_none(content), calls, _usage_or_none(tokens)
 

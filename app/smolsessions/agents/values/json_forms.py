@@ -140,7 +140,7 @@ class Flaw(NamedTuple):
 
 def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False) -> Flaw | None:
     """Return the first part of a value that JSON does not keep exactly. With `is_tree`, nothing may occur twice."""
-    if type(value) in {dict, list}:
+    if type(value) is dict or type(value) is list:
         return _flaw_of_tree(value, math.inf if max_chars is None else max_chars, is_tree=is_tree)
     reason = _flaw_of_scalar(value)
     return Flaw("", reason) if reason else None

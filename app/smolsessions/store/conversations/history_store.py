@@ -165,8 +165,8 @@ class HistoryStore:
     async def record(self, ref: Ref) -> ConversationRecord:
         async def read(snapshot: _Snapshot) -> ConversationRecord | None:
             scope, head, chunks = snapshot.scope, snapshot.head, dict[str, bytes]()
-            turns = await self._all_turns(ref, snapshot.conversation.turns)
-            steps = await load_steps(scope, head)
+            reads = self._all_turns(ref, snapshot.conversation.turns), load_steps(scope, head)
+            turns, steps = await asyncio.gather(*reads)
             for name, tag in (await _chunk_tags(snapshot, head)).items():
                 if name:
                     (blob,) = await scope.call("chunks", name, tag, generation=head.generation)

@@ -243,8 +243,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     )
     async def export_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
         """Return the whole conversation as a document without pickles (docs/export.md)."""
-        document = await conversations.export(Ref(owner, conversation_id))
-        return Response(await asyncio.to_thread(to_json, document), media_type="application/json")
+        return Response(await conversations.export(Ref(owner, conversation_id)), media_type="application/json")
 
     return router
 
