@@ -427,6 +427,13 @@ def test_rollbacks_of_a_document_are_those_of_the_conversation(service: Service,
     assert [each["rolled_back"] for each in turns] == [True, False]
 
 
+def test_an_export_has_all_turns_also_if_they_are_large(service: Service, document: dict[str, Any]) -> None:
+    turns = [document["turns"][1] | {"turn": number, "message": "x" * 1024 * 1024} for number in range(1, 7)]
+    name = import_document(service, document | {"turns": turns})["id"]
+    assert len(service.get(f"/conversations/{name}/turns")["items"]) < len(turns)
+    assert [turn["turn"] for turn in export(service, name)["turns"]] == [1, 2, 3, 4, 5, 6]
+
+
 def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, document: dict[str, Any]) -> None:
     for hidden in ([0, 1], [1], [0, 2, 4]):
         copy = json.loads(json.dumps(document))

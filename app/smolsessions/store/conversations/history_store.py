@@ -236,8 +236,8 @@ class HistoryStore:
 
     async def _all_turns(self, ref: Ref, count: int) -> tuple[Turn, ...]:
         turns: list[Turn] = []
-        for first in range(1, count + 1, TURNS_AT_ONCE):
-            turns += (await self._turns.turns(ref, first, TURNS_AT_ONCE)).items
+        while len(turns) < count and (page := await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)).items:
+            turns += page.items  # fewer than asked for, if they are large
         return tuple(turns[:count])
 
     async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> Head | None:
