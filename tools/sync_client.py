@@ -17,6 +17,8 @@ WORDS = {
     "__aexit__": "__exit__",
     "aclose": "close",
     "aio": "sync",
+    "aiter_bytes": "iter_bytes",
+    "anext": "next",
     "anyio": "time",
     "aread": "read",
     "asynccontextmanager": "contextmanager",
@@ -30,7 +32,7 @@ def main() -> None:
     rule = unasync.Rule(f"{CLIENT}/aio/", f"{target}/", additional_replacements=WORDS)
     unasync.unasync_files([str(path) for path in files], [rule])
     written = [str(target / path.name) for path in files]
-    for command in (["check", "-q", "--fix", "--select", "I"], ["format", "-q"]):
+    for command in (["check", "-q", "--fix", "--unsafe-fixes", "--select", "I,UP028"], ["format", "-q"]):
         subprocess.run([sys.executable, "-m", "ruff", *command, *written], check=True)
 
 

@@ -1,16 +1,18 @@
-"""Answers with a header that the caller needs."""
+"""Answers as models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from smolsessions.client.errors import parsed
+from smolsessions.client.errors import foreign_answer
 from smolsessions.wire.conversations import Conversation
 
 if TYPE_CHECKING:
     import httpx2
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class ReadConversation(Conversation):
@@ -19,7 +21,18 @@ class ReadConversation(Conversation):
     etag: str | None = Field(None, exclude=True, description="Version for `if_match`. None: a proxy removed it.")
 
 
+class Document(RootModel[dict[str, Any]]):
+    """An exported conversation."""
+
+
+def read(model: type[M], response: httpx2.Response) -> M:
+    """Return an answer as a model. Raises `ApiError` if it is none."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise foreign_answer(response, response.text) from None
+
+
 def read_conversation(response: httpx2.Response) -> ReadConversation:
     """Return the conversation of an answer."""
-    conversation = parsed(ReadConversation, response)
-    return conversation.model_copy(update={"etag": response.headers.get("ETag")})
+    return read(ReadConversation, response).model_copy(update={"etag": response.headers.get("ETag")})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
     import httpx2
 
-M = TypeVar("M", bound=BaseModel)
 MAX_SHOWN_CHARS = 300
 
 
@@ -24,7 +23,10 @@ class ClientError(Exception):
 
 
 class ApiError(ClientError):
-    """The service refused a request or failed. `code` and `problem` are those of docs/reference/errors.md."""
+    """The service refused a request or failed. `code` and `problem` are those of docs/reference/errors.md.
+
+    The code `foreign_answer` is the client's own: another server answered.
+    """
 
     def __init__(self, status: int, problem: Problem, retry_after_s: float | None) -> None:
         super().__init__(problem.code, f"{status} {problem.code}: {problem.detail}")
@@ -40,48 +42,27 @@ class UnreachableError(ClientError):
         super().__init__("unreachable", message)
 
 
-def parsed(model: type[M], response: httpx2.Response) -> M:
-    """Return a record of the body. Raises `ClientError` if the body holds none."""
+def error_of(response: httpx2.Response, body: bytes) -> ApiError:
+    """Return the error of an answer with its body, or the beginning of a long body."""
     try:
-        return model.model_validate_json(response.content)
-    except ValidationError as error:
-        raise foreign_answer(response) from error
+        problem = Problem.model_validate_json(body)
+    except ValidationError:
+        return foreign_answer(response, body.decode(errors="replace"))
+    return ApiError(response.status_code, problem, _retry_after_s(response))
 
 
-class Page(BaseModel):
-    """Page of any list."""
-
-    items: list[Any]
-    next_cursor: str | None
-
-
-def parsed_item(model: type[M], item: Any, response: httpx2.Response) -> M:
-    """Return a record of an item of a page."""
-    try:
-        return model.model_validate(item)
-    except ValidationError as error:
-        raise foreign_answer(response) from error
-
-
-def foreign_answer(response: httpx2.Response) -> ClientError:
-    """Return the error of an answer that is not of this service."""
-    kind = response.headers.get("Content-Type", "no content type")
-    return ClientError(
-        "foreign_answer",
-        f"{response.url} answers {response.status_code} with {kind}, which is no answer of this service; "
-        "is the address right, and the service of this release?",
+def foreign_answer(response: httpx2.Response, cause: str) -> ApiError:
+    """Return the error of an answer that is not the service's, such as a page of a gateway."""
+    problem = Problem(
+        type="about:blank",
+        title=response.reason_phrase,
+        status=response.status_code,
+        code="foreign_answer",
+        detail=f"{response.url} does not answer as smolsessions does: {cause[:MAX_SHOWN_CHARS]}; is the address right?",
     )
+    return ApiError(response.status_code, problem, _retry_after_s(response))
 
 
-def error_of(response: httpx2.Response) -> ApiError:
-    """Return the error of a response with a status of 400 or more, whose body is read."""
-    try:
-        problem = Problem.model_validate_json(response.content)
-    except ValidationError:  # a proxy in front answers
-        detail = f"{response.reason_phrase}: {response.text[:MAX_SHOWN_CHARS]}"
-        title = response.reason_phrase
-        problem = Problem(
-            type="about:blank", title=title, status=response.status_code, code="no_problem", detail=detail
-        )
+def _retry_after_s(response: httpx2.Response) -> float | None:
     after = response.headers.get("Retry-After", "")
-    return ApiError(response.status_code, problem, float(after) if after.isascii() and after.isdigit() else None)
+    return float(after) if after.isascii() and after.isdigit() else None

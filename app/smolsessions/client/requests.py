@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 import uuid
 from base64 import b64encode
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import quote
+
+import httpx2
 
 from smolsessions.client.errors import UnreachableError
 
@@ -21,8 +27,10 @@ Image = str | bytes | Path
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
-MAYBE_DONE = "store_unavailable"
-"""Code of an error after which the change may have been made."""
+OUTAGES = {502, 503, 504}
+"""Statuses of a service that is not there or not ready, also from a gateway in front of it."""
+NOT_DONE = {"overloaded", "shutting_down", "too_many_connections"}
+"""Codes of the service that has done nothing. After any other error of an outage, the change may have been made."""
 
 
 class TurnOptions(TypedDict, total=False):
@@ -56,28 +64,59 @@ def _image(image: Image) -> str:
     return b64encode(image).decode() if isinstance(image, bytes) else image
 
 
+def path_of(*parts: object) -> str:
+    """Return a path. No character of a part leads to another path."""
+    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+
+
+def check_address(url: str) -> httpx2.URL:
+    """Return the address of a service as a URL. Raises `ValueError`."""
+    with suppress(httpx2.InvalidURL):
+        parsed = httpx2.URL(url)
+        if parsed.scheme in {"http", "https"} and parsed.host:
+            return parsed
+    raise ValueError(f"{url!r} is no address of a service; write it as http://127.0.0.1:8000")
+
+
+def check_key(api_key: str) -> str:
+    """Return the API key. Raises `ValueError`."""
+    if not re.fullmatch("[!-~]+", api_key):
+        raise ValueError("the API key has characters that no key has, such as a line's end; copy it again")
+    return api_key
+
+
 def named(**fields: Any) -> dict[str, Any]:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 class Patience:
-    """Waits between the attempts at a request: longer each time, and together at most `limit_s` seconds."""
+    """Waits between the attempts at a request: longer each time, until `limit_s` seconds after the first failure."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._held_at = math.inf
         self.restart()
 
     def restart(self) -> None:
         """Start again, as the service has answered."""
-        self._ends_at = time.monotonic() + self._limit_s
+        self._ends_at = math.inf
         self._wait_s = FIRST_WAIT_S
+
+    def hold(self) -> None:
+        """Note that the service holds a connection open. A connection that it held for long is an answer."""
+        self._held_at = time.monotonic()
 
     def next_wait_s(self, cause: Exception | None, after_s: float | None = None) -> float:
         """Return the seconds until the next attempt. Raises `cause` or `UnreachableError` if no time is left."""
-        wait_s = self._wait_s if after_s is None else after_s
+        now = time.monotonic()
+        if now - self._held_at > LONGEST_WAIT_S:
+            self.restart()
+        self._held_at = math.inf
+        self._ends_at = min(self._ends_at, now + self._limit_s)
+        wait_s = max(self._wait_s, after_s or 0)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
-        if time.monotonic() + wait_s <= self._ends_at:
+        if now + wait_s <= self._ends_at:
             return wait_s
         if cause is None:
             raise UnreachableError("The service ended the stream of a turn again and again before the turn's end.")
@@ -86,4 +125,4 @@ class Patience:
 
 def may_repeat(error: ApiError, *, is_safe: bool) -> bool:
     """Return whether a request may be sent again after a refusal. `is_safe`: a repetition changes nothing."""
-    return error.status == 503 and (is_safe or error.code != MAYBE_DONE)  # noqa: PLR2004 - Service Unavailable
+    return error.status in OUTAGES if is_safe else error.code in NOT_DONE

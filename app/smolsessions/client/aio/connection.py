@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import httpx2
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from smolsessions.client.errors import ApiError, Page, UnreachableError, error_of, foreign_answer, parsed, parsed_item
-from smolsessions.client.requests import Patience, may_repeat
+from smolsessions.client.answers import read
+from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
+from smolsessions.client.requests import Patience, may_repeat, path_of
 from smolsessions.wire.events import TurnEnded, event_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
+    from smolsessions.wire.conversations import ConversationPage, StepPage
     from smolsessions.wire.events import TurnEvent
+    from smolsessions.wire.turns import TurnPage
 
 M = TypeVar("M", bound=BaseModel)
-SILENCE_S = 60.0
-"""Longest silence of a connection. A stream has a comment every 15 seconds."""
+PING_S = 15
+"""Longest silence of a stream. The service then sends a comment."""
 SAFE = frozenset({"GET", "HEAD"})
-REDIRECT_STATUS, ERROR_STATUS = 300, 400
 NO_CONTENT = 204
 PAGE_ITEMS = 100
+MAX_ERROR_BYTES = 64 * 1024
+MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 
 class AsyncConnection:
@@ -45,46 +49,52 @@ class AsyncConnection:
         json: Any = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        silence_s: float = SILENCE_S,
+        wait_s: float = 0,
     ) -> httpx2.Response:
-        """Send a request and return its response. Raises `ApiError` and `UnreachableError`."""
+        """Send a request and return its answer. Raises `ApiError` and `UnreachableError`.
+
+        `wait_s`: seconds for which the service may wait before it answers.
+        """
         headers = headers or {}
-        request = self._http.build_request(method, path, json=json, params=params, headers=headers, timeout=silence_s)
+        request = self._http.build_request(
+            method, path, json=json, params=params, headers=headers, timeout=self._timeout(wait_s)
+        )
         is_safe, patience = method in SAFE or "Idempotency-Key" in headers, Patience(self._patience_s)
         while True:
             try:
-                response = await self._http.send(request)
-                if response.status_code < REDIRECT_STATUS:
+                async with self._answer(request) as response:
+                    await response.aread()
                     return response
-                if response.status_code < ERROR_STATUS:
-                    raise foreign_answer(response)
-                error = error_of(response)
+            except ApiError as error:
                 if not may_repeat(error, is_safe=is_safe):
-                    raise error
-                wait_s = patience.next_wait_s(error, error.retry_after_s)
+                    raise
+                pause_s = patience.next_wait_s(error, error.retry_after_s)
             except httpx2.TransportError as lost:
-                if not is_safe and not isinstance(lost, httpx2.ConnectError):
+                if not is_safe and not isinstance(lost, httpx2.ConnectError | httpx2.ConnectTimeout):
                     raise _unreachable(lost, request) from lost
-                wait_s = patience.next_wait_s(_unreachable(lost, request))
-            await anyio.sleep(wait_s)
+                pause_s = patience.next_wait_s(_unreachable(lost, request))
+            await anyio.sleep(pause_s)
 
-    async def get(self, model: type[M], path: str, **params: Any) -> M:
-        """Return the answer to a GET request."""
-        return parsed(model, await self.send("GET", path, params=params))
+    async def ask(self, model: type[M], method: str, path: str, **request: Any) -> M:
+        """Send a request and return its answer as a model. Raises as `send`."""
+        return read(model, await self.send(method, path, **request))
 
-    async def items(self, model: type[M], path: str, params: Mapping[str, Any]) -> AsyncIterator[M]:
+    async def items(
+        self, page: type[ConversationPage | StepPage | TurnPage], path: str, params: Mapping[str, Any]
+    ) -> AsyncIterator[Any]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}
         while True:
-            response = await self.send("GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
-            page = parsed(Page, response)
-            for item in page.items:
-                yield parsed_item(model, item, response)
-            if page.next_cursor is None:
+            found = await self.ask(page, "GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
+            for item in found.items:
+                yield item
+            if found.next_cursor in {None, cursor.get("cursor")}:
                 return
-            cursor = {"cursor": page.next_cursor}
+            cursor = {"cursor": str(found.next_cursor)}
 
-    async def events(self, begin: httpx2.Request | None, path: str, after: int = 0) -> AsyncIterator[TurnEvent]:
+    async def events(
+        self, begin: httpx2.Request | None, path: str, after: int = 0, *, internal: bool = False
+    ) -> AsyncGenerator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
 
         The request `begin` submits the turn, and is sent until the first event arrives. Later connections read the
@@ -93,44 +103,60 @@ class AsyncConnection:
         patience, seq = Patience(self._patience_s), after
         while True:
             cause: Exception | None = None
-            wait_s = None
-            request = begin or self._http.build_request("GET", path, headers={"Last-Event-ID": str(seq)})
+            after_s = None
+            request = begin or self._reading(path, seq, internal=internal)
             try:
-                async with self._streaming(request) as response:
+                async with self._answer(request) as response:
                     if response.status_code == NO_CONTENT:
                         return
-                    async for frame in httpx2.EventSource(response, max_event_size=None):
+                    patience.hold()
+                    async for frame in httpx2.EventSource(response, MAX_EVENT_BYTES):
+                        if not frame.data:
+                            continue  # a `retry:` of a process that ends
                         event = event_of(frame.data)
-                        begin, path = None, f"/conversations/{event.conversation_id}/turns/{event.turn}/events"
+                        begin, path = (
+                            None,
+                            path_of("conversations", event.conversation_id, "turns", event.turn, "events"),
+                        )
                         if event.seq > seq:
                             seq = event.seq
                             patience.restart()
                             yield event
                         if isinstance(event, TurnEnded):
                             return
-            except httpx2.TransportError as lost:
-                cause = _unreachable(lost, request)
             except ApiError as error:
                 if not may_repeat(error, is_safe=True):
                     raise
-                cause, wait_s = error, error.retry_after_s
-            await anyio.sleep(patience.next_wait_s(cause, wait_s))
+                cause, after_s = error, error.retry_after_s
+            except httpx2.TransportError as lost:
+                cause = _unreachable(lost, request)
+            await anyio.sleep(patience.next_wait_s(cause, after_s))
 
-    def turn_request(self, path: str, json: Any, headers: Mapping[str, str]) -> httpx2.Request:
+    def submission(self, json: Any, headers: Mapping[str, str]) -> httpx2.Request:
         """Return the request that submits a turn and streams its events."""
-        return self._http.build_request("POST", path, json=json, headers={**headers, "Accept": "text/event-stream"})
+        headers = {**headers, "Accept": "text/event-stream"}
+        return self._http.build_request("POST", "/turn", json=json, headers=headers, timeout=self._timeout(PING_S))
+
+    def _reading(self, path: str, seq: int, *, internal: bool) -> httpx2.Request:
+        params = {"include_internal_tools": True} if internal else None
+        headers = {"Last-Event-ID": str(seq)}
+        return self._http.build_request("GET", path, params=params, headers=headers, timeout=self._timeout(PING_S))
+
+    def _timeout(self, wait_s: float) -> httpx2.Timeout:
+        own = self._http.timeout
+        read_s = None if own.read is None else own.read + wait_s
+        return httpx2.Timeout(connect=own.connect, read=read_s, write=own.write, pool=own.pool)
 
     @asynccontextmanager
-    async def _streaming(self, request: httpx2.Request) -> AsyncIterator[httpx2.Response]:
+    async def _answer(self, request: httpx2.Request) -> AsyncIterator[httpx2.Response]:
+        """Send a request and yield its answer, whose body is not read yet. Raises `ApiError`, `TransportError`."""
         response = await self._http.send(request, stream=True)
         try:
-            if response.status_code >= ERROR_STATUS:
-                await response.aread()
-                raise error_of(response)
-            kind = response.headers.get("Content-Type", "")
-            if response.status_code != NO_CONTENT and not kind.startswith("text/event-stream"):
-                raise foreign_answer(response)
+            if not response.is_success:
+                raise error_of(response, await anext(response.aiter_bytes(MAX_ERROR_BYTES), b""))
             yield response
+        except (httpx2.DecodingError, httpx2.SSEError, ValidationError) as odd:
+            raise foreign_answer(response, str(odd)) from odd
         finally:
             await response.aclose()
 

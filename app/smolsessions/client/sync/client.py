@@ -6,24 +6,26 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import httpx2
 
-from smolsessions.client.answers import read_conversation
-from smolsessions.client.errors import foreign_answer, parsed
-from smolsessions.client.requests import named, turn_request
-from smolsessions.client.sync.connection import NO_CONTENT, SILENCE_S, Connection
-from smolsessions.wire.conversations import Agent, AgentList, Conversation, Messages, PruneResult, Step
+from smolsessions.client.answers import Document, read_conversation
+from smolsessions.client.errors import foreign_answer
+from smolsessions.client.requests import check_address, check_key, named, path_of, turn_request
+from smolsessions.client.sync.connection import NO_CONTENT, Connection
+from smolsessions.wire.conversations import AgentList, ConversationPage, Messages, PruneResult, StepPage
 from smolsessions.wire.events import TurnEnded
-from smolsessions.wire.turns import Turn
+from smolsessions.wire.turns import Turn, TurnPage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from types import TracebackType
 
     from smolsessions.client.answers import ReadConversation
     from smolsessions.client.requests import Policy, TurnOptions
+    from smolsessions.wire.conversations import Agent, Conversation, Step
     from smolsessions.wire.events import TurnEvent
 
-WAIT_S = 50
-"""Seconds for which one request waits for a turn's end."""
+WAIT_S = 25
+"""Seconds for which one request waits for a turn's end. Many proxies end a silent request after 30."""
+TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
 
 
 class Client:
@@ -37,11 +39,15 @@ class Client:
         patience_s: float = 60,
         http: httpx2.Client | None = None,
     ) -> None:
-        """`patience_s` bounds the attempts to reach a service that does not answer. `http` is yours to configure."""
-        http = http or httpx2.Client(timeout=SILENCE_S)
-        http.base_url = httpx2.URL(base_url)
+        """Connect to a service when it is first used.
+
+        `patience_s`: seconds for which a request that fails is repeated. `http`: for this service alone, with timeouts,
+        proxies and certificates of your own. It is closed with this client.
+        """
+        http = http or httpx2.Client(timeout=TIMEOUT, limits=httpx2.Limits())
+        http.base_url = check_address(base_url)
         if api_key:
-            http.headers["Authorization"] = f"Bearer {api_key}"
+            http.headers["Authorization"] = f"Bearer {check_key(api_key)}"
         self._connection = Connection(http, patience_s)
 
     def __enter__(self) -> Self:
@@ -61,29 +67,30 @@ class Client:
 
         A turn that fails is returned too: its `status` is `failed`, and `error` has the cause.
         """
-        turn = self._post_turn(message, options, f"wait={WAIT_S}")
+        internal = options.get("include_internal_tools", False)
+        turn = self._post_turn(message, options, WAIT_S)
         if turn.timing.finished_at is not None:
             return turn
-        for event in self.get_turn_events(turn.conversation_id, turn.turn):
+        place = (turn.conversation_id, turn.turn)
+        for event in self.get_turn_events(*place, include_internal_tools=internal):
             if isinstance(event, TurnEnded):
-                return event.result
-        return self.get_turn(turn.conversation_id, turn.turn)
+                turn = event.result
+        return turn if turn.timing.finished_at else self.get_turn(*place, include_internal_tools=internal)
 
     def submit(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
         """Send a message, and return its turn at once."""
-        return self._post_turn(message, options, "respond-async")
+        return self._post_turn(message, options, 0)
 
-    def stream(self, message: str, **options: Unpack[TurnOptions]) -> Iterator[TurnEvent]:
+    def stream(self, message: str, **options: Unpack[TurnOptions]) -> Generator[TurnEvent]:
         """Send a message, and yield each event of its turn once. A lost connection is opened again."""
         body, headers = turn_request(message, options)
-        return self._connection.events(self._connection.turn_request("/turn", body, headers), "")
+        internal = options.get("include_internal_tools", False)
+        return self._connection.events(self._connection.submission(body, headers), "", internal=internal)
 
-    def _post_turn(self, message: str, options: TurnOptions, prefer: str) -> Turn:
+    def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
         body, headers = turn_request(message, options)
-        response = self._connection.send(
-            "POST", "/turn", json=body, headers={**headers, "Prefer": prefer}, silence_s=WAIT_S + SILENCE_S
-        )
-        return parsed(Turn, response)
+        headers["Prefer"] = f"respond-async, wait={wait_s}"
+        return self._connection.ask(Turn, "POST", "/turn", json=body, headers=headers, wait_s=wait_s)
 
     def list_turns(
         self,
@@ -94,24 +101,33 @@ class Client:
     ) -> Iterator[Turn]:
         """Yield the turns of a conversation."""
         params = named(order=order, include_internal_tools=include_internal_tools)
-        return self._connection.items(Turn, f"/conversations/{conversation_id}/turns", params)
+        return self._connection.items(TurnPage, path_of("conversations", conversation_id, "turns"), params)
 
     def get_turn(self, conversation_id: str, turn: int, *, include_internal_tools: bool = False) -> Turn:
         """Return a turn."""
-        path = f"/conversations/{conversation_id}/turns/{turn}"
-        return self._connection.get(Turn, path, include_internal_tools=include_internal_tools)
+        path, params = (
+            path_of("conversations", conversation_id, "turns", turn),
+            named(include_internal_tools=include_internal_tools),
+        )
+        return self._connection.ask(Turn, "GET", path, params=params)
 
-    def get_turn_events(self, conversation_id: str, turn: int, *, after: int = 0) -> Iterator[TurnEvent]:
+    def get_turn_events(
+        self, conversation_id: str, turn: int, *, after: int = 0, include_internal_tools: bool = False
+    ) -> Generator[TurnEvent]:
         """Yield each event of a turn once, from the first one after number `after`."""
-        path = f"/conversations/{conversation_id}/turns/{turn}/events"
-        return self._connection.events(None, path, after)
+        path = path_of("conversations", conversation_id, "turns", turn, "events")
+        return self._connection.events(None, path, after, internal=include_internal_tools)
 
-    def cancel_turn(self, conversation_id: str, turn: int, *, wait_s: int | None = None) -> Turn:
+    def cancel_turn(
+        self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False
+    ) -> Turn:
         """Request a turn to stop, and return it. `wait_s`: longest wait for its end."""
-        headers = {} if wait_s is None else {"Prefer": f"wait={wait_s}"}
-        path = f"/conversations/{conversation_id}/turns/{turn}/cancel"
-        response = self._connection.send("POST", path, headers=headers, silence_s=(wait_s or 0) + SILENCE_S)
-        return parsed(Turn, response)
+        path, params = (
+            path_of("conversations", conversation_id, "turns", turn, "cancel"),
+            named(include_internal_tools=include_internal_tools),
+        )
+        headers = {"Prefer": f"wait={wait_s}"}
+        return self._connection.ask(Turn, "POST", path, params=params, headers=headers, wait_s=wait_s)
 
     def create_conversation(
         self,
@@ -139,11 +155,11 @@ class Client:
         """Yield conversations, those that were used last first. `q` is searched for in titles."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q)
         params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
-        return self._connection.items(Conversation, "/conversations", params)
+        return self._connection.items(ConversationPage, "/conversations", params)
 
     def get_conversation(self, conversation_id: str) -> ReadConversation:
         """Return a conversation."""
-        return self._conversation("GET", f"/conversations/{conversation_id}")
+        return self._conversation("GET", path_of("conversations", conversation_id))
 
     def update_conversation(
         self, conversation_id: str, changes: Mapping[str, Any], *, if_match: str | None = None
@@ -153,13 +169,13 @@ class Client:
         `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
         code `precondition_failed` is raised, and nothing is changed.
         """
-        return self._conversation("PATCH", f"/conversations/{conversation_id}", changes, if_match)
+        return self._conversation("PATCH", path_of("conversations", conversation_id), changes, if_match)
 
     def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
-        response = self._connection.send("DELETE", f"/conversations/{conversation_id}")
+        response = self._connection.send("DELETE", path_of("conversations", conversation_id))
         if response.status_code != NO_CONTENT:
-            raise foreign_answer(response)
+            raise foreign_answer(response, response.text)
 
     def list_steps(
         self,
@@ -171,43 +187,39 @@ class Client:
     ) -> Iterator[Step]:
         """Yield the steps of a conversation."""
         params = named(type=type, archived=archived, order=order)
-        return self._connection.items(Step, f"/conversations/{conversation_id}/steps", params)
+        return self._connection.items(StepPage, path_of("conversations", conversation_id, "steps"), params)
 
     def get_messages(self, conversation_id: str, *, summary_mode: bool = False) -> Messages:
         """Return the model's next prompt."""
-        return self._connection.get(Messages, f"/conversations/{conversation_id}/messages", summary_mode=summary_mode)
+        path = path_of("conversations", conversation_id, "messages")
+        return self._connection.ask(Messages, "GET", path, params={"summary_mode": summary_mode})
 
     def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""
-        return (self._connection.send("GET", f"/conversations/{conversation_id}/images/{name}")).content
+        return (self._connection.send("GET", path_of("conversations", conversation_id, "images", name))).content
 
     def prune_conversation(
         self, conversation_id: str, *, policy: Policy | None = None, dry_run: bool = False, destroy: bool = False
     ) -> PruneResult:
         """Remove the steps from the memory that a policy drops."""
         body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
-        response = self._connection.send("POST", f"/conversations/{conversation_id}/prune", json=body)
-        return parsed(PruneResult, response)
+        return self._connection.ask(PruneResult, "POST", path_of("conversations", conversation_id, "prune"), json=body)
 
     def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
-        return self._conversation("POST", f"/conversations/{conversation_id}/rollback", {"turn": turn})
+        return self._conversation("POST", path_of("conversations", conversation_id, "rollback"), {"turn": turn})
 
     def fork_conversation(
         self, conversation_id: str, *, turn: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
         body = named(turn=turn, metadata=metadata)
-        return self._conversation("POST", f"/conversations/{conversation_id}/fork", body)
+        return self._conversation("POST", path_of("conversations", conversation_id, "fork"), body)
 
     def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
-        response = self._connection.send("GET", f"/conversations/{conversation_id}/export")
-        try:
-            document: dict[str, Any] = response.json()
-        except ValueError as error:
-            raise foreign_answer(response) from error
-        return document
+        path = path_of("conversations", conversation_id, "export")
+        return (self._connection.ask(Document, "GET", path)).root
 
     def import_conversation(
         self,
@@ -222,7 +234,7 @@ class Client:
 
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
-        return (self._connection.get(AgentList, "/agents")).items
+        return (self._connection.ask(AgentList, "GET", "/agents")).items
 
     def get_liveness(self) -> None:
         """Return if the process runs."""

@@ -7,24 +7,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from smolsessions.client.errors import ApiError, Page, UnreachableError, error_of, foreign_answer, parsed, parsed_item
-from smolsessions.client.requests import Patience, may_repeat
+from smolsessions.client.answers import read
+from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
+from smolsessions.client.requests import Patience, may_repeat, path_of
 from smolsessions.wire.events import TurnEnded, event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
+    from smolsessions.wire.conversations import ConversationPage, StepPage
     from smolsessions.wire.events import TurnEvent
+    from smolsessions.wire.turns import TurnPage
 
 M = TypeVar("M", bound=BaseModel)
-SILENCE_S = 60.0
-"""Longest silence of a connection. A stream has a comment every 15 seconds."""
+PING_S = 15
+"""Longest silence of a stream. The service then sends a comment."""
 SAFE = frozenset({"GET", "HEAD"})
-REDIRECT_STATUS, ERROR_STATUS = 300, 400
 NO_CONTENT = 204
 PAGE_ITEMS = 100
+MAX_ERROR_BYTES = 64 * 1024
+MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 
 class Connection:
@@ -45,46 +49,51 @@ class Connection:
         json: Any = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        silence_s: float = SILENCE_S,
+        wait_s: float = 0,
     ) -> httpx2.Response:
-        """Send a request and return its response. Raises `ApiError` and `UnreachableError`."""
+        """Send a request and return its answer. Raises `ApiError` and `UnreachableError`.
+
+        `wait_s`: seconds for which the service may wait before it answers.
+        """
         headers = headers or {}
-        request = self._http.build_request(method, path, json=json, params=params, headers=headers, timeout=silence_s)
+        request = self._http.build_request(
+            method, path, json=json, params=params, headers=headers, timeout=self._timeout(wait_s)
+        )
         is_safe, patience = method in SAFE or "Idempotency-Key" in headers, Patience(self._patience_s)
         while True:
             try:
-                response = self._http.send(request)
-                if response.status_code < REDIRECT_STATUS:
+                with self._answer(request) as response:
+                    response.read()
                     return response
-                if response.status_code < ERROR_STATUS:
-                    raise foreign_answer(response)
-                error = error_of(response)
+            except ApiError as error:
                 if not may_repeat(error, is_safe=is_safe):
-                    raise error
-                wait_s = patience.next_wait_s(error, error.retry_after_s)
+                    raise
+                pause_s = patience.next_wait_s(error, error.retry_after_s)
             except httpx2.TransportError as lost:
-                if not is_safe and not isinstance(lost, httpx2.ConnectError):
+                if not is_safe and not isinstance(lost, httpx2.ConnectError | httpx2.ConnectTimeout):
                     raise _unreachable(lost, request) from lost
-                wait_s = patience.next_wait_s(_unreachable(lost, request))
-            time.sleep(wait_s)
+                pause_s = patience.next_wait_s(_unreachable(lost, request))
+            time.sleep(pause_s)
 
-    def get(self, model: type[M], path: str, **params: Any) -> M:
-        """Return the answer to a GET request."""
-        return parsed(model, self.send("GET", path, params=params))
+    def ask(self, model: type[M], method: str, path: str, **request: Any) -> M:
+        """Send a request and return its answer as a model. Raises as `send`."""
+        return read(model, self.send(method, path, **request))
 
-    def items(self, model: type[M], path: str, params: Mapping[str, Any]) -> Iterator[M]:
+    def items(
+        self, page: type[ConversationPage | StepPage | TurnPage], path: str, params: Mapping[str, Any]
+    ) -> Iterator[Any]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}
         while True:
-            response = self.send("GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
-            page = parsed(Page, response)
-            for item in page.items:
-                yield parsed_item(model, item, response)
-            if page.next_cursor is None:
+            found = self.ask(page, "GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
+            yield from found.items
+            if found.next_cursor in {None, cursor.get("cursor")}:
                 return
-            cursor = {"cursor": page.next_cursor}
+            cursor = {"cursor": str(found.next_cursor)}
 
-    def events(self, begin: httpx2.Request | None, path: str, after: int = 0) -> Iterator[TurnEvent]:
+    def events(
+        self, begin: httpx2.Request | None, path: str, after: int = 0, *, internal: bool = False
+    ) -> Generator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
 
         The request `begin` submits the turn, and is sent until the first event arrives. Later connections read the
@@ -93,44 +102,60 @@ class Connection:
         patience, seq = Patience(self._patience_s), after
         while True:
             cause: Exception | None = None
-            wait_s = None
-            request = begin or self._http.build_request("GET", path, headers={"Last-Event-ID": str(seq)})
+            after_s = None
+            request = begin or self._reading(path, seq, internal=internal)
             try:
-                with self._streaming(request) as response:
+                with self._answer(request) as response:
                     if response.status_code == NO_CONTENT:
                         return
-                    for frame in httpx2.EventSource(response, max_event_size=None):
+                    patience.hold()
+                    for frame in httpx2.EventSource(response, MAX_EVENT_BYTES):
+                        if not frame.data:
+                            continue  # a `retry:` of a process that ends
                         event = event_of(frame.data)
-                        begin, path = None, f"/conversations/{event.conversation_id}/turns/{event.turn}/events"
+                        begin, path = (
+                            None,
+                            path_of("conversations", event.conversation_id, "turns", event.turn, "events"),
+                        )
                         if event.seq > seq:
                             seq = event.seq
                             patience.restart()
                             yield event
                         if isinstance(event, TurnEnded):
                             return
-            except httpx2.TransportError as lost:
-                cause = _unreachable(lost, request)
             except ApiError as error:
                 if not may_repeat(error, is_safe=True):
                     raise
-                cause, wait_s = error, error.retry_after_s
-            time.sleep(patience.next_wait_s(cause, wait_s))
+                cause, after_s = error, error.retry_after_s
+            except httpx2.TransportError as lost:
+                cause = _unreachable(lost, request)
+            time.sleep(patience.next_wait_s(cause, after_s))
 
-    def turn_request(self, path: str, json: Any, headers: Mapping[str, str]) -> httpx2.Request:
+    def submission(self, json: Any, headers: Mapping[str, str]) -> httpx2.Request:
         """Return the request that submits a turn and streams its events."""
-        return self._http.build_request("POST", path, json=json, headers={**headers, "Accept": "text/event-stream"})
+        headers = {**headers, "Accept": "text/event-stream"}
+        return self._http.build_request("POST", "/turn", json=json, headers=headers, timeout=self._timeout(PING_S))
+
+    def _reading(self, path: str, seq: int, *, internal: bool) -> httpx2.Request:
+        params = {"include_internal_tools": True} if internal else None
+        headers = {"Last-Event-ID": str(seq)}
+        return self._http.build_request("GET", path, params=params, headers=headers, timeout=self._timeout(PING_S))
+
+    def _timeout(self, wait_s: float) -> httpx2.Timeout:
+        own = self._http.timeout
+        read_s = None if own.read is None else own.read + wait_s
+        return httpx2.Timeout(connect=own.connect, read=read_s, write=own.write, pool=own.pool)
 
     @contextmanager
-    def _streaming(self, request: httpx2.Request) -> Iterator[httpx2.Response]:
+    def _answer(self, request: httpx2.Request) -> Iterator[httpx2.Response]:
+        """Send a request and yield its answer, whose body is not read yet. Raises `ApiError`, `TransportError`."""
         response = self._http.send(request, stream=True)
         try:
-            if response.status_code >= ERROR_STATUS:
-                response.read()
-                raise error_of(response)
-            kind = response.headers.get("Content-Type", "")
-            if response.status_code != NO_CONTENT and not kind.startswith("text/event-stream"):
-                raise foreign_answer(response)
+            if not response.is_success:
+                raise error_of(response, next(response.iter_bytes(MAX_ERROR_BYTES), b""))
             yield response
+        except (httpx2.DecodingError, httpx2.SSEError, ValidationError) as odd:
+            raise foreign_answer(response, str(odd)) from odd
         finally:
             response.close()
 

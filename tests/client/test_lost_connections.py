@@ -1,0 +1,232 @@
+"""The Python client on connections that are cut, and behind a gateway that answers in the service's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smolsessions import ApiError, AsyncClient, Client, UnreachableError
+from smolsessions.wire.events import MessageDelta, ToolCalled, TurnEnded, TurnEvent
+from tests.support.relay import Relay
+from tests.support.service import PLAIN, Service
+from tests.support.turns import DONE, ECHO
+
+STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
+TEXT = "Grüße, 漢字 und 😀! " * 20
+HTML = b"<html><h1>nginx</h1></html>"
+
+
+def said(*script: dict[str, Any]) -> str:
+    return json.dumps(script)
+
+
+def html(status: str, *headers: str) -> list[bytes]:
+    head = "\r\n".join([f"HTTP/1.1 {status}", "Content-Type: text/html", "Connection: close", *headers])
+    return [f"{head}\r\n\r\n".encode() + HTML]
+
+
+def url_of(service: Service) -> str:
+    return str(service.client.base_url)
+
+
+def assert_whole(events: list[TurnEvent]) -> None:
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert isinstance(events[-1], TurnEnded)
+
+
+def spoken(events: list[TurnEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, MessageDelta) and event.channel == "answer")
+
+
+def stopped_and_started(service: Service) -> None:
+    service.stop()
+    service.start()
+
+
+def test_a_stream_continues_after_a_rolling_update(tmp_path: Path) -> None:
+    events: list[TurnEvent] = []
+    with Service(tmp_path, PLAIN | STREAMED | {"DRAIN_S": "0.1"}) as service, Client(url_of(service)) as client:
+        service.settings["PORT"] = str(service.client.base_url.port)
+        stream = client.stream(said({"say": "on and on " * 30, "pace_s": 0.02}))
+        for event in stream:
+            events.append(event)
+            if isinstance(event, MessageDelta):
+                break
+        restart = threading.Thread(target=stopped_and_started, args=[service])
+        restart.start()
+        try:
+            events.extend(stream)
+        finally:
+            restart.join()
+    assert_whole(events)
+
+
+def test_a_stream_is_whole_though_it_is_cut_at_any_byte(service: Service) -> None:
+    cuts = [*range(1, 400, 37), *range(400, 3000, 211)]
+    with Relay(url_of(service), cuts) as relay, Client(relay.address) as client:
+        events = list(client.stream(said({"say": TEXT, "pace_s": 0.01}), agent="streamed"))
+        turns = list(client.list_turns(events[0].conversation_id))
+    assert relay.connections > 5
+    assert_whole(events)
+    assert (spoken(events), len(turns)) == (TEXT, 1)
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+def test_a_gateway_without_its_service_is_waited_for(service: Service, status: str) -> None:
+    with (
+        Relay(url_of(service), [html(status), 600, html(status), html(status)]) as relay,
+        Client(relay.address) as client,
+    ):
+        events = list(client.stream(said({"say": TEXT}), agent="streamed"))
+    assert relay.connections >= 5
+    assert_whole(events)
+
+
+def test_a_request_that_may_have_arrived_is_not_repeated(service: Service) -> None:
+    with (
+        Relay(url_of(service), [html("503 Service Unavailable")]) as relay,
+        Client(relay.address) as client,
+        pytest.raises(ApiError) as refused,
+    ):
+        client.create_conversation(agent="scripted")
+    assert (refused.value.code, refused.value.status, relay.connections) == ("foreign_answer", 503, 1)
+
+
+def test_a_hurried_retry_after_does_not_hurry_the_client(service: Service) -> None:
+    hurried = repeat(html("503 Service Unavailable", "Retry-After: 0"))
+    with (
+        Relay(url_of(service), hurried) as relay,
+        Client(relay.address, patience_s=1) as client,
+        pytest.raises(ApiError, match="503"),
+    ):
+        client.get_readiness()
+    assert 2 <= relay.connections <= 5
+
+
+def test_a_long_silence_does_not_use_up_the_patience(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    events: list[TurnEvent] = []
+    with Relay(url_of(service)) as relay, Client(relay.address, patience_s=3) as client:
+        for event in client.stream(said({"call": [["wait_for", {"path": str(gate)}]]}, DONE), agent="scripted"):
+            events.append(event)
+            if isinstance(event, ToolCalled) and event.name == "wait_for":
+                time.sleep(3.2)
+                relay.cut()
+                gate.write_text("open")
+    assert_whole(events)
+
+
+def test_a_turn_that_was_stored_is_not_made_again_after_a_kill(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with Service(tmp_path, PLAIN) as service, Client(url_of(service)) as client:
+        service.settings["PORT"] = str(service.client.base_url.port)
+        conversation = client.create_conversation(agent="scripted").id
+        turns = []
+        script = said({"call": [["wait_for", {"path": str(gate)}]]}, DONE)
+        thread = threading.Thread(target=lambda: turns.append(client.turn(script, conversation_id=conversation)))
+        thread.start()
+        while not Path(f"{gate}.started").exists():
+            time.sleep(0.01)
+        service.kill()
+        gate.write_text("open")
+        service.start()
+        thread.join(30)
+        assert [turn.reply for turn in turns] == ["done"]
+        assert [turn.turn for turn in client.list_turns(conversation)] == [1]
+
+
+def test_internal_tools_are_named_after_a_long_wait_and_a_cut(tmp_path: Path) -> None:
+    script = said({"call": [["echo", {"text": "x" * 3000}]]}, {"say": TEXT, "pace_s": 0.01})
+    names = ["echo", "final_answer"]
+    with Service(tmp_path, PLAIN | STREAMED | {"WAIT_S": "0.1"}) as service, Client(url_of(service)) as client:
+        assert client.turn(script, include_internal_tools=True).tool_call_names == names
+        with Relay(url_of(service), [1000]) as relay, Client(relay.address) as cut:
+            events = list(cut.stream(script, include_internal_tools=True))
+    assert isinstance(events[-1], TurnEnded)
+    assert events[-1].result.tool_call_names == names
+
+
+@pytest.mark.parametrize("status", ["200 OK", "301 Moved Permanently"])
+def test_an_answer_of_another_server_is_named(service: Service, status: str) -> None:
+    with Relay(url_of(service), repeat(html(status))) as relay, Client(relay.address) as client:
+        for ask in (client.list_agents, lambda: list(client.stream("hello")), lambda: client.turn("hello")):
+            with pytest.raises(ApiError, match="does not answer as smolsessions") as refused:
+                ask()
+            assert refused.value.code == "foreign_answer"
+    assert relay.connections == 3
+
+
+def test_the_client_reads_no_endless_answers(service: Service) -> None:
+    piece = b"x" * 2**20
+    problem = [b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\n\r\n", *repeat(piece, 100)]
+    line = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ", *repeat(piece, 100)]
+    with Relay(url_of(service), [problem, line]) as relay, Client(relay.address) as client:
+        with pytest.raises(ApiError) as refused:
+            client.list_agents()
+        assert len(str(refused.value)) < 1000
+        with pytest.raises(ApiError, match="byte limit"):
+            list(client.stream("hello"))
+    assert relay.connections == 2
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1:8000", "ftp://host", "http://", ""])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="write it as http"):
+        Client(address)
+
+
+async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: Service, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with AsyncClient(url_of(service), patience_s=1) as client:
+        turn = await client.submit(said({"call": [["wait_for", {"path": str(gate)}]]}, DONE), agent="scripted")
+
+        async def end() -> TurnEvent:
+            return [event async for event in client.get_turn_events(turn.conversation_id, turn.turn)][-1]
+
+        async with asyncio.TaskGroup() as group:
+            ends = [group.create_task(end()) for _ in range(101)]
+            await asyncio.sleep(0.5)
+            async with asyncio.timeout(10):
+                await client.get_liveness()
+            gate.write_text("open")
+    assert all(isinstance(each.result(), TurnEnded) for each in ends)
+
+
+async def test_a_cancelled_task_frees_its_connection(service: Service) -> None:
+    async with AsyncClient(url_of(service)) as client:
+        begun = asyncio.Event()
+
+        async def watch() -> None:
+            async for _ in client.stream(said({"endless": "on ", "pace_s": 0.01}), agent="streamed"):
+                begun.set()
+
+        task = asyncio.create_task(watch())
+        await begun.wait()
+        before = await open_streams(client)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while await open_streams(client) >= before:
+            pass
+
+
+async def open_streams(client: AsyncClient) -> float:
+    lines = (await client.get_metrics()).splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("smolsessions_streams"))
+
+
+def test_a_service_that_stays_away_is_unreachable(service: Service) -> None:
+    with (
+        Relay(url_of(service), repeat(0)) as relay,
+        Client(relay.address, patience_s=0.5) as client,
+        pytest.raises(UnreachableError, match="does not answer"),
+    ):
+        list(client.stream(said(ECHO, DONE), agent="scripted"))
+    assert relay.connections > 1
