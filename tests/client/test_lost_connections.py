@@ -156,7 +156,7 @@ def test_internal_tools_are_named_after_a_long_wait_and_a_cut(tmp_path: Path) ->
 @pytest.mark.parametrize("status", ["200 OK", "301 Moved Permanently"])
 def test_an_answer_of_another_server_is_named(service: Service, status: str) -> None:
     with Relay(url_of(service), repeat(html(status))) as relay, Client(relay.address) as client:
-        for ask in (client.list_agents, lambda: list(client.stream("hello")), lambda: client.turn("hello")):
+        for ask in (client.list_agents, lambda: list(client.stream("hello")), lambda: client.delete_conversation("c")):
             with pytest.raises(ApiError, match="does not answer as smolsessions") as refused:
                 ask()
             assert refused.value.code == "foreign_answer"
