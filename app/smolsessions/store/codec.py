@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from smolsessions.core.events import Event
     from smolsessions.core.records import EntryType, PackedStep
 
+    StepParts = tuple[EntryType, int, bytes, tuple[str, ...]]
+    """Type and turn of a stored step, its bytes, and the names of its attachments."""
+
 _TURN = TypeAdapter(Turn)
 _EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent))
 _EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in _EVENT_TYPES}
@@ -159,17 +162,19 @@ def encode_step(step: PackedStep) -> bytes:
     return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
 
 
-def decode_step(data: bytes, index: int, head: Head | None = None) -> StoredStep:
-    """Decode a step, marked as hidden, archived or rolled back by `head`."""
+def decode_step(data: bytes) -> StepParts:
     kind, turn, count = _STEP.unpack_from(data)
     if kind >= len(_TYPES):
         raise SealBrokenError(f"a stored step {NEWER}")
     end = _STEP.size + count * NAME_BYTES
-    names = tuple(data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES))
-    if head is None:
-        return StoredStep(index, _TYPES[kind], turn, data[end:], names, hidden=False)
+    names = [data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES)] if count else ()
+    return _TYPES[kind], turn, data[end:], tuple(names)
+
+
+def stored_step(index: int, parts: StepParts, head: Head) -> StoredStep:
+    """Return a step, marked as hidden, archived or rolled back by `head`."""
     archived, rolled_back = bool(head.archived >> index & 1), bool(head.rolled_back >> index & 1)
-    return StoredStep(index, _TYPES[kind], turn, data[end:], names, index < head.shown_from, archived, rolled_back)
+    return StoredStep(index, *parts, index < head.shown_from, archived, rolled_back)
 
 
 def started(turn: Turn, at: float, attempts: int) -> Turn:

@@ -148,6 +148,13 @@ class Scope:
                     return sealer.open(blob, origin.scope, *place)
             raise
 
+    def open_all(self, blobs: Sequence[tuple[int, bytes]], *place: str | int) -> list[bytes]:
+        """Open blobs whose places begin with `place`. The last part of each comes with the blob."""
+        try:
+            return self.partition.sealer.open_all(blobs, self.name, *place)
+        except SealBrokenError:  # one is an origin's, or broken
+            return [self.open(blob, *place, part) for part, blob in blobs]
+
 
 class Partitions:
     """All partitions. The partition of a name never changes, in any process."""

@@ -28,12 +28,13 @@ from smolsessions.core.errors import NEWER, SealBrokenError, StartError
 from smolsessions.core.files import check_private
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 VERSION = 1
 KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
+LEAST_BYTES = 2 + NONCE_BYTES + TAG_BYTES
 MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
 SMALL_BYTES = 16 * 1024
 SMALL = {"compression_level": 5, "window_log": 14, "min_match": 5}  # a window of SMALL_BYTES takes a third less time
@@ -61,25 +62,37 @@ class Sealer:
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Return the plaintext. Raises `SealBrokenError` before any of it is decoded."""
+        return self.open_all([(place[-1], blob)], scope, *place[:-1])[0]
+
+    def open_all(self, blobs: Iterable[tuple[str | int, bytes]], scope: str, *place: str | int) -> list[bytes]:
+        """Open blobs whose places begin with `place`. The last part of each comes with the blob."""
+        prefix, cipher, bound = self._prefix, self._cipher(self._writing_id, scope), b"".join(map(_bound, place))
+        parameters, decompress, opened = zstandard.get_frame_parameters, _zstd.decompressor.decompress, []
+        for part, blob in blobs:
+            if len(blob) < LEAST_BYTES or not blob.startswith(prefix):
+                key_id = self._key_id(blob)
+                prefix, cipher = blob[: 2 + blob[1]], self._cipher(key_id, scope)
+            start = len(prefix) + NONCE_BYTES
+            try:
+                packed = cipher.decrypt(blob[len(prefix) : start], blob[start:], bound + _bound(part))
+                if parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
+                    raise SealBrokenError("a stored record is larger than this release reads")
+                opened.append(decompress(packed))
+            except InvalidTag:
+                raise SealBrokenError from None
+            except zstandard.ZstdError:
+                raise SealBrokenError("a stored record is compressed as no release does") from None
+        return opened
+
+    def _key_id(self, blob: bytes) -> str:
         if blob and blob[0] > VERSION:
             raise SealBrokenError(f"a stored record was changed, or {NEWER}")
-        if len(blob) < 2 + NONCE_BYTES + TAG_BYTES or blob[0] != VERSION:
+        if len(blob) < LEAST_BYTES or blob[0] != VERSION:
             raise SealBrokenError("a stored record is cut short")
-        start = 2 + blob[1]
-        key_id = blob[2:start].decode("ascii", "replace")
+        key_id = blob[2 : 2 + blob[1]].decode("ascii", "replace")
         if key_id not in self._keys:
             raise SealBrokenError(f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks")
-        nonce, sealed = blob[start : start + NONCE_BYTES], blob[start + NONCE_BYTES :]
-        try:
-            packed = self._cipher(key_id, scope).decrypt(nonce, sealed, b"".join(map(_bound, place)))
-        except InvalidTag:
-            raise SealBrokenError from None
-        try:
-            if zstandard.get_frame_parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
-                raise SealBrokenError("a stored record is larger than this release reads")
-            return _zstd.decompressor.decompress(packed)
-        except zstandard.ZstdError:
-            raise SealBrokenError("a stored record is compressed as no release does") from None
+        return key_id
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))

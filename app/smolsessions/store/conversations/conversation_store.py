@@ -168,7 +168,7 @@ class ConversationStore:
             await scan.read()
         page = Page(tuple(scan.items), str(scan.place) if scan.has_more else None)
         try:
-            return scan.agent, page, await load_images(scope, scan.items)
+            return scan.agent, page, await load_images(scope, [step.attachments for step in scan.items])
         except SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == scan.head_blob:
                 raise

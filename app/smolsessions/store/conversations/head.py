@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
+    from smolsessions.store.codec import StepParts
     from smolsessions.store.partition import Scope
 
 HASH_BYTES = 16
@@ -49,14 +50,23 @@ def open_chunk_list(scope: Scope, head: Head, sealed: bytes) -> dict[str, bytes]
 async def load_steps(
     scope: Scope, head: Head, first: int = 0, end: int | None = None, *, without: int | None = None
 ) -> list[StoredStep]:
-    """Load steps, except those of the set `without` (None: the destroyed ones).
+    """Load steps, except those of the set `without` (None: the destroyed ones). Raises as `open_steps` does."""
+    without = head.destroyed if without is None else without
+    opened = await open_steps(scope, head, first, end, without=without)
+    return [codec.stored_step(index, parts, head) for index, parts in opened]
+
+
+async def open_steps(
+    scope: Scope, head: Head, first: int, end: int | None = None, *, without: int
+) -> list[tuple[int, StepParts]]:
+    """Load steps except those of the set `without`, and return their indexes and parts.
 
     Raises `SealBrokenError` if a step is missing or swapped, or, in a read up to the head, cut off.
     """
-    end, without = head.count if end is None else min(end, head.count), head.destroyed if without is None else without
+    end = head.count if end is None else min(end, head.count)
     # A read from elsewhere has no hash to begin with.
     running = {0: b"", head.shown_from: head.shown_hash}.get(first) if end == head.count else None
-    steps: list[StoredStep] = []
+    steps: list[tuple[int, StepParts]] = []
     for start in range(first, end, STEPS_AT_ONCE):
         last = min(end, start + STEPS_AT_ONCE) - 1
         found = await scope.call("steps", first=start, last=last)
@@ -64,22 +74,22 @@ async def load_steps(
             raise ConversationNotFoundError
         if len(found[3]) != last + 1 - start:
             raise SealBrokenError(COUNT_SENTENCE)
-        for index, blob in enumerate(found[3], start):
-            running = None if running is None else extend_hash(running, blob)
-            if not without >> index & 1:
-                steps.append(open_step(scope, head, index, blob))
+        running = None if running is None else extend_hash(running, found[3])
+        kept = [(index, blob) for index, blob in enumerate(found[3], start) if not without >> index & 1]
+        opened = map(codec.decode_step, scope.open_all(kept, "step", head.generation))
+        steps += zip([index for index, _ in kept], opened, strict=True)
     if running not in {None, head.hash}:
         raise SealBrokenError(COUNT_SENTENCE)
     return steps
 
 
 def open_step(scope: Scope, head: Head, index: int, blob: bytes) -> StoredStep:
-    return codec.decode_step(scope.open(blob, "step", head.generation, index), index, head)
+    return codec.stored_step(index, codec.decode_step(scope.open(blob, "step", head.generation, index)), head)
 
 
-async def load_images(scope: Scope, steps: Iterable[StoredStep]) -> dict[str, bytes]:
-    """Load the attachments of these steps, a few at a time, as they may be large."""
-    wanted = sorted({name for step in steps for name in step.attachments})
+async def load_images(scope: Scope, attachments: Iterable[Sequence[str]]) -> dict[str, bytes]:
+    """Load the attachments of steps, a few at a time, as they may be large."""
+    wanted = sorted(set().union(*attachments))
     opened = {}
     for start in range(0, len(wanted), IMAGES_AT_ONCE):
         names = wanted[start : start + IMAGES_AT_ONCE]
@@ -113,7 +123,7 @@ def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:
     """Return the head after more sealed steps, of which at least the tags are needed."""
     counts, running = head.step_counts, head.hash
     for kind, blob in steps:
-        counts, running = counted(counts, kind, 1), extend_hash(running, blob)
+        counts, running = counted(counts, kind, 1), extend_hash(running, [blob])
     return changed(head, count=head.count + len(steps), hash=running, step_counts=counts)
 
 
@@ -122,6 +132,8 @@ def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[Ste
     return counts if kind == "edit" else {**counts, kind: counts.get(kind, 0) + more}
 
 
-def extend_hash(running: bytes, blob: bytes) -> bytes:
-    """Return the running hash after one more sealed step."""
-    return hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
+def extend_hash(running: bytes, blobs: Iterable[bytes]) -> bytes:
+    """Return the running hash after more sealed steps."""
+    for blob in blobs:
+        running = hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
+    return running

@@ -171,7 +171,7 @@ class HistoryStore:
                 if name:
                     (blob,) = await scope.call("chunks", name, tag, generation=head.generation)
                     chunks[name] = scope.open(blob, "variable", head.generation, name)
-            images = await load_images(scope, steps)
+            images = await load_images(scope, [step.attachments for step in steps])
             if not await self._is_unchanged(ref, snapshot.version):
                 return None
             return ConversationRecord(snapshot.conversation, turns, snapshot.terms.jumps, tuple(steps), images, chunks)
@@ -301,7 +301,7 @@ class HistoryStore:
 async def _memory(snapshot: _Snapshot) -> Memory:
     head = snapshot.head
     steps = await load_steps(snapshot.scope, head, head.shown_from, without=head.out)
-    images = await load_images(snapshot.scope, steps)
+    images = await load_images(snapshot.scope, [step.attachments for step in steps])
     return Memory(snapshot.conversation.agent, snapshot.terms, snapshot.version, tuple(steps), images)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from smolsessions.core.errors import ConversationNotFoundError, LeaseLostError, SealBrokenError
 from smolsessions.core.events import ReplayState
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
+from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, open_step, open_steps
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
@@ -63,12 +63,14 @@ class TurnMemory:
         """Load the steps of the turn's start and their attachments. The bytes of a removed step are empty."""
         head = self._start
         try:
-            steps = await load_steps(self._scope, head, head.shown_from, without=head.out)
+            opened = await open_steps(self._scope, head, head.shown_from, without=head.out)
         except ConversationNotFoundError:
             raise LeaseLostError from None
-        data = {step.index: step.data for step in steps}
-        images = await load_images(self._scope, steps)
-        return [data.get(index, b"") for index in range(head.shown_from, head.count)], images
+        steps, attachments = [b""] * (head.count - head.shown_from), []
+        for index, (_, _, step, names) in opened:
+            steps[index - head.shown_from] = step
+            attachments.append(names)
+        return steps, await load_images(self._scope, attachments)
 
     async def variables(self) -> dict[str, bytes]:
         """Load the variables' chunks of the turn's start. Raises `SealBrokenError` if they differ from the list."""
@@ -110,7 +112,7 @@ class TurnMemory:
             begun=frozenset(key for key, blob in written.items() if not blob),
             events=await self._open_events(log),
             steps=tuple(step.data for step in steps),
-            attachments=await load_images(self._scope, steps),
+            attachments=await load_images(self._scope, [step.attachments for step in steps]),
         )
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
