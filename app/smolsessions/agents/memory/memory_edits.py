@@ -47,7 +47,7 @@ class Overlay:
         place, self.count = self.count, self.count + 1
         if entry is None:
             self.has_gaps = True
-        elif isinstance(entry, EditStep):
+        elif type(entry) is EditStep:
             self._apply(place, entry)
         else:
             self._append(place, entry)

@@ -143,7 +143,10 @@ def unpack_as(
 ) -> T | Step:
     """Decode a step as `unpack` does, but return `of_plain` of its plain form if it has one."""
     try:
-        stored = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
+        try:
+            stored = _PlainUnpickler(io.BytesIO(data)).load()
+        except _NotPlainError:
+            stored = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
         if type(stored) is str or type(stored) is tuple:
             return of_plain(stored)
     except SealBrokenError:
@@ -251,6 +254,17 @@ class _Pickler(pickle.Pickler):
         self.attachments[name] = data
         name_image(raw, name)
         return name
+
+
+class _NotPlainError(Exception):
+    """A pickle names a class."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler of built-in data, which most steps are. One with attributes costs a third more."""
+
+    def find_class(self, _module: str, _name: str) -> Any:
+        raise _NotPlainError
 
 
 class _Unpickler(pickle.Unpickler):
