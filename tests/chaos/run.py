@@ -100,8 +100,10 @@ class _Rounds:
             tasks.create_task(self.conductor.look(over))
             if harm:
                 tasks.create_task(self.conductor.harm(over))
-            await self._hold(talks)
-            over.set()
+            try:
+                await self._hold(talks)
+            finally:
+                over.set()
         took_s = time.monotonic() - start
         await self.conductor.fleet.settle()
         free = asyncio.Semaphore(SURVEYED_AT_ONCE)
