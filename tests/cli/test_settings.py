@@ -103,6 +103,6 @@ def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) 
 
 
 def test_a_bare_command_prints_help(tmp_path: Path) -> None:
-    for arguments in (("--help",), ("keys",), ("turns",)):
+    for arguments in (("--help",), ("keys",), ("turns",), ("conversations",)):
         _, shown, errors = run(tmp_path, {}, *arguments)
         assert "Usage: smolsessions" in shown + errors

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from smolsessions.cli.remote import (
     LOCAL,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 T = TypeVar("T")
+TEXTS = {"title", "message", "reply", "tools"}
+"""Columns that a narrow terminal wraps."""
+WIDE = 1000
 Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", callback=check_id, help="Its id.")]
 Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", callback=check_ids, help="Their ids.")]
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
@@ -56,10 +60,14 @@ def _table(
         for item in items:
             line(item)
         return
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, no_wrap=name not in TEXTS)
     for item in items:
-        table.add_row(*(shorten(column(item)) for column in columns.values()))
+        table.add_row(*(Text(shorten(column(item))) for column in columns.values()))
     if table.rows:
+        if not out.is_terminal:
+            out.width = WIDE  # a row is a line for a program
         out.print(table, soft_wrap=False)
     else:
         err.print(empty, style="dim")

@@ -1,0 +1,193 @@
+"""Wrong arguments, wrong servers and broken outputs: each ends a command with one sentence, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.refusals import sentence_of
+from tests.support.service import ROOT, run
+from tests.support.terminal import CTRL_C, command, terminal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.service import Service
+
+NOWHERE = "http://127.0.0.1:1"
+WRONG = {
+    "an address without a scheme": ("turns list x --url localhost:8000", "'localhost:8000' is no address"),
+    "a port that none is": ("chat --url http://x:99999", "'http://x:99999' is no address"),
+    "a key with a space": ("turns list x --api-key a\N{NO-BREAK SPACE}b", "the API key has characters"),
+    "an id with a path": ("conversations delete -y ../agents", "'../agents' is no id"),
+    "a policy that is no JSON": ("conversations prune x --policy [{", "--policy is no JSON: Expecting property"),
+    "a policy with NaN": ("conversations prune x --policy [NaN]", "--policy is no JSON: NaN is no number"),
+    "an owner with a slash": ("keys owner a/b", "an owner is 1 to 64 letters"),
+}
+FAILED = {
+    "a refused connection": (f"turns list x --url {NOWHERE}", f"{NOWHERE} does not answer: "),
+    "text in no encoding": (f"conversations list --search \udcff --url {NOWHERE}", "the request has text that is no"),
+    "a document that is no JSON": (
+        f"conversations import {{folder}}/torn.json --url {NOWHERE}",
+        "torn.json is no JSON",
+    ),
+    "a document that is deep": (f"conversations import {{folder}}/deep.json --url {NOWHERE}", "nested too deeply"),
+    "a folder below a file": ("init {folder}/torn.json/below", "torn.json/below cannot be read or written ("),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_a_usage_error(case: str, tmp_path: Path) -> None:
+    line, sentence = WRONG[case]
+    assert sentence in sentence_of(run(tmp_path, {}, *line.split(" ")))
+
+
+@pytest.mark.parametrize("case", FAILED)
+def test_a_command_that_cannot_be_done_ends_with_a_sentence(case: str, tmp_path: Path) -> None:
+    (tmp_path / "torn.json").write_text("[[")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    line, sentence = FAILED[case]
+    status, output, errors = run(tmp_path, {}, *line.format(folder=tmp_path).split())
+    assert (status, output) == (1, ""), errors
+    assert errors.startswith("smolsessions: ")
+    assert (sentence in errors, errors.count("\n")) == (True, 1), errors
+
+
+@contextmanager
+def other_server(status: int, kind: str, body: bytes) -> Iterator[str]:
+    """Yield the address of a server of something else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - names of the base class
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "sentence"),
+    [
+        (200, "text/html", b"<html>", "answers 200 with text/html, which is no answer of this service; "),
+        (200, "application/json", b'{"items": [1], "next_cursor": null}', "which is no answer of this service; "),
+        (302, "text/html", b"", "answers 302 with text/html, which is no answer of this service; "),
+        (404, "text/html", b"no such page", "404 no_problem: Not Found: no such page"),
+    ],
+)
+def test_another_server_is_noticed(status: int, kind: str, body: bytes, sentence: str, tmp_path: Path) -> None:
+    with other_server(status, kind, body) as url:
+        lines = ["conversations list", "conversations show x", "conversations delete -y x", "turns events x 1", "chat"]
+        for number, line in enumerate(lines):
+            ended, _, errors = run(tmp_path / str(number), {"URL": url}, *line.split())
+            assert (ended, errors.count("\n")) == (1, 1), errors
+            assert sentence in errors
+
+
+def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell, as `$0 "$@"`."""
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {shell}", *command(*arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_ends_a_command_and_leaves_the_earlier_file(service: Service, tmp_path: Path) -> None:
+    url = str(service.client.base_url)
+    name = service.play({"say": "x" * 5000})["conversation_id"]
+    full = ending("conversations", "export", name, "--url", url, shell='"$0" "$@" > /dev/full')
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
+    assert "the output cannot be read or written (No space left on device)" in full.stderr
+    file = tmp_path / "earlier.json"
+    file.write_text("earlier")
+    limited = 'ulimit -f 1; "$0" "$@"'  # one KiB
+    full = ending("conversations", "export", name, "--url", url, "-o", str(file), shell=limited)
+    assert (full.returncode, full.stderr.count("\n")) == (2, 1), full.stderr
+    assert f"{file} cannot be written (File too large)" in full.stderr
+    assert (file.read_text(), list(tmp_path.iterdir())) == ("earlier", [file])
+
+
+@pytest.mark.parametrize("shell", ['"$0" "$@" | true', '"$0" "$@" >&-', '"$0" "$@" <&- >&- 2>&-'])
+def test_closed_streams_cause_no_traceback(shell: str) -> None:
+    assert ending("settings", shell=shell).stderr == ""
+
+
+def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None:
+    url = str(service.client.base_url)
+    name = service.play({"say": "x"})["conversation_id"]
+    endless = service.client.post(
+        "/turn",
+        json={"agent": "streamed", "message": '[{"endless": "x", "pace_s": 0.01}]'},
+        headers={"Prefer": "respond-async"},
+    ).json()
+    waits = ["turns", "events", endless["conversation_id"], "1", "--url", url]
+    with terminal_of(tmp_path, *command(*waits)) as terminal:
+        terminal.wait_for("message.delta")
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(30) == 128 + signal.SIGINT
+        assert "Traceback" not in terminal.seen
+    service.post(f"/conversations/{endless['conversation_id']}/turns/1/cancel")
+    with terminal_of(tmp_path, *command("conversations", "delete", name, "--url", url)) as terminal:
+        terminal.wait_for("permanently")
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(30) == 1
+        terminal.wait_for("nothing was deleted")
+
+
+def test_ctrl_c_during_imports_causes_no_traceback(tmp_path: Path) -> None:
+    for delay_s in (0.05, 0.15, 0.3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "smolsessions", "chat", "--url", NOWHERE],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            process.wait(delay_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        assert "smolsessions met a defect" not in process.communicate()[1]
+
+
+def test_chat_replaces_input_in_no_encoding(service: Service, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [*command("chat", "demo", "--url", str(service.client.base_url))],
+        input=b"\xff\xfe\n",
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=50,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr

@@ -1,0 +1,149 @@
+"""Commands `conversations`, `turns` and `keys`, as processes against a running service."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.service import ROOT, run
+from tests.support.terminal import command, terminal_of
+from tests.support.turns import DONE, ECHO, ENDLESS, submit_turn, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.service import Service
+
+Ending = tuple[int, str, str]
+
+
+@pytest.fixture
+def ask(service: Service, tmp_path: Path) -> Callable[..., Ending]:
+    """Return a function that runs a command against the service."""
+
+    def ask(*arguments: str) -> Ending:
+        status, output, errors = run(tmp_path, {"URL": str(service.client.base_url)}, *arguments)
+        (tmp_path / "service.log").unlink()
+        return status, output, errors
+
+    return ask
+
+
+def played(service: Service, *script: dict[str, Any]) -> str:
+    return str(service.play(*script)["conversation_id"])
+
+
+def test_conversations_are_listed_as_a_table_and_as_json(service: Service, ask: Callable[..., Ending]) -> None:
+    name = played(service, ECHO, DONE)
+    status, table, errors = ask("conversations", "list", "--limit", "1")
+    assert (status, errors) == (0, "")
+    head, row = table.splitlines()
+    assert head.split() == ["id", "agent", "status", "turns", "updated", "title"]
+    assert row.split()[:4] == [name, "scripted", "idle", "1"]
+    service.client.patch(
+        f"/conversations/{name}",
+        json={"title": "[/red] is no markup"},
+        headers={"Content-Type": "application/merge-patch+json"},
+    )
+    assert "[/red] is no markup" in ask("conversations", "list", "--limit", "1")[1]
+    _, lines, _ = ask("conversations", "list", "--limit", "1", "--json")
+    assert json.loads(lines)["id"] == name
+    _, nothing, said = ask("conversations", "list", "--search", "no such title")
+    assert (nothing, said.startswith("no conversation; ")) == ("", True)
+
+
+def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[..., Ending]) -> None:
+    name = played(service, ECHO, DONE)
+    shown, found = json.loads(ask("conversations", "show", name)[1]), service.get(f"/conversations/{name}")
+    assert shown.keys() == found.keys()
+    assert (shown["id"], shown["turns"], shown["title"]) == (name, 1, found["title"])
+    assert json.loads(ask("turns", "show", name, "1")[1])["tool_call_names"] == ["echo"]
+    _, table, _ = ask("turns", "list", name)
+    assert table.splitlines()[1].split()[:4] == ["1", "finished", "2", "echo"]
+    assert json.loads(ask("turns", "list", name, "--json")[1])["reply"] == "done"
+    events = [json.loads(line) for line in ask("turns", "events", name, "1")[1].splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "turn.finished"
+    later = ask("turns", "events", name, "1", "--after", str(len(events) - 1))[1]
+    assert json.loads(later) == events[-1]
+
+
+def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:
+    name = played(service, ECHO, DONE)
+    file, other = tmp_path / "exported.json", tmp_path / "other.json"
+    assert ask("conversations", "export", name, "-o", str(file)) == (0, "", "")
+    other.write_text(ask("conversations", "export", name)[1], "utf-8")
+    assert json.loads(file.read_text("utf-8"))["steps"] == json.loads(other.read_text("utf-8"))["steps"]
+    status, names, errors = ask("conversations", "import", str(file), str(other), "--agent", "planner")
+    assert (status, errors) == (0, ""), errors
+    for made in names.split():
+        assert service.get(f"/conversations/{made}")["agent"] == "planner"
+        assert len(service.get(f"/conversations/{made}/steps")["items"]) == 3
+    assert len(set(names.split())) == 2
+
+
+def test_conversations_are_deleted_after_a_question(
+    service: Service, ask: Callable[..., Ending], tmp_path: Path
+) -> None:
+    url = str(service.client.base_url)
+    kept, first, second = (played(service, DONE) for _ in range(3))
+    unasked = subprocess.run(
+        [*command("conversations", "delete", kept, "--url", url)],
+        input="",
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert unasked.returncode == 1
+    assert unasked.stderr.endswith("smolsessions: nothing was deleted; answer y, or use --yes\n")
+    with terminal_of(tmp_path, *command("conversations", "delete", first, second, "--url", url)) as terminal:
+        terminal.wait_for("Delete 2 permanently")
+        terminal.type(b"y\n")
+        terminal.wait_for("deleting")
+        assert terminal.process.wait(30) == 0
+    statuses = [service.client.get(f"/conversations/{each}").status_code for each in (kept, first, second)]
+    assert statuses == [200, 404, 404]
+    assert ask("conversations", "delete", "--yes", kept) == (0, "", ""), "progress is for terminals"
+    assert service.client.get(f"/conversations/{kept}").status_code == 404
+
+
+def test_steps_are_pruned_by_a_policy(service: Service, ask: Callable[..., Ending]) -> None:
+    name = played(service, ECHO, ECHO, ECHO, DONE)
+    policy = '{"name": "keep_last_n_steps", "n": 1}'
+    status, shown, errors = ask("conversations", "prune", name, "--policy", policy, "--dry-run")
+    assert (status, errors) == (0, ""), errors
+    assert json.loads(shown)["archived"] > 0
+    assert service.get(f"/conversations/{name}")["archived_steps"] == 0
+    status, shown, errors = ask("conversations", "prune", name, "--policy", policy)
+    assert (status, errors) == (0, ""), errors
+    assert service.get(f"/conversations/{name}")["archived_steps"] == json.loads(shown)["archived"]
+
+
+def test_a_turn_is_cancelled(service: Service, ask: Callable[..., Ending]) -> None:
+    turn = submit_turn(service, ENDLESS, agent="streamed")
+    status, shown, errors = ask("turns", "cancel", turn["conversation_id"], "1")
+    assert (status, errors) == (0, "")
+    assert json.loads(shown)["status"] == "cancelled"
+    assert wait_for_end(service, turn)["status"] == "cancelled"
+
+
+def test_keys_open_what_they_were_made_for(tmp_path: Path) -> None:
+    name, _, key = run(tmp_path, {}, "keys", "seal")[1].strip().partition(":")
+    assert (bool(name), len(base64.b64decode(key))) == (True, 32)
+    _, line, said = run(tmp_path / "owner", {}, "keys", "owner", "ada")
+    key = said.splitlines()[-1]
+    assert line == f"ada {hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+def test_a_refusal_of_the_service_is_one_sentence(ask: Callable[..., Ending]) -> None:
+    status, output, errors = ask("turns", "list", "unknown")
+    assert (status, output) == (1, "")
+    assert errors.startswith("smolsessions: 404 conversation_not_found: ")
+    assert errors.count("\n") == 1
