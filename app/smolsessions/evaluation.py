@@ -74,9 +74,10 @@ class SmolagentsAdapter:
                 self._open.add(history, (agent, lock))
             else:
                 self._open.of(history)  # it may have been closed during the wait
-            known = 0 if is_new else len(agent.memory.steps)
+            before = list(agent.memory.steps)  # by identity: callbacks may remove steps
             reply = agent.run(message, reset=is_new)
-            calls = [call for step in agent.memory.steps[known:] for call in getattr(step, "tool_calls", None) or ()]
+            new = [step for step in agent.memory.steps if not any(step is each for each in before)]
+        calls = [call for step in new for call in getattr(step, "tool_calls", None) or ()]
         names: list[str] = [ToolCall(call.name, _arguments(call.arguments)) for call in calls]
         if not self._include_internal_tools:
             names = [name for name in names if name not in INTERNAL_TOOLS]

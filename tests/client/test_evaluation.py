@@ -108,6 +108,16 @@ async def test_internal_tools_of_code_are_named_if_asked_for() -> None:
     )
 
 
+async def test_calls_are_named_though_a_callback_shortens_the_memory() -> None:
+    def keep_the_last_step(_step: Any, agent: Any) -> None:
+        del agent.memory.steps[:-1]
+
+    adapter = SmolagentsAdapter(make_scripted(step_callbacks=[keep_the_last_step]), include_internal_tools=True)
+    history: History = []
+    await say(adapter, history, {"text": "no call"}, DONE)
+    assert (await say(adapter, history, DONE))[1] == ["final_answer"]
+
+
 async def test_what_is_no_agent_is_refused() -> None:
     with pytest.raises(TypeError, match="no smolagents agent"):
         SmolagentsAdapter(3)
