@@ -1,19 +1,18 @@
-"""The wheel, installed into an empty environment beside a user's own project."""
+"""The sdist, and the wheel made from it, installed into an empty environment beside a user's own project."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from tests.support.environments import INSTALL
 from tests.support.service import ROOT, Service
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 AGENT = """
@@ -33,12 +32,22 @@ def make():
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the Python of an environment that holds the wheel and its dependencies, of the versions tested here."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel that an installer builds from the sdist, which is beside it."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
+    subprocess.run(build, check=True, timeout=60, cwd=ROOT, stdout=subprocess.DEVNULL)
+    (sdist,) = folder.glob("smolsessions-*.tar.gz")
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(sdist)]
     subprocess.run(build, check=True, timeout=60)
     (wheel,) = folder.glob("smolsessions-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path) -> str:
+    """Return the Python of an environment that holds the wheel and its dependencies, of the versions tested here."""
+    folder = wheel.parent
     pins = re.findall(r"^([\w.-]+==[^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     (folder / "pins.txt").write_text("\n".join(pins))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=30)
@@ -46,6 +55,40 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     install = ["--python", made, "-c", str(folder / "pins.txt"), str(wheel)]
     subprocess.run([*INSTALL, *install], check=True, timeout=240)
     return made
+
+
+def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "app/smolsessions"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    package = {path.removeprefix("app/") for path in listed.stdout.split()}
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as packed:
+        held = {Path(name).parts[1] for name in packed.getnames()}
+    assert held - {".gitignore"} == {
+        "app",
+        "docs",
+        "CHANGELOG.md",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+    }
+    with zipfile.ZipFile(wheel) as built:
+        files = set(built.namelist())
+    assert {name for name in files if ".dist-info/" not in name} == package
+    assert "smolsessions/py.typed" in files
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_runs_as_a_module_and_is_typed(python: str, tmp_path: Path) -> None:
+    ask = [python, "-m", "smolsessions", "--version"]
+    shown = subprocess.run(ask, capture_output=True, text=True, check=True, cwd=tmp_path, env={}, timeout=60).stdout
+    assert re.fullmatch(r"smolsessions \d+\.\d+\.\d+\n", shown)
+    (tmp_path / "script.py").write_text("from smolsessions import Client\nreveal_type(Client().turn('hello'))\n")
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "script.py"]
+    checked = subprocess.run(check, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=280)
+    assert 'Revealed type is "smolsessions.wire.turns.Turn"' in checked.stdout, checked.stdout + checked.stderr
 
 
 @pytest.mark.timeout(300)
