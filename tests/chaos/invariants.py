@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.client import FINAL
+from tests.chaos.fleet import LEASE_S
 from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, steps_of, told
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
                 continue
             most = attempts(said)
             if lines[0].kind == "model":  # a model call may go out before its attempt is known to have begun
-                most = max(most, len({line.pid for line in lines}))
+                most = max(most, _claims(lines))
             if len(lines) > most:
                 yield f"{said.place}: {key} ran {len(lines)} times in {attempts(said)} attempts"
             if lines[0].kind == "tool" and records[key] and not any(record.get("repeated") for record in records[key]):
@@ -139,6 +141,12 @@ def no_effect_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
 
         if attempts(said) == 1 and any(record.get("repeated") for found in records.values() for record in found):
             yield f"{said.place}: has calls marked as repeated, and was played once"
+
+
+def _claims(lines: list[Line]) -> int:
+    """Return in how many claims a call ran: a process can claim a turn again once its own lease has run out."""
+    pairs = itertools.pairwise(lines)
+    return 1 + sum(later.pid != line.pid or later.at - line.at >= LEASE_S for line, later in pairs)
 
 
 def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
