@@ -23,6 +23,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.run.session import AgentSession
 from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.core.callers import DUMMY
 from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
 from smolsessions.core.records import (
     AgentName,
@@ -89,7 +90,7 @@ def samples() -> Iterator[bytes]:
             yield codec.encode_turn(turn)
             turn = codec.started(turn, time.time(), 1)
             heard = Heard()
-            outcome = session.run_turn(turn, TurnInput(), heard)
+            outcome = session.run_turn(turn, TurnInput(), DUMMY, heard)
             steps = [*heard.steps, *([pack(_plan(message), number)] if number % 10 == 0 else [])]
             joined = [TurnQueued(), TurnStarted(1, time.time()), *_joined(heard.events)]
             timing = replace(turn.timing, finished_at=time.time())

@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 from smolsessions.options import agent, options  # at once: the module has the name of the function
 
 if TYPE_CHECKING:
+    from smolsessions.caller import Caller, current_caller
     from smolsessions.client import ApiError, AsyncClient, Client, ClientError, UnreachableError
 
 __version__ = "0.1.0"
-__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError", "agent", "options"]
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Caller",
+    "Client",
+    "ClientError",
+    "UnreachableError",
+    "agent",
+    "current_caller",
+    "options",
+]
 _HOME = dict.fromkeys(("ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError"), "smolsessions.client")
+_HOME |= dict.fromkeys(("Caller", "current_caller"), "smolsessions.caller")
 """Modules of the public names, which are loaded when they are used: a client loads no server."""
 
 

@@ -74,7 +74,8 @@ class Settings(BaseSettings):
         None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
     )
     api_keys_file: Path | None = Field(
-        None, description="Who may connect: lines `owner sha256-of-key`. `smolsessions keys owner OWNER` prints one."
+        None,
+        description="Who may connect: lines `owner sha256-of-key`, with claims as JSON if any. `smolsessions keys owner OWNER` prints one.",
     )
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: everybody is the owner `local`."

@@ -27,6 +27,7 @@ from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGES_FACTOR, MAX_STEPS
 from smolsessions.agents.values.images import RAW_TYPE, image_from_bytes
+from smolsessions.core.callers import DUMMY
 from smolsessions.core.documents import MEMORY_FORMAT
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
 from smolsessions.core.json_data import read_json
@@ -511,7 +512,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     imported = catalog.import_document(AgentName("scripted"), data, MAX_PIXELS)
     steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments
     assert catalog.export(AgentName("scripted"), steps, attachments, {}).images == data["images"]
-    session = catalog.build(AgentName("scripted"), steps, attachments, {})
+    session = catalog.build(AgentName("scripted"), DUMMY, steps, attachments, {})
     memory = vars(session)["_agent"].memory.steps
     assert len({id(image) for step in memory for image in step.task_images}) == 1
     session.close()

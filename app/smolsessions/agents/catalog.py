@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.factories import CheckedAgent, Factory
     from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.agent_ports import Session
+    from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
@@ -121,19 +122,27 @@ class Catalog:
         }
 
     def build(
-        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+        self,
+        name: AgentName,
+        caller: Caller,
+        steps: Sequence[bytes],
+        attachments: dict[str, bytes],
+        variables: dict[str, bytes],
     ) -> Session:
         """Build a live agent with these memory entries and variables."""
         agent = self._agent(name)
         overlay = _overlay(agent, steps, attachments)
+        made = self._new(agent, caller)
         return AgentSession(
-            self._new(agent),
+            made,
             overlay,
             variables,
             agent.carries,
             self._fork_client,
             policy=agent.info.policy,
             own_policies=agent.own_policies,
+            made_for=caller if agent.takes_caller else None,
+            fingerprint=agent.fingerprint_of(made) if agent.takes_caller else "",
         )
 
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
@@ -145,15 +154,15 @@ class Catalog:
         check_own_rules(policy, self._agent(name).own_policies, pointer)
 
     def messages(
-        self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
+        self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Return the model's next messages, and the steps that the policy (None: the agent's) leaves out."""
-        with self._preview(name, memory, policy) as preview:
+        with self._preview(caller, memory, policy) as preview:
             return preview[0].messages(summary_mode=summary_mode)
 
-    def preview_prune(self, name: AgentName, memory: Memory, policy: Policy | None) -> PrunePreview:
+    def preview_prune(self, caller: Caller, memory: Memory, policy: Policy | None) -> PrunePreview:
         """Return the steps that a prune of the memory would leave out."""
-        with self._preview(name, memory, policy) as (preview, overlay):
+        with self._preview(caller, memory, policy) as (preview, overlay):
             weighed = preview.weigh()
         at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
         left_out = {overlay.order[place] for place in weighed.left_out}
@@ -162,19 +171,19 @@ class Catalog:
 
     @contextmanager
     def _preview(
-        self, name: AgentName, memory: Memory, policy: Policy | None
+        self, caller: Caller, memory: Memory, policy: Policy | None
     ) -> Iterator[tuple[PromptPreview, Overlay]]:
-        checked = self._agent(name)
+        checked = self._agent(memory.agent)
         overlay = _overlay(checked, with_gaps(memory.steps), memory.attachments)
-        agent, policy = self._new(checked), checked.info.policy if policy is None else policy
+        agent, policy = self._new(checked, caller), checked.info.policy if policy is None else policy
         try:
             yield PromptPreview(agent, overlay.memory(), policy, checked.own_policies), overlay
         finally:
             clean_up(agent)
 
-    def _new(self, agent: CheckedAgent) -> MultiStepAgent:
+    def _new(self, agent: CheckedAgent, caller: Caller) -> MultiStepAgent:
         try:
-            return make_agent(agent.info.version.name, agent.factory)
+            return make_agent(agent.info.version.name, agent.factory, caller)
         except (Exception, SystemExit) as error:
             log.exception("the factory of agent %s failed", agent.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import inspect
 import json
 import re
 import sys
@@ -23,6 +24,7 @@ from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
+from smolsessions.core.callers import DUMMY
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion
 from smolsessions.options import factory_name, options_of
@@ -31,10 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smolsessions.agents.memory.policies import PolicyFunction
+    from smolsessions.core.callers import Caller
 
-    Factory = Callable[[], MultiStepAgent]
+    Factory = Callable[..., MultiStepAgent]
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
+CALLER = "caller"
 
 _ATTRIBUTES = "max_steps planning_interval additional_authorized_imports code_block_tags".split()
 _PREFIX = re.compile("^(make|create|build|get)_")
@@ -59,6 +63,13 @@ class CheckedAgent:
     own_policies: dict[str, PolicyFunction]
     import_targets: dict[str, ImportTarget]
     """The variables that it can import, by the paths of its agents."""
+    takes_caller: bool
+    unstable: frozenset[str]
+    """Parts that differ between two agents of the factory, which no fingerprint holds."""
+
+    def fingerprint_of(self, agent: MultiStepAgent) -> str:
+        """Return the fingerprint of an agent that the factory made for one caller."""
+        return _fingerprint(agent, self.unstable)
 
 
 def load_factories(spec: str) -> list[tuple[str, Factory]]:
@@ -72,12 +83,20 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
     return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
 
 
-def make_agent(name: str, factory: Factory) -> MultiStepAgent:
+def make_agent(name: str, factory: Factory, caller: Caller) -> MultiStepAgent:
     """Call a factory and add the tools that its agent requests of the service."""
-    agent = factory()
+    agent = factory(caller=caller) if takes_caller(factory) else factory()
     if isinstance(agent, MultiStepAgent):
         add_scratchpad(name, agent)
     return agent
+
+
+def takes_caller(factory: Factory) -> bool:
+    """Return whether a factory has a parameter named `caller`."""
+    try:
+        return CALLER in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable of C may have no signature
+        return False
 
 
 def check_factory(name: str, factory: Factory) -> CheckedAgent:
@@ -87,6 +106,7 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
         _refuse_shared_parts(name, one, other)
         check_options(name, one)
     carries = carried_classes(name, first)
+    unstable = _differing(first, second)
     own_policies = import_own_policies(name, first)
     info = AgentInfo(
         AgentVersion(AgentName(name), _kind(first), SMOLAGENTS),
@@ -94,14 +114,22 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
         tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer"),
         int(first.max_steps),
         code_runs_in(first),
-        _fingerprint(first, second),
+        _fingerprint(first, unstable),
         agent_policy(name, first, own_policies),
     )
     clean_up(first)
     clean_up(second)
     executors = frozenset(place for agent in _with_managed(first) if (place := code_runs_in(agent)))
     return CheckedAgent(
-        factory, info, carries, _preload(first, carries), executors, own_policies, import_targets(first)
+        factory,
+        info,
+        carries,
+        _preload(first, carries),
+        executors,
+        own_policies,
+        import_targets(first),
+        takes_caller(factory),
+        unstable,
     )
 
 
@@ -153,13 +181,13 @@ def _refuse_namesake(module_name: str) -> None:
 
 def _call(name: str, factory: Factory) -> MultiStepAgent:
     try:
-        agent = make_agent(name, factory)
+        agent = make_agent(name, factory, DUMMY)
     except StartError:
         raise
     except (Exception, SystemExit) as error:
         raise StartError(
             f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; mend it, or its "
-            "configuration; it is called without arguments"
+            "configuration; it is called without arguments, except `caller` if it has a parameter of that name"
         ) from error
     if not isinstance(agent, MultiStepAgent):
         raise StartError(
@@ -206,16 +234,21 @@ def _kind(agent: MultiStepAgent) -> str:
     return next(kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith("smolagents"))
 
 
-def _fingerprint(first: MultiStepAgent, second: MultiStepAgent) -> str:
+def _differing(first: MultiStepAgent, second: MultiStepAgent) -> frozenset[str]:
+    """Return the names of the parts that differ between two agents of one factory."""
+    parts, others = _parts(first), _parts(second)
+    return frozenset(name for name, part in parts.items() if others.get(name) != part)
+
+
+def _fingerprint(agent: MultiStepAgent, unstable: frozenset[str]) -> str:
     """Hash prompts, tools and options: only an equal agent may replay a turn.
 
-    Dates are left out, and parts that differ between two agents of one factory. The option `fingerprint` replaces it.
+    Dates and `unstable` parts are left out. The option `fingerprint` replaces it.
     """
-    own = options_of(first).fingerprint
+    own = options_of(agent).fingerprint
     if own is not None:
         return hashlib.sha256(own.encode()).hexdigest()[:16]
-    parts, others = _parts(first), _parts(second)
-    same = {name: part for name, part in parts.items() if others.get(name) == part}
+    same = {name: part for name, part in _parts(agent).items() if name not in unstable}
     text = json.dumps([SMOLAGENTS, same], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

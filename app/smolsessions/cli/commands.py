@@ -17,6 +17,7 @@ from smolsessions.cli.flags import read_files, with_settings
 from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, end_with_stdin, run
+from smolsessions.core.callers import claims_text, parse_claims
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
 from smolsessions.settings import Settings, settings_table
@@ -117,12 +118,23 @@ def seal() -> None:
 
 
 @keys.command()
-def owner(name: Annotated[str, typer.Argument(metavar="OWNER", help="Letters, digits, and . _ - @")]) -> None:
+def owner(
+    name: Annotated[str, typer.Argument(metavar="OWNER", help="Letters, digits, and . _ - @")],
+    claims: Annotated[
+        str, typer.Option(metavar="JSON", help='Claims for agents and tools, as {"plan": "pro"}. At most 4 KiB.')
+    ] = "",
+) -> None:
     """Make an API key for an owner: a line for SMOLSESSIONS_API_KEYS_FILE, and the key itself."""
     if not re.fullmatch(r"[A-Za-z0-9._@-]{1,64}", name):
         raise StartError("an owner is 1 to 64 letters, digits, and . _ - @")
+    column = ""
+    if claims:
+        try:
+            column = f" {claims_text(parse_claims(claims))}"
+        except ValueError as error:
+            raise StartError(f"--claims: {error}") from error
     key = secrets.token_urlsafe(32)
-    typer.echo(f"{name} {hashlib.sha256(key.encode()).hexdigest()}")
+    typer.echo(f"{name} {hashlib.sha256(key.encode()).hexdigest()}{column}")
     typer.echo(
         f"Standard output belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}", err=True
     )

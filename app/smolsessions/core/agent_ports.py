@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
@@ -59,11 +60,16 @@ class Session(Protocol):
     held_bytes: int
     """Size of the images and variables that it holds between turns."""
 
+    def serves(self, caller: Caller) -> bool:
+        """Return whether the agent is as its factory would make it for this caller."""
+
     def run_turn(
         self,
         turn: Turn,
         turn_input: TurnInput,
+        caller: Caller,
         bridge: EventBridge,
+        *,
         replay: ReplayState | None = None,
         policy: Policy | None = None,
     ) -> Outcome:
@@ -93,7 +99,12 @@ class AgentCatalog(Protocol):
         """Return the confinement of each agent's code. It may wait for processes to start."""
 
     def build(
-        self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
+        self,
+        name: AgentName,
+        caller: Caller,
+        steps: Sequence[bytes],
+        attachments: dict[str, bytes],
+        variables: dict[str, bytes],
     ) -> Session:
         """Create a session with this memory and these variables. Empty bytes are a step that is not in memory."""
 
@@ -107,11 +118,11 @@ class AgentCatalog(Protocol):
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
 
     def messages(
-        self, name: AgentName, memory: Memory, policy: Policy | None, *, summary_mode: bool
+        self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Return the model's next messages, and the part that the policy (None: the agent's) leaves out."""
 
-    def preview_prune(self, name: AgentName, memory: Memory, policy: Policy | None) -> PrunePreview:
+    def preview_prune(self, caller: Caller, memory: Memory, policy: Policy | None) -> PrunePreview:
         """Return the effect of a prune. Raises `InvalidRequestError` if no policy bounds the memory."""
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded, merge
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         AgentInfo,
         Conversation,
         LeftOut,
+        Memory,
         Order,
         Owner,
         PrunePreview,
@@ -118,15 +120,21 @@ class Conversations:
         """Return the media type and the bytes of a step's image."""
         return await asyncio.to_thread(self._agents.image_file, await self.store.image(ref, name))
 
-    async def messages(self, ref: Ref, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Return the model's next messages without the next task, and the part that the policy leaves out."""
+    async def messages(
+        self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool
+    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+        """Return the model's next messages without the next task, and the part that the policy leaves out.
+
+        They are those of a caller with these claims.
+        """
         memory = await self.history.memory(ref, may_run=True)
+        caller = _caller(ref, claims, memory)
         return await asyncio.to_thread(
-            lambda: self._agents.messages(memory.agent, memory, memory.terms.policy, summary_mode=summary_mode)
+            lambda: self._agents.messages(caller, memory, memory.terms.policy, summary_mode=summary_mode)
         )
 
     async def prune(
-        self, ref: Ref, policy: Policy | None, *, dry_run: bool, destroy: bool
+        self, ref: Ref, claims: Mapping[str, Any], policy: Policy | None, *, dry_run: bool, destroy: bool
     ) -> tuple[PrunePreview, int, Conversation | None]:
         """Archive the steps that a policy (None: the conversation's) leaves out, or destroy them and all archived ones.
 
@@ -137,7 +145,7 @@ class Conversations:
             wanted = memory.terms.policy if policy is None else policy
             if policy is not None:
                 self._agents.check_policy(memory.agent, policy, "/policy")
-            weighed = await asyncio.to_thread(self._agents.preview_prune, memory.agent, memory, wanted)
+            weighed = await asyncio.to_thread(self._agents.preview_prune, _caller(ref, claims, memory), memory, wanted)
             count, places = len(weighed.left_out), [memory.steps[at].index for at in weighed.left_out + weighed.edits]
             if dry_run:
                 more = (await self.store.conversation(ref)).archived_steps if destroy else 0
@@ -188,6 +196,10 @@ class Conversations:
         bounded(draft.metadata)
         if draft.policy is not None:
             self._agents.check_policy(agent, draft.policy, "/policy")
+
+
+def _caller(ref: Ref, claims: Mapping[str, Any], memory: Memory) -> Caller:
+    return Caller(ref.owner, ref.id, claims, lambda: memory.metadata)
 
 
 def _about(step: StoredStep) -> dict[str, Any]:

@@ -210,6 +210,14 @@ class Failure:
     retryable: bool = False
 
 
+AGENT_CHANGED = Failure(
+    "agent_changed",
+    "The process that played this turn ended, and the agent is another one now: its prompts, tools or options were "
+    "changed. The turn ends with its finished steps.",
+    retryable=True,
+)
+
+
 @record
 class ToolCall:
     """Tool call of a turn. `arguments` is JSON. `ok` is true if the tool returned.
@@ -356,9 +364,10 @@ class Turn:
 
 @record
 class TurnInput:
-    """Input of a turn that its record does not repeat: images as files."""
+    """Input of a turn that its record does not repeat: images as files, and the claims of its caller."""
 
     images: tuple[bytes, ...] = ()
+    claims: dict[str, Any] = field(default_factory=dict)
 
 
 @record
@@ -475,6 +484,7 @@ class Memory:
     """Memory of a conversation between turns. A change with `version` fails if the memory has changed since."""
 
     agent: AgentName
+    metadata: dict[str, Any]
     terms: Terms
     version: Version
     steps: tuple[StoredStep, ...]

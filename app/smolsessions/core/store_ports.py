@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from smolsessions.core.callers import Caller
     from smolsessions.core.events import Event, Logged, ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
@@ -173,6 +174,8 @@ class Lease(Protocol):
 
     turn: Turn
     turn_input: TurnInput
+    caller: Caller
+    """Caller of the turn. The metadata are those at the claim."""
     attempt: int
     version: bytes
     """Version of the conversation's steps. A warm session of this version needs no loading."""

@@ -141,20 +141,22 @@ def decode_head(data: bytes) -> Head:
 
 
 def encode_input(turn_input: TurnInput) -> bytes:
-    if not turn_input.images:
+    if not turn_input.images and not turn_input.claims:
         return _NO_INPUT
-    return to_json({"sizes": [len(image) for image in turn_input.images]}) + b"\n" + b"".join(turn_input.images)
+    header = {"sizes": [len(image) for image in turn_input.images], "claims": turn_input.claims}
+    return to_json(header) + b"\n" + b"".join(turn_input.images)
 
 
 def decode_input(data: bytes) -> TurnInput:
     if data == _NO_INPUT:
         return TurnInput()
     line, _, rest = data.partition(b"\n")
+    header: dict[str, Any] = from_json(line)
     images, start = [], 0
-    for size in from_json(line)["sizes"]:
+    for size in header["sizes"]:
         images.append(rest[start : start + size])
         start += size
-    return TurnInput(tuple(images))
+    return TurnInput(tuple(images), header.get("claims", {}))
 
 
 def encode_step(step: PackedStep) -> bytes:
@@ -216,6 +218,11 @@ def decode_conversation(data: bytes, agent: bytes | None) -> SealedFields:
     if fields["agent"].encode() != agent:
         raise SealBrokenError
     return SealedFields(AgentName(fields["agent"]), fields["metadata"], fields.get("title"), "terms" in fields)
+
+
+def decode_metadata(data: bytes) -> dict[str, Any]:
+    metadata: dict[str, Any] = from_json(data)["metadata"]
+    return metadata
 
 
 def encode_terms(terms: Terms) -> bytes:

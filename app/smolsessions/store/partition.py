@@ -7,7 +7,7 @@ import time
 import zlib
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
@@ -178,3 +178,14 @@ class Partitions:
 
     def __len__(self) -> int:
         return len(self._partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedMetadata:
+    """Metadata of a conversation, opened when they are called for. Equal if the conversation's record is the same."""
+
+    blob: bytes
+    scope: Scope = field(compare=False)
+
+    def __call__(self) -> dict[str, Any]:
+        return codec.decode_metadata(self.scope.open(self.blob, "conversation"))

@@ -7,8 +7,9 @@ import hashlib
 import logging
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError, UnauthorizedError
 from smolsessions.core.files import check_private, open_to_all
 from smolsessions.core.records import Owner
@@ -21,9 +22,19 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
 LOCAL = Owner("local")
-_KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})")
+_KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
 _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+
+
+class Identity(NamedTuple):
+    """Owner and claims of an API key."""
+
+    owner: Owner
+    claims: dict[str, Any]
+
+
+WITHOUT_KEY = Identity(LOCAL, {})
 
 
 class Authenticator:
@@ -43,8 +54,8 @@ class Authenticator:
         self._path = path
         self.loopback = loopback
         self._read_at: tuple[int, ...] | None = None
-        self._owners: Mapping[bytes, Owner] = {}
-        self._checked: Mapping[bytes, Owner] = {}  # keys at the last check of the streams
+        self._identities: Mapping[bytes, Identity] = {}
+        self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
         if path:
@@ -59,17 +70,21 @@ class Authenticator:
 
     def owner(self, authorization: str | None) -> Owner:
         """Return the owner of the key. Raises `UnauthorizedError`."""
+        return self.identify(authorization).owner
+
+    def identify(self, authorization: str | None) -> Identity:
+        """Return owner and claims of the key. Raises `UnauthorizedError`."""
         if not self._path:
-            return LOCAL
+            return WITHOUT_KEY
         self._refresh(self._path)
         match = _BEARER.fullmatch(authorization or "")
         if not match:
             raise UnauthorizedError
         # The lookup compares digests, so that its duration reveals nothing about a key.
-        owner = self._owners.get(hashlib.sha256(match[1].encode()).digest())
-        if owner is None:
+        identity = self._identities.get(hashlib.sha256(match[1].encode()).digest())
+        if identity is None:
             raise UnauthorizedError("This API key is not known here.")
-        return owner
+        return identity
 
     @contextmanager
     def watch_key(self, authorization: str | None, owner: Owner, end: Callable[[], None]) -> Iterator[None]:
@@ -94,9 +109,9 @@ class Authenticator:
             asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_streams) if self._streams else None
         )
         self._refresh(self._path)
-        if self._owners is self._checked:
+        if self._identities is self._checked:
             return
-        self._checked = self._owners
+        self._checked = self._identities
         for authorization, owner, end in list(self._streams):
             if not self._is_valid(authorization, owner):
                 end()
@@ -112,11 +127,11 @@ class Authenticator:
             found = path.stat()
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             if changed_at != self._read_at:
-                self._owners = _read(path)
+                self._identities = _read(path)
                 if self._read_at and open_to_all(found):
                     log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
                 self._read_at = changed_at
-                if not self._owners:
+                if not self._identities:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
         except (OSError, UnicodeDecodeError, StartError) as error:
             if self._read_at is None:
@@ -125,13 +140,20 @@ class Authenticator:
             log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
 
 
-def _read(path: Path) -> dict[bytes, Owner]:
-    owners = {}
+def _read(path: Path) -> dict[bytes, Identity]:
+    identities = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _KEY_LINE.fullmatch(line.strip())
         if not match:
-            raise StartError(f"line {number} is not `owner sha256-of-key`; `smolsessions keys owner OWNER` makes one")
-        owners[bytes.fromhex(match[2])] = Owner(match[1])
-    return owners
+            raise StartError(
+                f"line {number} is not `owner sha256-of-key`, or these with claims; `smolsessions keys owner OWNER` "
+                "makes one"
+            )
+        try:
+            claims = parse_claims(match[3]) if match[3] else {}
+        except ValueError as error:
+            raise StartError(f"line {number}: {error}") from error
+        identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims)
+    return identities

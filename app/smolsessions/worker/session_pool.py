@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smolsessions.core.agent_ports import Session
+    from smolsessions.core.callers import Caller
     from smolsessions.core.records import Ref
 
 
@@ -28,12 +29,15 @@ class SessionPool:
     def __len__(self) -> int:
         return len(self._warm)
 
-    def acquire(self, ref: Ref, version: bytes) -> Session | None:
-        """Return the session of this version, or None. One of another version is closed: another process wrote."""
+    def acquire(self, ref: Ref, version: bytes, caller: Caller) -> Session | None:
+        """Return the session of this version, or None.
+
+        One of another version is closed, as another process wrote. So is one that its factory made for another caller.
+        """
         if ref not in self._warm:
             return None
         session, known = self._take(ref)
-        if known == version:
+        if known == version and session.serves(caller):
             return session
         session.close()
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
-from smolsessions.core.records import MAX_CRASHES, Failure, Outcome
+from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
     f"The process that played this turn ended {MAX_CRASHES} times before the turn got any further; it is given up, "
     "with its finished steps."
-)
-CHANGED_SENTENCE = (
-    "The process that played this turn ended, and the agent is another one now: its prompts, tools or options were "
-    "changed. The turn ends with its finished steps."
 )
 
 
@@ -261,7 +257,7 @@ class Worker:
     async def _attempt(self, run: _Run) -> Outcome:
         lease, turn = run.lease, run.lease.turn
         lease.check_readable()
-        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version)
+        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version, lease.caller)
         # A crash ends the warm sessions of its process too, so the next attempt counts from its first moment.
         run.bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
         if lease.attempt > 1:
@@ -279,7 +275,7 @@ class Worker:
             return Failure("crashed_repeatedly", CRASHED_SENTENCE)
         info = self._agents.infos.get(lease.turn.agent.name)
         if lease.attempt > 1 and info and info.fingerprint != lease.fingerprint:
-            return Failure("agent_changed", CHANGED_SENTENCE, retryable=True)
+            return AGENT_CHANGED
         return None
 
     def _with_earlier(self, outcome: Outcome, replay: ReplayState | None) -> Outcome:
@@ -297,7 +293,7 @@ class Worker:
         steps, attachments = await lease.steps()
         variables = await lease.variables()
         run.session = await self._run_in_thread(
-            run.bridge, lambda: self._agents.build(turn.agent.name, steps, attachments, variables), _close
+            run.bridge, lambda: self._agents.build(turn.agent.name, lease.caller, steps, attachments, variables), _close
         )
 
     async def _run_session(self, run: _Run, session: Session) -> Outcome:
@@ -306,7 +302,9 @@ class Worker:
 
         def run_turn() -> Outcome:
             try:
-                return session.run_turn(lease.turn, lease.turn_input, bridge, run.replay, lease.policy)
+                return session.run_turn(
+                    lease.turn, lease.turn_input, lease.caller, bridge, replay=run.replay, policy=lease.policy
+                )
             finally:
                 bridge.run_has_ended = True
 

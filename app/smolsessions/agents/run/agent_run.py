@@ -17,6 +17,7 @@ from smolsessions.agents.run.recorder import digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import flat_form, json_form, truncate_json, truncated, utf8_text
+from smolsessions.caller import CALLER
 from smolsessions.core.events import StepError, StepFinished, StepStarted, ToolCalled, ToolReturned, Where
 from smolsessions.core.records import ToolCall, Usage
 
@@ -67,9 +68,11 @@ class AgentRun:
         """Run a tool call or a check. The model calls of this thread are numbered within it."""
         thread = threading.get_ident()
         self._inside[thread] = [place, 0]
+        token = CALLER.set(self.recorder.caller)
         try:
             return act()
         finally:
+            CALLER.reset(token)
             self._inside.pop(thread, None)
 
     def expect_calls(self, calls: Collection[tuple[str, Any]]) -> None:

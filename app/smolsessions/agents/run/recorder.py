@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from smolagents.monitoring import TokenUsage
 
     from smolsessions.core.agent_ports import EventBridge
+    from smolsessions.core.callers import Caller
     from smolsessions.core.events import Event, ReplayState, StepEvent, Where
     from smolsessions.core.records import ToolCall
 
@@ -44,9 +45,10 @@ MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
 class Recorder:
     """Record of one turn, shared by all its agents. For any thread."""
 
-    def __init__(self, bridge: EventBridge, attempt: int, replay: ReplayState | None = None) -> None:
+    def __init__(self, bridge: EventBridge, attempt: int, caller: Caller, replay: ReplayState | None = None) -> None:
         """`replay` holds the effects and events of earlier attempts, which are not repeated."""
         self.attempt = attempt
+        self.caller = caller
         self.journal = Journal(bridge, replay)
         self.is_replay = replay is not None
         self._filter = ReplayFilter(replay.events) if replay else None

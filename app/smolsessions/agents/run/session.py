@@ -29,8 +29,9 @@ from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import drop_pixels, image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
+from smolsessions.caller import CALLER
 from smolsessions.core.policies import policy_data, policy_of
-from smolsessions.core.records import Failure, Outcome
+from smolsessions.core.records import AGENT_CHANGED, Failure, Outcome
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.recorder import Journal
     from smolsessions.agents.sandbox.fork_client import ForkClient
     from smolsessions.core.agent_ports import EventBridge
+    from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import PackedStep, RunState, Turn, TurnInput
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
 POLICY = "policy"
+FINGERPRINT = "fingerprint"
 _WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
 """Items of a run that come before the end of their step in smolagents' own loop."""
 ARGUMENTS = """
@@ -76,8 +79,15 @@ class AgentSession:
         *,
         policy: Policy = (),
         own_policies: dict[str, PolicyFunction] | None = None,
+        made_for: Caller | None = None,
+        fingerprint: str = "",
     ) -> None:
-        """`policy` is the agent's own memory policy, `own_policies` its functions by import string."""
+        """`policy` is the agent's own memory policy, `own_policies` its functions by import string.
+
+        `made_for` and `fingerprint` are set if the factory took the caller.
+        """
+        self._made_for = made_for
+        self._fingerprint = fingerprint.encode()
         self._agent = agent
         agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
         self._prompt_builder = patch_agent(agent, own_policies or {})
@@ -99,25 +109,34 @@ class AgentSession:
         self._writer: StepWriter | None = None
         self.held_bytes = 0
 
+    def serves(self, caller: Caller) -> bool:
+        return self._made_for is None or self._made_for == caller
+
     def run_turn(
         self,
         turn: Turn,
         turn_input: TurnInput,
+        caller: Caller,
         bridge: EventBridge,
+        *,
         replay: ReplayState | None = None,
         policy: Policy | None = None,
     ) -> Outcome:
-        recorder = Recorder(bridge, turn.attempts, replay)
+        recorder = Recorder(bridge, turn.attempts, caller, replay)
         self._set_policy(self._policy if policy is None else policy, recorder.journal, replay)
+        if self._fingerprint and recorder.journal.once(FINGERPRINT, lambda: self._fingerprint) != self._fingerprint:
+            return Outcome("failed", error=AGENT_CHANGED)
         if replay and self._scratchpad:
             self._scratchpad.expect(replay.effects)
         agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
         proxy_tools(self._root)
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
+        token = CALLER.set(caller)  # for models, callbacks and instructions
         try:
             outcome = self._run(turn, turn_input, recorder.journal, writer)
         finally:
+            CALLER.reset(token)
             writer.close()
             agent_run.before_model_call = lambda: None  # without this cycle, run and writer are freed at once
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over

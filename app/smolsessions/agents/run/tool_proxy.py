@@ -15,6 +15,7 @@ from smolagents.memory import FinalAnswerStep
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.sandbox.guard import tool_stub
+from smolsessions.caller import CALLER
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,11 @@ class AgentProxy(Proxy):
             try:
                 path = f"{agent_run.path}/{self._real.name}"
                 inner.agent_run = AgentRun(agent_run.recorder, path, call.record.call_id)
-                call.result = run(*args, **kwargs)
+                token = CALLER.set(agent_run.recorder.caller)
+                try:
+                    call.result = run(*args, **kwargs)
+                finally:
+                    CALLER.reset(token)
             finally:
                 inner.agent_run = None
                 inner.busy.release()

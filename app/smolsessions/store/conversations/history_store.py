@@ -302,7 +302,14 @@ async def _memory(snapshot: _Snapshot) -> Memory:
     head = snapshot.head
     steps = await load_steps(snapshot.scope, head, head.shown_from, without=head.out)
     images = await load_images(snapshot.scope, [step.attachments for step in steps])
-    return Memory(snapshot.conversation.agent, snapshot.terms, snapshot.version, tuple(steps), images)
+    return Memory(
+        snapshot.conversation.agent,
+        snapshot.conversation.metadata,
+        snapshot.terms,
+        snapshot.version,
+        tuple(steps),
+        images,
+    )
 
 
 async def _earlier(snapshot: _Snapshot, turn: int) -> Head:

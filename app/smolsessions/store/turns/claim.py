@@ -51,6 +51,8 @@ class ClaimReply(NamedTuple):
     fingerprint: bytes
     terms: bytes
     flaw: bytes
+    conversation: bytes
+    """Sealed record of the conversation, with its metadata."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Claim:
 
 def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int, fields: list[Any]) -> ClaimReply:
     """Return the claim of a turn that was claimed as it was submitted, from the fields of submit.lua's reply."""
-    fence, generation, head, stored_steps, chunk_list, terms = fields
+    fence, generation, head, stored_steps, chunk_list, terms, conversation = fields
     return ClaimReply(
         scope.name.encode(),
         str(turn.number).encode(),
@@ -90,6 +92,7 @@ def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int,
         fingerprint=fingerprint.encode(),
         terms=terms,
         flaw=b"",
+        conversation=conversation,
     )
 
 

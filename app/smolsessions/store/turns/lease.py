@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
 
+from smolsessions.core.callers import NO_CLAIMS, Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import changed
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE
+from smolsessions.store.partition import SealedMetadata
 from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.seal import tag_of
 from smolsessions.store.turns.claim import StopRequest
@@ -105,8 +107,9 @@ class HeldLease:
         reply = claim.reply
         self.turn = claim.turn
         self.attempt = reply.attempt
-        self.fence = reply.fence.decode()
         self.turn_input = claim.turn_input
+        metadata = SealedMetadata(reply.conversation, scope)
+        self.caller = Caller(claim.turn.ref.owner, claim.turn.ref.id, claim.turn_input.claims or NO_CLAIMS, metadata)
         self.version = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
@@ -127,7 +130,7 @@ class HeldLease:
         self._target: dict[str, Argument] = {
             "ref": scope.name,
             "turn": self.turn.number,
-            "fence": self.fence,
+            "fence": reply.fence.decode(),
             "generation": claim.head.generation,
             "own_channel": scope.partition.channel,
         }
@@ -137,6 +140,10 @@ class HeldLease:
         self._held_until = 0.0
         if reply.stop_flag:
             self.cancel(reply.stop_flag)
+
+    @property
+    def fence(self) -> str:
+        return str(self._target["fence"])
 
     @property
     def watched(self) -> bool:

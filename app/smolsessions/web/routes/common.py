@@ -77,7 +77,13 @@ async def owner_of(request: Request, _described: Annotated[object, Depends(_bear
     return authenticator.owner(request.headers.get("authorization"))
 
 
+async def claims_of(request: Request) -> dict[str, Any]:
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator.identify(request.headers.get("authorization")).claims
+
+
 CallerOwner = Annotated[Owner, Depends(owner_of)]
+CallerClaims = Annotated[dict[str, Any], Depends(claims_of)]
 
 
 def location_of(turn: Turn) -> str:

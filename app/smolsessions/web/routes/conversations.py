@@ -26,7 +26,16 @@ from smolsessions.core.records import (
 from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.links import link
 from smolsessions.web.problems import WRITE, responses
-from smolsessions.web.routes.common import Ascending, CallerOwner, Cursor, Limit, PathId, StrictRoute, answer
+from smolsessions.web.routes.common import (
+    Ascending,
+    CallerClaims,
+    CallerOwner,
+    Cursor,
+    Limit,
+    PathId,
+    StrictRoute,
+    answer,
+)
 from smolsessions.web.views import (
     agent_view,
     conversation_view,
@@ -204,22 +213,25 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         return _created(made)
 
     @router.get(f"{AT}/messages", responses=responses(Messages, 404, 422))
-    async def get_messages(owner: CallerOwner, conversation_id: PathId, summary_mode: Summary = False) -> Response:
+    async def get_messages(
+        owner: CallerOwner, claims: CallerClaims, conversation_id: PathId, summary_mode: Summary = False
+    ) -> Response:
         """Return the model's next prompt without the next task, with the memory policy applied."""
-        found, left_out = await conversations.messages(Ref(owner, conversation_id), summary_mode=summary_mode)
+        found, left_out = await conversations.messages(Ref(owner, conversation_id), claims, summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
         return answer({"messages": views, "left_out": left_out})
 
     @router.post(f"{AT}/prune", responses=responses(PruneResult, *WRITE))
     async def prune_conversation(
         owner: CallerOwner,
+        claims: CallerClaims,
         conversation_id: PathId,
         body: Annotated[PruneRequest | None, Body()] = None,
     ) -> Response:
         """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
         request = body or PruneRequest()
         weighed, count, conversation = await conversations.prune(
-            Ref(owner, conversation_id), request.policy, dry_run=request.dry_run, destroy=request.destroy
+            Ref(owner, conversation_id), claims, request.policy, dry_run=request.dry_run, destroy=request.destroy
         )
         return answer(prune_view(weighed, count, conversation, destroyed=request.destroy))
 

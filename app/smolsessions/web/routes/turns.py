@@ -123,7 +123,7 @@ class NewTurns:
         if scope["app"].state.draining:
             raise ShuttingDownError
         owner, internal = Owner(scope["owner"]), body.include_internal_tools
-        new = await _new_turn(body, idempotency_key, self._limits)
+        new = await _new_turn(body, scope["claims"], idempotency_key, self._limits)
         if wants_stream(accept):
             subscription = await self._turns.submit(owner, new)
             return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect)
@@ -257,7 +257,7 @@ def _text(header: bytes | None) -> str | None:
     return None if header is None else header.decode("latin-1")
 
 
-async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limits) -> NewTurn:
+async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: str | None, limits: Limits) -> NewTurn:
     """Check the bounds that are settings, and decode the images."""
     if not body.message.strip():
         raise InvalidRequestError.at("/message", "is empty; say something")
@@ -273,7 +273,7 @@ async def _new_turn(body: TurnRequest, idempotency_key: str | None, limits: Limi
         conversation_id=body.conversation_id,
         agent=body.agent,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy),
-        turn_input=TurnInput(data),
+        turn_input=TurnInput(data, claims),
         images=images,
         additional_args=body.additional_args,
         metadata=body.metadata,

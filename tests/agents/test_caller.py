@@ -1,0 +1,225 @@
+"""Callers: agents and tools learn from the service on whose behalf they work, and from nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import smolsessions
+from smolsessions import Caller
+from tests.support.owners import ADA, BOB, owner_line, request_as
+from tests.support.refusals import sentence_of
+from tests.support.service import ROOT, Service, run, write_private
+from tests.support.tenants import AGENTS
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PRO, FREE = {"plan": "pro", "seats": [1, {"two": 2}]}, {"plan": "free"}
+ASK = {"call": [["whose", {}]]}
+
+
+def keys_file(folder: Path, *, ada: dict[str, Any] = PRO) -> str:
+    lines = [f"{owner_line('ada', ADA).strip()} {json.dumps(ada)}\n", f"{owner_line('bob', BOB).strip()} {FREE}\n"]
+    return str(write_private(folder / "keys", "".join(lines).replace("'", '"')))
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("tenants")
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(folder)}
+    with Service(folder, settings) as running:
+        yield running
+
+
+def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tenant", **body: Any) -> dict[str, Any]:
+    body = {"agent": agent, "message": json.dumps(script)} | body
+    response = request_as(service, key, "POST", "/turn", body)
+    assert response.status_code == 200, response.text
+    turn: dict[str, Any] = response.json()
+    assert turn["status"] == "finished", turn
+    return turn
+
+
+def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
+    path = f"/conversations/{turn['conversation_id']}/steps?limit=100&type=action"
+    items = request_as(service, key, "GET", path).json()["items"]
+    return [str(step["observations"]) for step in items]
+
+
+def told(turn: dict[str, Any], owner: str, claims: dict[str, Any], **metadata: Any) -> str:
+    return json.dumps([owner, turn["conversation_id"], claims, metadata], sort_keys=True)
+
+
+@pytest.mark.parametrize("agent", ["tenant", "plain"])
+def test_a_tool_knows_owner_conversation_claims_and_metadata(tenants: Service, agent: str) -> None:
+    for key, owner, claims in ((ADA, "ada", PRO), (BOB, "bob", FREE)):
+        turn = play(tenants, key, ASK, DONE, agent=agent, metadata={"team": owner})
+        assert told(turn, owner, claims, team=owner) in observed(tenants, key, turn)[0]
+
+
+def test_parallel_calls_each_have_the_caller(tenants: Service) -> None:
+    calls = {"call": [["whose", {"pause_s": 0.05}]] * 5}
+    turn = play(tenants, ADA, calls, DONE)
+    assert observed(tenants, ADA, turn)[0].count(told(turn, "ada", PRO)) == 5
+
+
+def test_a_managed_agents_tools_have_the_caller(tenants: Service) -> None:
+    inner = json.dumps([ASK, {"say": "told"}])
+    turn = play(tenants, BOB, {"call": [["helper", {"task": inner}]]}, DONE, agent="lead")
+    events = request_as(
+        tenants, BOB, "GET", f"/conversations/{turn['conversation_id']}/turns/1/events", include_internal_tools="1"
+    ).text
+    assert json.dumps(told(turn, "bob", FREE))[1:-1] in events
+
+
+@pytest.mark.parametrize("agent", ["coder", "threaded"])
+def test_tools_called_from_code_have_the_caller(tenants: Service, agent: str) -> None:
+    turn = play(tenants, ADA, {"code": "print(whose())"}, {"code": "final_answer(whose())"}, agent=agent)
+    assert turn["reply"] == told(turn, "ada", PRO)
+    assert told(turn, "ada", PRO) in observed(tenants, ADA, turn)[0]
+
+
+def test_arguments_of_the_request_do_not_change_the_caller(tenants: Service) -> None:
+    lie = {"caller": {"owner": "ada"}, "claims": PRO, "owner": "ada"}
+    turn = play(tenants, BOB, ASK, DONE, additional_args=lie)
+    assert told(turn, "bob", FREE) in observed(tenants, BOB, turn)[0]
+
+
+def test_claims_are_neither_in_a_prompt_nor_in_an_answer(tenants: Service) -> None:
+    turn = play(tenants, ADA, DONE, agent="plain")
+    base = f"/conversations/{turn['conversation_id']}"
+    for path in ("/messages", "/turns/1", "", "/steps", "/export", "/turns/1/events"):
+        assert "seats" not in request_as(tenants, ADA, "GET", base + path).text
+
+
+def test_a_factory_makes_the_agent_of_its_caller(tenants: Service) -> None:
+    gold = {"call": [["gold", {}]]}
+    assert "gold" in observed(tenants, ADA, play(tenants, ADA, gold, DONE))[0]
+    turn = play(tenants, BOB, gold, DONE)
+    assert "gold" not in request_as(tenants, BOB, "GET", f"/conversations/{turn['conversation_id']}").text
+    [step] = request_as(tenants, BOB, "GET", f"/conversations/{turn['conversation_id']}/steps?type=action").json()[
+        "items"
+    ][:1]
+    assert "Unknown tool gold" in json.dumps(step)
+
+
+def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> None:
+    turn = play(tenants, ADA, DONE, metadata={"team": "red"})
+    path = f"/conversations/{turn['conversation_id']}/messages"
+    assert "Plan pro of ada, team red." in request_as(tenants, ADA, "GET", path).text
+    request_as(tenants, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "blue"}})
+    assert "Plan pro of ada, team blue." in request_as(tenants, ADA, "GET", path).text
+
+
+def number_of(service: Service, turn: dict[str, Any]) -> str:
+    return observed(service, ADA, turn)[-2].split()[-1]
+
+
+def test_an_agent_stays_warm_for_an_equal_caller_alone(tmp_path: Path) -> None:
+    made = {"call": [["made", {}]]}
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path)}
+    with Service(tmp_path / "service", settings) as service:
+        turn = play(service, ADA, made, DONE)
+        where = {"conversation_id": turn["conversation_id"]}
+        first = number_of(service, turn)
+        play(service, ADA, made, DONE, **where)
+        assert number_of(service, turn) == first
+        keys_file(tmp_path, ada=PRO | {"seats": [2]})
+        asked = play(service, ADA, made, ASK, DONE, **where)
+        assert told(asked, "ada", PRO | {"seats": [2]}) in observed(service, ADA, turn)[-2]
+        third = observed(service, ADA, turn)[-3].split()[-1]
+        assert third != first
+        request_as(service, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "red"}})
+        play(service, ADA, made, DONE, **where)
+        assert number_of(service, turn) not in {first, third}
+
+
+def killed_in_a_tool(service: Service, folder: Path, agent: str) -> dict[str, Any]:
+    """Play a turn of Ada's until it is inside a tool, and kill its process."""
+    gate = folder / "gate"
+    service.start()
+    service.client.headers["Authorization"] = f"Bearer {ADA}"
+    turn = submit_turn(service, {"call": [["block", {"path": str(gate)}]]}, ASK, DONE, agent=agent)
+    wait_until((folder / "gate.started").exists)
+    service.kill()
+    return turn
+
+
+def test_a_takeover_runs_with_the_claims_of_the_turn(tmp_path: Path) -> None:
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path)}
+    service = Service(tmp_path / "service", settings)
+    turn = killed_in_a_tool(service, tmp_path, "tenant")
+    keys_file(tmp_path, ada={"plan": "none"})
+    with service:
+        service.client.headers["Authorization"] = f"Bearer {ADA}"
+        ended = wait_for_end(service, turn)
+        assert (ended["status"], ended["attempts"]) == ("finished", 2)
+        assert all(told(turn, "ada", PRO) in seen for seen in observed(service, ADA, turn)[:2])
+
+
+def test_a_takeover_with_another_agent_for_this_caller_replays_nothing(tmp_path: Path) -> None:
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path), "DRAIN_S": "1"}
+    service = Service(tmp_path / "service", settings)
+    turn = killed_in_a_tool(service, tmp_path, "fickle")
+    service.environment["TENANT_INSTRUCTIONS"] = "Be long."  # the agent of the check at start is as it was
+    with service:
+        service.client.headers["Authorization"] = f"Bearer {ADA}"
+        ended = wait_for_end(service, turn)
+        assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "agent_changed", 2)
+
+
+BAD = {
+    "a list": ("[1]", "no JSON object"),
+    "a word": ("pro", "no JSON object"),
+    "half an object": ('{"plan": ', "no JSON object"),
+    "a member twice": ('{"a": 1, "a": 2}', "no JSON object"),
+    "no number": ('{"a": NaN}', "no JSON object"),
+    "too long": (json.dumps({"a": "x" * 4096}), "longer than 4096 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_keys_file_with_wrong_claims_is_refused(tmp_path: Path, case: str) -> None:
+    column, why = BAD[case]
+    keys = write_private(tmp_path / "keys", f"{owner_line('ada', ADA).strip()} {column}\n")
+    sentence = sentence_of(run(tmp_path / "service", {"API_KEYS_FILE": str(keys)}, cwd=ROOT))
+    assert "line 1: its claims are" in sentence
+    assert why in sentence
+
+
+def test_a_factory_with_another_required_parameter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("def make(caller, plan): ...\n")
+    sentence = sentence_of(run(tmp_path / "service", {"AGENTS": "theirs=theirs:make"}, cwd=tmp_path))
+    assert "missing 1 required positional argument: 'plan'" in sentence
+    assert "without arguments, except `caller`" in sentence
+
+
+def test_the_command_line_makes_a_line_with_claims(tmp_path: Path) -> None:
+    status, line, key = run(tmp_path / "a", {}, "keys", "owner", "ada", "--claims", json.dumps(PRO))
+    owner, digest, claims = line.strip().split(maxsplit=2)
+    assert (status, owner, json.loads(claims)) == (0, "ada", PRO)
+    assert hashlib.sha256(key.splitlines()[-1].encode()).hexdigest() == digest
+    status, _, sentence = run(tmp_path / "b", {}, "keys", "owner", "ada", "--claims", "[]")
+    assert status == 2
+    assert "--claims: its claims are no JSON object" in sentence
+
+
+def test_a_caller_is_read_only_and_outside_of_a_turn_there_is_none() -> None:
+    caller = Caller("ada", "c1", PRO)
+    assert caller == Caller("ada", "c1", dict(PRO)) != Caller("ada", "c1", FREE)
+    assert (hash(caller), caller.metadata()) == (hash(Caller("ada", "c1")), {})
+    for change in ("claims", "owner"):
+        with pytest.raises(AttributeError):
+            setattr(caller, change, {})
+    with pytest.raises(TypeError):
+        caller.claims["plan"] = "free"  # type: ignore[index]
+    assert caller.claims["seats"][0] == 1
+    with pytest.raises(LookupError, match="inside a tool"):
+        smolsessions.current_caller()
