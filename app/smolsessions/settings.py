@@ -75,7 +75,8 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="Who may connect: lines `owner sha256-of-key`, with claims as JSON if any. `smolsessions keys owner OWNER` prints one.",
+        description="Who may connect: lines `owner sha256-of-key`, or these with claims as JSON. `smolsessions keys "
+        "owner OWNER` prints one.",
     )
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
