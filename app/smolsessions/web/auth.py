@@ -154,6 +154,6 @@ def _read(path: Path) -> dict[bytes, Identity]:
         try:
             claims = parse_claims(match[3]) if match[3] else {}
         except ValueError as error:
-            raise StartError(f"line {number}: {error}") from error
+            raise StartError(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)") from error
         identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims)
     return identities
