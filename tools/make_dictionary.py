@@ -81,11 +81,11 @@ class Heard:
 def samples() -> Iterator[bytes]:
     fork_client = ForkClient([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
-        session, kind = AgentSession(make(), Overlay(), {}, (), fork_client), make.__name__
+        session, kind = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY), make.__name__
         version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
         for number, message in enumerate(messages(), 1):
             if number % 12 == 1:
-                session = AgentSession(make(), Overlay(), {}, (), fork_client)
+                session = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.encode_turn(turn)
             turn = codec.started(turn, time.time(), 1)

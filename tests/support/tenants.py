@@ -29,8 +29,7 @@ AGENTS = ",".join(
 
 
 def described(caller: Caller) -> str:
-    claims, metadata = dict(caller.claims), caller.metadata()
-    return json.dumps([caller.owner, caller.conversation_id, claims, metadata], sort_keys=True, default=dict)
+    return json.dumps([caller.owner, caller.conversation_id, caller.claims, caller.metadata()], sort_keys=True)
 
 
 class Whose(Tool):  # type: ignore[misc, unused-ignore]
@@ -136,6 +135,4 @@ def make_coder() -> CodeAgent:
 
 
 def make_threaded() -> CodeAgent:
-    agent = coders.make_coder(tools=[new(Whose)])
-    vars(agent)["executor"] = "thread"
-    return agent
+    return smolsessions.options(coders.make_coder(tools=[new(Whose)]), executor="thread")

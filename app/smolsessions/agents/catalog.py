@@ -23,6 +23,7 @@ from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
+from smolsessions.caller import CALLER
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, StartError
 from smolsessions.core.records import AgentName, Usage, with_gaps
 
@@ -141,7 +142,7 @@ class Catalog:
             self._fork_client,
             policy=agent.info.policy,
             own_policies=agent.own_policies,
-            made_for=caller if agent.takes_caller else None,
+            made_for=caller,
             fingerprint=agent.fingerprint_of(made) if agent.takes_caller else "",
         )
 
@@ -176,9 +177,11 @@ class Catalog:
         checked = self._agent(memory.agent)
         overlay = _overlay(checked, with_gaps(memory.steps), memory.attachments)
         agent, policy = self._new(checked, caller), checked.info.policy if policy is None else policy
+        token = CALLER.set(caller)  # for own policies
         try:
             yield PromptPreview(agent, overlay.memory(), policy, checked.own_policies), overlay
         finally:
+            CALLER.reset(token)
             clean_up(agent)
 
     def _new(self, agent: CheckedAgent, caller: Caller) -> MultiStepAgent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import InvalidRequestError, MalformedError
@@ -14,29 +13,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MAX_CLAIMS_BYTES = 4096
-NO_CLAIMS: Mapping[str, Any] = MappingProxyType({})
+_NO_CLAIMS = "{}"
+_set = object.__setattr__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Caller:
     """Caller of a turn, as the service knows it.
 
-    `claims` are those of the caller's API key, as read-only JSON data: mappings and tuples. A test of a factory may
-    make one itself: `Caller("acme", "c1", {"plan": "pro"})`.
+    A test of a factory may make one itself: `Caller("acme", "c1", {"plan": "pro"})`.
     """
 
     owner: str
     conversation_id: str
-    claims: Mapping[str, Any] = field(default_factory=lambda: NO_CLAIMS, hash=False)
-    _metadata: Callable[[], dict[str, Any]] = field(default=dict, hash=False, repr=False)
+    _claims: str = field(repr=False)
+    _metadata: Callable[[], dict[str, Any]] = field(repr=False)
 
-    def __post_init__(self) -> None:
-        if type(self.claims) is not MappingProxyType:
-            object.__setattr__(self, "claims", _read_only(self.claims))
+    def __init__(
+        self,
+        owner: str,
+        conversation_id: str,
+        claims: Mapping[str, Any] | None = None,
+        metadata: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """`claims` is JSON data. `metadata` returns the conversation's metadata."""
+        _set(self, "owner", owner)
+        _set(self, "conversation_id", conversation_id)
+        _set(self, "_claims", json.dumps(claims, sort_keys=True) if claims else _NO_CLAIMS)
+        _set(self, "_metadata", metadata)
+
+    @property
+    def claims(self) -> dict[str, Any]:
+        """Claims of the caller's API key, as a new copy: a change of it changes no caller."""
+        claims: dict[str, Any] = json.loads(self._claims)
+        return claims
 
     def metadata(self) -> dict[str, Any]:
         """Return the conversation's metadata as of the turn's start."""
         return self._metadata()
+
+    def has_claims_of(self, other: Caller) -> bool:
+        """Return whether both act for one owner, with equal claims."""
+        return self.owner == other.owner and self._claims == other._claims
 
 
 DUMMY = Caller("check", "check")
@@ -59,9 +77,3 @@ def parse_claims(text: str) -> dict[str, Any]:
 def claims_text(claims: dict[str, Any]) -> str:
     """Return claims as a column of the keys file."""
     return json.dumps(claims, separators=(",", ":"))
-
-
-def _read_only(value: Any) -> Any:
-    if isinstance(value, dict):
-        return MappingProxyType({name: _read_only(part) for name, part in value.items()})
-    return tuple(map(_read_only, value)) if isinstance(value, list) else value

@@ -79,12 +79,12 @@ class AgentSession:
         *,
         policy: Policy = (),
         own_policies: dict[str, PolicyFunction] | None = None,
-        made_for: Caller | None = None,
+        made_for: Caller,
         fingerprint: str = "",
     ) -> None:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string.
 
-        `made_for` and `fingerprint` are set if the factory took the caller.
+        `fingerprint` is set if the factory took the caller.
         """
         self._made_for = made_for
         self._fingerprint = fingerprint.encode()
@@ -110,7 +110,8 @@ class AgentSession:
         self.held_bytes = 0
 
     def serves(self, caller: Caller) -> bool:
-        return self._made_for is None or self._made_for == caller
+        """Tools may hold what the claims allow. Only a factory that took the caller has seen the metadata."""
+        return self._made_for == caller if self._fingerprint else self._made_for.has_claims_of(caller)
 
     def run_turn(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
 
-from smolsessions.core.callers import NO_CLAIMS, Caller
+from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import changed
@@ -109,7 +109,7 @@ class HeldLease:
         self.attempt = reply.attempt
         self.turn_input = claim.turn_input
         metadata = SealedMetadata(reply.conversation, scope)
-        self.caller = Caller(claim.turn.ref.owner, claim.turn.ref.id, claim.turn_input.claims or NO_CLAIMS, metadata)
+        self.caller = Caller(claim.turn.ref.owner, claim.turn.ref.id, claim.turn_input.claims, metadata)
         self.version = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
