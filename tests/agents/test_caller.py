@@ -10,10 +10,10 @@ import pytest
 
 import smolsessions
 from smolsessions import Caller
+from tests.support.callers import ASK, FREE, MADE, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run, write_private
-from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
@@ -21,40 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PRO, FREE = {"plan": "pro", "seats": [1, {"two": 2}]}, {"plan": "free"}
-ASK = {"call": [["whose", {}]]}
-
-
-def keys_file(folder: Path, *, ada: dict[str, Any] = PRO) -> str:
-    lines = [f"{owner_line('ada', ADA).strip()} {json.dumps(ada)}\n", f"{owner_line('bob', BOB).strip()} {FREE}\n"]
-    return str(write_private(folder / "keys", "".join(lines).replace("'", '"')))
-
 
 @pytest.fixture(scope="module")
 def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("tenants")
-    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(folder)}
-    with Service(folder, settings) as running:
+    with tenants_of(folder) as running:
         yield running
-
-
-def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tenant", **body: Any) -> dict[str, Any]:
-    body = {"agent": agent, "message": json.dumps(script)} | body
-    response = request_as(service, key, "POST", "/turn", body)
-    assert response.status_code == 200, response.text
-    turn: dict[str, Any] = response.json()
-    assert turn["status"] == "finished", turn
-    return turn
-
-
-def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
-    path = f"/conversations/{turn['conversation_id']}/steps?limit=100&type=action"
-    items = request_as(service, key, "GET", path).json()["items"]
-    return [str(step["observations"]) for step in items]
-
-
-def told(turn: dict[str, Any], owner: str, claims: dict[str, Any], **metadata: Any) -> str:
-    return json.dumps([owner, turn["conversation_id"], claims, metadata], sort_keys=True)
 
 
 @pytest.mark.parametrize("agent", ["tenant", "plain"])
@@ -117,26 +89,20 @@ def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> Non
     assert "Plan pro of ada, team blue." in request_as(tenants, ADA, "GET", path).text
 
 
-def number_of(service: Service, turn: dict[str, Any]) -> str:
-    return observed(service, ADA, turn)[-2].split()[-1]
-
-
 def test_an_agent_stays_warm_for_an_equal_caller_alone(tmp_path: Path) -> None:
-    made = {"call": [["made", {}]]}
-    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path)}
-    with Service(tmp_path / "service", settings) as service:
-        turn = play(service, ADA, made, DONE)
+    with tenants_of(tmp_path) as service:
+        turn = play(service, ADA, MADE, DONE)
         where = {"conversation_id": turn["conversation_id"]}
         first = number_of(service, turn)
-        play(service, ADA, made, DONE, **where)
+        play(service, ADA, MADE, DONE, **where)
         assert number_of(service, turn) == first
         keys_file(tmp_path, ada=PRO | {"seats": [2]})
-        asked = play(service, ADA, made, ASK, DONE, **where)
+        asked = play(service, ADA, MADE, ASK, DONE, **where)
         assert told(asked, "ada", PRO | {"seats": [2]}) in observed(service, ADA, turn)[-2]
         third = observed(service, ADA, turn)[-3].split()[-1]
         assert third != first
         request_as(service, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "red"}})
-        play(service, ADA, made, DONE, **where)
+        play(service, ADA, MADE, DONE, **where)
         assert number_of(service, turn) not in {first, third}
 
 
@@ -152,8 +118,7 @@ def killed_in_a_tool(service: Service, folder: Path, agent: str) -> dict[str, An
 
 
 def test_a_takeover_runs_with_the_claims_of_the_turn(tmp_path: Path) -> None:
-    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path)}
-    service = Service(tmp_path / "service", settings)
+    service = tenants_of(tmp_path)
     turn = killed_in_a_tool(service, tmp_path, "tenant")
     keys_file(tmp_path, ada={"plan": "none"})
     with service:
@@ -164,8 +129,7 @@ def test_a_takeover_runs_with_the_claims_of_the_turn(tmp_path: Path) -> None:
 
 
 def test_a_takeover_with_another_agent_for_this_caller_replays_nothing(tmp_path: Path) -> None:
-    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(tmp_path), "DRAIN_S": "1"}
-    service = Service(tmp_path / "service", settings)
+    service = tenants_of(tmp_path, DRAIN_S="1")
     turn = killed_in_a_tool(service, tmp_path, "fickle")
     service.environment["TENANT_INSTRUCTIONS"] = "Be long."  # the agent of the check at start is as it was
     with service:
@@ -180,6 +144,7 @@ BAD = {
     "half an object": ('{"plan": ', "no JSON object"),
     "a member twice": ('{"a": 1, "a": 2}', "no JSON object"),
     "no number": ('{"a": NaN}', "no JSON object"),
+    "too deep": ('{"a":' * 600 + "1" + "}" * 600, "no JSON object"),
     "too long": (json.dumps({"a": "x" * 4096}), "longer than 4096 bytes"),
 }
 

@@ -5,9 +5,12 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +26,8 @@ if TYPE_CHECKING:
 
     from smolsessions import Caller
 
-AGENTS = ",".join(
-    f"{name}=tests.support.tenants:make_{name}" for name in ("tenant", "plain", "lead", "coder", "threaded", "fickle")
-)
+NAMES = ("tenant", "plain", "lead", "coder", "threaded", "fickle", "ruled")
+AGENTS = ",".join(f"{name}=tests.support.tenants:make_{name}" for name in NAMES)
 
 
 def described(caller: Caller) -> str:
@@ -60,12 +62,37 @@ class Block(Tool):  # type: ignore[misc, unused-ignore]
 
 class Gold(Tool):  # type: ignore[misc, unused-ignore]
     name = "gold"
-    description = "For the plan pro alone."
+    description = "For the plan pro alone. It holds its caller, as a tool with a client for each tenant does."
+    inputs: dict[str, Any] = {}  # noqa: RUF012
+    output_type = "string"
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.caller, self.claims = caller, caller.claims
+
+    def forward(self) -> str:
+        return f"gold of {self.caller.owner}, {self.claims['plan']}"
+
+
+class Threads(Tool):  # type: ignore[misc, unused-ignore]
+    name = "threads"
+    description = (
+        "Asks for the caller in threads of its own: with a copy of the context, without, and in a coroutine's."
+    )
     inputs: dict[str, Any] = {}  # noqa: RUF012
     output_type = "string"
 
     def forward(self) -> str:
-        return "gold"
+        with ThreadPoolExecutor() as pool:
+            copied = pool.submit(copy_context().run, asked)
+            return "\n".join([copied.result(), pool.submit(asked).result(), asyncio.run(asyncio.to_thread(asked))])
+
+
+def asked() -> str:
+    try:
+        return described(smolsessions.current_caller())
+    except LookupError as error:
+        return str(error)
 
 
 class Made(Tool):  # type: ignore[misc, unused-ignore]
@@ -95,7 +122,7 @@ _BUILT = iter(range(1_000_000))
 
 def make_tenant(*, caller: Caller, **options: Any) -> ToolCallingAgent:
     """Make an agent whose tools and instructions depend on the caller."""
-    gold = [new(Gold)] if caller.claims.get("plan") == "pro" else []
+    gold = [Gold(caller)] if caller.claims.get("plan") == "pro" else []
     return ToolCallingAgent(
         tools=[new(Whose), new(Block), Made(), *gold],
         model=AskingModel(),
@@ -113,8 +140,20 @@ def new(kind: Callable[[], Tool]) -> Tool:
 def make_plain() -> ToolCallingAgent:
     """Make an agent whose factory takes no caller, and whose tool asks all the same."""
     agent = agents.make_scripted()
-    agent.tools["whose"] = new(Whose)
+    agent.tools |= {"whose": new(Whose), "made": Made(), "threads": new(Threads)}
     return agent
+
+
+@smolsessions.agent(
+    "ruled", own_policies=["tests.support.tenants:policy"], memory_policy="tests.support.tenants:policy"
+)
+def make_ruled(caller: Caller) -> ToolCallingAgent:
+    """Make an agent whose memory policy asks for the caller."""
+    return make_tenant(caller=caller)
+
+
+def policy(steps: list[Any]) -> list[Any]:
+    return steps if smolsessions.current_caller().claims.get("plan") == "pro" else steps[-1:]
 
 
 def make_fickle(caller: Caller) -> ToolCallingAgent:
@@ -131,7 +170,7 @@ def make_lead(caller: Caller) -> ToolCallingAgent:
 
 
 def make_coder() -> CodeAgent:
-    return coders.make_coder(tools=[new(Whose)])
+    return coders.make_coder(imports=("smolsessions",), tools=[new(Whose)])
 
 
 def make_threaded() -> CodeAgent:
