@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +21,8 @@ from tests.support.callers import (
     tenants_of,
     told,
 )
-from tests.support.owners import ADA, BOB, SECOND, create_as, request_as
-from tests.support.service import Service
+from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
+from tests.support.service import ROOT, Service, write_private
 from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
@@ -155,3 +156,21 @@ def test_claims_are_sealed_in_the_store_and_in_no_log(tmp_path: Path, outside: S
         assert refused.status_code == 200  # the keys of before are still known
         wait_until(lambda: "its claims are longer than 4096 bytes" in service.log())
     assert "seats" not in service.log()
+
+
+def test_the_example_of_the_docs_serves_each_tenant(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(import smolsessions.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL)
+    assert example
+    scripted = example[1].replace('OpenAIModel("gpt-5-mini")', "ScriptedModel()").replace("OpenAIModel, ", "")
+    (tmp_path / "my_shop.py").write_text(f"from tests.support.agents import ScriptedModel\n{scripted}")
+    lines = f'{owner_line("acme", ADA).strip()} {{"refund_limit": 100}}\n{owner_line("zeta", BOB)}'
+    settings = {"API_KEYS_FILE": str(write_private(tmp_path / "keys", lines)), "DEMO_AGENTS": "0"}
+    script = ({"call": [["orders", {}]]}, {"call": [["refund", {"number": "1041"}]]}, DONE)
+    with Service(tmp_path / "service", settings | {"AGENTS": f"{tmp_path}/my_shop.py:make_shop"}) as service:
+        acme, zeta = (play(service, key, *script, agent="shop") for key in (ADA, BOB))
+        orders, refund, _ = observed(service, ADA, acme)
+        assert orders.endswith("1041 lamp, 1055 desk")
+        assert refund.endswith("order 1041 of acme: at most 100 EUR are refunded")
+        orders, *rest = observed(service, BOB, zeta)
+        assert orders.endswith("2007 chair")
+        assert "refunded" not in "".join(rest)
