@@ -39,26 +39,35 @@ class Body(BaseModel):
 
 
 class TurnRequest(Body):
-    """One user message."""
+    """One user message. Limits on text, pixels, steps and duration are those of the default settings."""
 
     model_config = ConfigDict(str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]})
 
-    message: str = Field(description="The user's message. White space alone is refused.")
+    message: str = Field(description="The user's message. White space alone is refused. At most 100,000 characters.")
     conversation_id: ConversationId | None = Field(None, description="Conversation to continue. Null: a new one.")
     agent: Agent | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
     images: list[str] = Field(
-        [], max_length=16, fail_fast=True, description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL."
+        [],
+        max_length=16,
+        fail_fast=True,
+        description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL. At most 25 million pixels together.",
     )
     additional_args: JsonObject = Field(
         {},
         description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
         "64 KiB may hold at most 10000 values.",
     )
-    max_steps: int | None = Field(None, ge=1, description="Most steps of this turn, instead of the agent's own limit.")
-    deadline_s: float | None = Field(
-        None, gt=0, description="Longest duration of this turn in seconds, instead of the service's own limit."
+    max_steps: int | None = Field(
+        None, ge=1, description="Most steps of this turn. Null: the agent's own limit. At most 100."
     )
-    reset: bool = Field(False, description="Hide all earlier steps from the model from this turn on.")
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="Most seconds from the turn's start to its end. Null: the service's own limit. At most 3600.",
+    )
+    reset: bool = Field(
+        False, description="Hide all earlier steps from the model from this turn on. They stay on record."
+    )
     on_busy: OnBusy = Field(
         "reject",
         description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
