@@ -135,7 +135,9 @@ class Authenticator:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
         except (OSError, UnicodeDecodeError, StartError) as error:
             if self._read_at is None:
-                sentence = error.message if isinstance(error, StartError) else f"it cannot be read: {error}"
+                cause = error.strerror if isinstance(error, OSError) else error
+                mend = "put a line of `smolsessions keys owner OWNER` there, and let the service's user read it"
+                sentence = error.message if isinstance(error, StartError) else f"it cannot be read ({cause}); {mend}"
                 raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {sentence}") from error
             log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
 
