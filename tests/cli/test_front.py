@@ -24,7 +24,7 @@ def test_bash_completes_commands_beside_a_broken_settings_file(tmp_path: Path) -
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with terminal_of(tmp_path, "/bin/bash", "--norc", "-i", HOME=str(tmp_path), PATH=path, PS1="ready> ") as shell:
         shell.wait_for("ready> ")
-        shell.type(b"smolsessions --install-completion bash\n")
+        shell.type(b"smolsessions --install-completion\n")
         shell.wait_for("completion installed")
         shell.wait_for("ready> ")
         shell.type(b"source ~/.bashrc\n")

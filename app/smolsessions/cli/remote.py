@@ -73,7 +73,7 @@ def service(url: str, api_key: str | None) -> Iterator[Client]:
         with Client(url, api_key=api_key, patience_s=5) as client:
             yield client
     except ClientError as error:
-        raise fail(str(error)) from None
+        raise fail(" ".join(str(error).split())) from None
     except UnicodeEncodeError:
         raise fail("the request has text that is no Unicode; write it in UTF-8") from None
 
