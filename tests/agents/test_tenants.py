@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tests.support.store_server import StoreServer
 
+SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
 OUTSIDE = "no turn runs here, so there is no caller"
 
 
@@ -97,6 +98,16 @@ def test_code_in_its_child_process_has_no_caller_but_its_tools_do(tenants: Servi
     step = request_as(tenants, ADA, "GET", path).json()["items"][0]
     assert OUTSIDE in json.dumps(step["error"])
     assert told(turn, "ada", PRO) in step["observations"]
+
+
+@pytest.mark.parametrize("agent", ["plain", "coder", "threaded"])
+def test_a_caller_that_a_tool_returns_shows_no_claims(tenants: Service, agent: str) -> None:
+    script = [{"call": [["me", {}]]}, DONE] if agent == "plain" else [{"code": "print(me())\nfinal_answer(me())"}]
+    turn = play(tenants, ADA, *script, agent=agent)
+    base = f"/conversations/{turn['conversation_id']}"
+    pages = [request_as(tenants, ADA, "GET", base + path).text for path in SHOWN]
+    assert "Caller('ada'" in pages[0]
+    assert "seats" not in "".join(pages)
 
 
 def test_own_policies_have_the_caller_in_turns_and_in_previews(tenants: Service) -> None:

@@ -45,6 +45,16 @@ class Whose(Tool):  # type: ignore[misc, unused-ignore]
         return described(smolsessions.current_caller())
 
 
+class Me(Tool):  # type: ignore[misc, unused-ignore]
+    name = "me"
+    description = "Returns the caller itself, which a tool should not do."
+    inputs: dict[str, Any] = {}  # noqa: RUF012
+    output_type = "any"
+
+    def forward(self) -> Any:
+        return smolsessions.current_caller()
+
+
 class Block(Tool):  # type: ignore[misc, unused-ignore]
     name = "block"
     description = "Waits until its file is there, the first time."
@@ -140,7 +150,7 @@ def new(kind: Callable[[], Tool]) -> Tool:
 def make_plain() -> ToolCallingAgent:
     """Make an agent whose factory takes no caller, and whose tool asks all the same."""
     agent = agents.make_scripted()
-    agent.tools |= {"whose": new(Whose), "made": Made(), "threads": new(Threads)}
+    agent.tools |= {"whose": new(Whose), "made": Made(), "threads": new(Threads), "me": new(Me)}
     return agent
 
 
@@ -170,8 +180,8 @@ def make_lead(caller: Caller) -> ToolCallingAgent:
 
 
 def make_coder() -> CodeAgent:
-    return coders.make_coder(imports=("smolsessions",), tools=[new(Whose)])
+    return coders.make_coder(imports=("smolsessions",), tools=[new(Whose), new(Me)])
 
 
 def make_threaded() -> CodeAgent:
-    return smolsessions.options(coders.make_coder(tools=[new(Whose)]), executor="thread")
+    return smolsessions.options(coders.make_coder(tools=[new(Whose), new(Me)]), executor="thread")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from smolsessions.core.errors import InvalidRequestError, MalformedError
 from smolsessions.core.json_data import read_json, storable
@@ -17,17 +17,18 @@ _NO_CLAIMS = "{}"
 _set = object.__setattr__
 
 
-@dataclass(frozen=True, init=False)
 class Caller:
-    """Caller of a turn, as the service knows it.
+    """Caller of a turn, as the service knows it. It is read-only.
 
-    A test of a factory may make one itself: `Caller("acme", "c1", {"plan": "pro"})`.
+    A test of a factory may make one itself: `Caller("acme", "c1", {"plan": "pro"})`. This is no dataclass: the fields
+    of a dataclass that a tool returns are shown in events and prompts.
     """
 
+    __slots__ = ("_claims", "_metadata", "conversation_id", "owner")
     owner: str
     conversation_id: str
-    _claims: str = field(repr=False)
-    _metadata: Callable[[], dict[str, Any]] = field(repr=False)
+    _claims: str
+    _metadata: Callable[[], dict[str, Any]]
 
     def __init__(
         self,
@@ -55,6 +56,24 @@ class Caller:
     def has_claims_of(self, other: Caller) -> bool:
         """Return whether both act for one owner, with equal claims."""
         return self.owner == other.owner and self._claims == other._claims
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of a caller cannot be set; it is read-only")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Caller) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def __repr__(self) -> str:
+        return f"Caller({self.owner!r}, {self.conversation_id!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Caller, (self.owner, self.conversation_id, self.claims, partial(dict, self.metadata()))
+
+    def _parts(self) -> tuple[object, ...]:
+        return self.owner, self.conversation_id, self._claims, self._metadata
 
 
 DUMMY = Caller("check", "check")
