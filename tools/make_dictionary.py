@@ -25,17 +25,8 @@ from smolsessions.agents.run.session import AgentSession
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    Head,
-    Owner,
-    PackedStep,
-    Ref,
-    Turn,
-    TurnInput,
-    TurnOptions,
-)
+from smolsessions.core.memories import Head, PackedStep
+from smolsessions.core.records import AgentName, AgentVersion, Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.store import codec
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from smolsessions.core.errors import TurnNotFoundError
-from smolsessions.core.records import PackedStep, Submission, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import Submission, Timing, Turn, TurnInput, TurnOptions
 from tests.support.stores import AGENT, DONE, Loop, claim_one, read_events, ref_of, version_of
 
 if TYPE_CHECKING:

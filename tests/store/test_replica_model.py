@@ -26,12 +26,7 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import TurnStarted
-from smolsessions.core.records import (
-    IdempotentRequest,
-    Owner,
-    PackedStep,
-    Turn,
-)
+from smolsessions.core.records import IdempotentRequest, Owner, Turn
 from smolsessions.store.scripts.loader import script
 from tests.support.played import Ended, Played, Ready, Wish, owner_of
 from tests.support.stores import (
@@ -64,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
+    from smolsessions.core.memories import PackedStep
     from smolsessions.core.records import OnBusy
     from smolsessions.store.seal import Sealer
     from smolsessions.store.turns.lease import HeldLease

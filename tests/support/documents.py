@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smolagents.memory import MemoryStep
 
-    from smolsessions.core.records import ImportedMemory
+    from smolsessions.core.memories import ImportedMemory
 
 MAX_PIXELS = 1_000_000
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}

@@ -17,13 +17,13 @@ from smolsessions.core.errors import (
     SealBrokenError,
 )
 from smolsessions.core.events import TurnStarted
+from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import (
     AgentName,
     AgentVersion,
     IdempotentRequest,
     Outcome,
     Owner,
-    PackedStep,
     Ref,
     Submission,
     Timing,

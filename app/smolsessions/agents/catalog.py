@@ -25,7 +25,8 @@ from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.caller import CALLER
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, StartError
-from smolsessions.core.records import AgentName, Usage, with_gaps
+from smolsessions.core.memories import with_gaps
+from smolsessions.core.records import AgentName, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,18 +39,9 @@ if TYPE_CHECKING:
     from smolsessions.core.agent_ports import Session
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState
+    from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import (
-        AgentInfo,
-        ExportedMemory,
-        ImportedMemory,
-        LeftOut,
-        Memory,
-        PackedStep,
-        PrunePreview,
-        Turn,
-        TurnInput,
-    )
+    from smolsessions.core.records import AgentInfo, LeftOut, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 

@@ -9,21 +9,9 @@ if TYPE_CHECKING:
 
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState, StepEvent
+    from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import (
-        AgentInfo,
-        AgentName,
-        ExportedMemory,
-        ImportedMemory,
-        LeftOut,
-        Memory,
-        Outcome,
-        PackedStep,
-        PrunePreview,
-        Turn,
-        TurnInput,
-        Usage,
-    )
+    from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Outcome, Turn, TurnInput, Usage
 
 
 class EventBridge(Protocol):

@@ -11,33 +11,16 @@ from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document, imported_turns, parse_document
 from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
 from smolsessions.core.json_data import bounded, merge
-from smolsessions.core.records import (
-    AgentName,
-    ConversationFields,
-    ImportedConversation,
-    Page,
-    Ref,
-    title_of,
-    with_gaps,
-)
+from smolsessions.core.memories import ImportedConversation, with_gaps
+from smolsessions.core.records import AgentName, ConversationFields, Page, Ref, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from smolsessions.core.agent_ports import AgentCatalog
+    from smolsessions.core.memories import Memory, PrunePreview, StoredStep
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import (
-        AgentInfo,
-        Conversation,
-        LeftOut,
-        Memory,
-        Order,
-        Owner,
-        PrunePreview,
-        StepType,
-        StoredStep,
-        Turn,
-    )
+    from smolsessions.core.records import AgentInfo, Conversation, LeftOut, Order, Owner, StepType, Turn
     from smolsessions.core.store_ports import ConversationStore, HistoryStore
 
 

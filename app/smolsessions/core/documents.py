@@ -18,7 +18,8 @@ from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smolsessions.core.records import ConversationRecord, ExportedMemory, Ref
+    from smolsessions.core.memories import ConversationRecord, ExportedMemory
+    from smolsessions.core.records import Ref
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"

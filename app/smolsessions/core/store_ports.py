@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from smolsessions.core.records import record
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -11,32 +13,50 @@ if TYPE_CHECKING:
 
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import Event, Logged, ReplayState
+    from smolsessions.core.memories import (
+        ConversationRecord,
+        ImportedConversation,
+        Memory,
+        PackedStep,
+        StoredStep,
+        Version,
+    )
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import (
         AgentName,
         Conversation,
         ConversationFields,
         ConversationQuery,
-        ConversationRecord,
         IdempotentRequest,
-        ImportedConversation,
-        Memory,
         Order,
         Outcome,
         Owner,
-        PackedStep,
         Page,
         Ref,
         StepType,
-        StoredStep,
         Submission,
         Turn,
         TurnInput,
-        Version,
     )
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
+
+
+@record
+class Queue:
+    """Number of an agent's conversations that wait for a thread, and the age of the oldest."""
+
+    length: int
+    oldest_s: float
+
+
+@record
+class Queues:
+    """Queues by agent, of the partitions that answered. `silent` is the number of the others."""
+
+    of: Mapping[AgentName, Queue]
+    silent: int
 
 
 class LogReader(Protocol):

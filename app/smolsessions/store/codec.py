@@ -11,27 +11,17 @@ from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import StepEvent, TurnQueued, TurnStarted
+from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.policies import policy_of
-from smolsessions.core.records import (
-    AgentName,
-    Head,
-    Origin,
-    Owner,
-    Ref,
-    Rollback,
-    StoredStep,
-    Terms,
-    Turn,
-    TurnInput,
-    changed,
-)
+from smolsessions.core.records import AgentName, Origin, Owner, Ref, Rollback, Terms, Turn, TurnInput, changed
 from smolsessions.store.seal import TAG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smolsessions.core.events import Event
-    from smolsessions.core.records import EntryType, PackedStep
+    from smolsessions.core.memories import PackedStep
+    from smolsessions.core.records import EntryType
 
     StepParts = tuple[EntryType, int, bytes, tuple[str, ...]]
     """Type and turn of a stored step, its bytes, and the names of its attachments."""

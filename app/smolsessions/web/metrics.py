@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
-    from smolsessions.core.records import Queues, Turn
+    from smolsessions.core.records import Turn
+    from smolsessions.core.store_ports import Queues
 
 M = TypeVar("M")
 MetricsText = Callable[[], Awaitable[bytes]]

@@ -13,7 +13,8 @@ from smolsessions.wire.conversations import Conversation as ConversationAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from smolsessions.core.records import AgentInfo, Conversation, Page, PromptSize, PrunePreview, StepImage, Turn
+    from smolsessions.core.memories import PrunePreview
+    from smolsessions.core.records import AgentInfo, Conversation, Page, PromptSize, StepImage, Turn
 
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""

@@ -12,7 +12,7 @@ from smolsessions.core.events import MessageDelta, TurnStarted
 
 if TYPE_CHECKING:
     from smolsessions.core.events import StepEvent
-    from smolsessions.core.records import PackedStep
+    from smolsessions.core.memories import PackedStep
     from smolsessions.core.store_ports import Lease, StopReason
 
     Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.events import ReplayState
-    from smolsessions.core.records import AgentName, Queues, Turn
-    from smolsessions.core.store_ports import Lease, Scheduler
+    from smolsessions.core.records import AgentName, Turn
+    from smolsessions.core.store_ports import Lease, Queues, Scheduler
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
 

@@ -12,8 +12,9 @@ from smolsessions.agents.memory.policies import RuleContext, Steps, apply_policy
 from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory
 from smolsessions.agents.memory.step_types import text_in
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
+from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import OwnRule, Summarize
-from smolsessions.core.records import LeftOut, PromptSize, PrunePreview
+from smolsessions.core.records import LeftOut, PromptSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -31,7 +31,7 @@ from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, stored_name
 from smolsessions.agents.values.json_forms import json_form, label_of
 from smolsessions.core.errors import SealBrokenError, ServiceError
-from smolsessions.core.records import PackedStep
+from smolsessions.core.memories import PackedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.memory.policies import PolicyFunction
     from smolsessions.agents.memory.steps import Step
+    from smolsessions.core.memories import PrunePreview
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import LeftOut, PrunePreview
+    from smolsessions.core.records import LeftOut
 
 
 def describe_step(step: MemoryStep) -> dict[str, Any]:

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState
+    from smolsessions.core.memories import PackedStep
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import PackedStep, RunState, Turn, TurnInput
+    from smolsessions.core.records import RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 

@@ -29,17 +29,8 @@ from smolsessions.store.scripts.loader import flattened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smolsessions.core.records import (
-        ConversationFields,
-        ConversationQuery,
-        Head,
-        Order,
-        Owner,
-        Ref,
-        StepType,
-        StoredStep,
-        Turn,
-    )
+    from smolsessions.core.memories import Head, StoredStep
+    from smolsessions.core.records import ConversationFields, ConversationQuery, Order, Owner, Ref, StepType, Turn
     from smolsessions.store.partition import Partition, Partitions, Scope
     from smolsessions.store.turns.turn_store import TurnStore
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
-from smolsessions.core.records import Head, changed
+from smolsessions.core.memories import Head
+from smolsessions.core.records import changed
 from smolsessions.store import codec
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from smolsessions.core.records import EntryType, StepType, StoredStep, Turn
+    from smolsessions.core.memories import StoredStep
+    from smolsessions.core.records import EntryType, StepType, Turn
     from smolsessions.store.codec import StepParts
     from smolsessions.store.partition import Scope
 

@@ -19,17 +19,8 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.core.records import (
-    ConversationFields,
-    ConversationRecord,
-    Head,
-    Memory,
-    Origin,
-    Ref,
-    Rollback,
-    Terms,
-    Version,
-)
+from smolsessions.core.memories import ConversationRecord, Head, Memory, Version
+from smolsessions.core.records import ConversationFields, Origin, Ref, Rollback, Terms
 from smolsessions.store import codec
 from smolsessions.store.conversations.conversation_store import sealed_fields, ttl_us
 from smolsessions.store.conversations.head import (
@@ -47,15 +38,8 @@ from smolsessions.store.seal import tag_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from smolsessions.core.records import (
-        AgentName,
-        Conversation,
-        ImportedConversation,
-        ImportedMemory,
-        StepType,
-        StoredStep,
-        Turn,
-    )
+    from smolsessions.core.memories import ImportedConversation, ImportedMemory, StoredStep
+    from smolsessions.core.records import AgentName, Conversation, StepType, Turn
     from smolsessions.store.conversations.conversation_store import ConversationStore
     from smolsessions.store.partition import Partitions, Scope
     from smolsessions.store.scripts.loader import Argument

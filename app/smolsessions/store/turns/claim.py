@@ -7,17 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    Failure,
-    Head,
-    Outcome,
-    Timing,
-    Turn,
-    TurnInput,
-    TurnOptions,
-)
+from smolsessions.core.memories import Head
+from smolsessions.core.records import AgentName, AgentVersion, Failure, Outcome, Timing, Turn, TurnInput, TurnOptions
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE, open_chunk_list, open_head
 

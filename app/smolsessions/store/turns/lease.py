@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from smolsessions.core.events import Event, ReplayState
-    from smolsessions.core.records import Outcome, PackedStep, Turn
+    from smolsessions.core.memories import PackedStep
+    from smolsessions.core.records import Outcome, Turn
     from smolsessions.core.store_ports import StopReason
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Scope

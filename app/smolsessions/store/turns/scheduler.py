@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
-from smolsessions.core.records import MAX_CRASHES, Queue, Queues
+from smolsessions.core.records import MAX_CRASHES
+from smolsessions.core.store_ports import Queue, Queues
 from smolsessions.store import codec
 from smolsessions.store.scripts.loader import reply_of
 from smolsessions.store.turns.claim import ClaimReply, open_claim

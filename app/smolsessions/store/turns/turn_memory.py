@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolsessions.core.events import Event
-    from smolsessions.core.records import EntryType, PackedStep
+    from smolsessions.core.memories import PackedStep
+    from smolsessions.core.records import EntryType
     from smolsessions.store.partition import Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.claim import Claim
