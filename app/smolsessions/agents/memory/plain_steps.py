@@ -6,11 +6,9 @@ All other steps are stored as objects.
 
 from __future__ import annotations
 
-import threading
 from gc import get_referents
 from math import isfinite
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, TaskStep, ToolCall
@@ -65,57 +63,10 @@ def holds_data_only(plain: Plain) -> bool:
     return _DATA.issuperset(map(type, values))
 
 
-class StoredAction(ActionStep):  # type: ignore[misc, unused-ignore]
-    """Action in its plain form. The first use of an attribute makes it an `ActionStep` like any other.
-
-    Most old steps are only shown to the model, which takes few of their fields.
-    """
-
-    def __init__(self, plain: tuple[Any, ...]) -> None:
-        object.__setattr__(self, _STORED, plain)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "__class__":  # `isinstance` asks for it
-            return ActionStep
-        _restore(self)
-        return getattr(self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _restore(self)
-        setattr(self, name, value)
-
-
-def stored_form(step: MemoryStep) -> tuple[Any, ...] | None:
-    """Return the plain form of an action that nothing has used yet."""
-    return object.__getattribute__(step, "__dict__").get(_STORED) if type(step) is StoredAction else None
-
-
-def shown_fields(plain: tuple[Any, ...]) -> Any:
-    """Return a stand-in for an action, with the fields that its messages show."""
-    _, _, _, calls, _, output, _, observations, *_ = plain
-    calls = None if calls is None else [ToolCall(*call) for call in calls]
-    return SimpleNamespace(
-        model_output=output, tool_calls=calls, observations=observations, observations_images=None, error=None
-    )
-
-
-def _restore(step: StoredAction) -> None:
-    with _RESTORING:  # an agent's tools may run in several threads
-        if type(step) is StoredAction:
-            fields = object.__getattribute__(step, "__dict__")
-            fields.update(vars(_action_of(fields[_STORED])))
-            _SET_CLASS(step, ActionStep)
-            del fields[_STORED]
-
-
 def step_of(plain: Plain) -> TaskStep | ActionStep:
     """Return the step of a plain form."""
     if isinstance(plain, str):
         return TaskStep(plain)
-    return StoredAction(plain) if type(plain[8]) in _TEXTS else _action_of(plain)
-
-
-def _action_of(plain: tuple[Any, ...]) -> ActionStep:
     number, start, end, calls, message, output, code, observations, result, tokens, is_final, shown = plain
     usage = None if tokens is None else TokenUsage(*tokens)
     if calls is not None:
@@ -207,9 +158,6 @@ def _count(owner: object) -> int:
     return referents - 1 if referents > _WITH_DICT else len(vars(owner))
 
 
-_STORED = "stored"
-_RESTORING = threading.Lock()
-_SET_CLASS = vars(object)["__class__"].__set__
 _NAMES = (
     *("step_number", "timing", "tool_calls", "error", "model_output_message", "model_output", "code_action"),
     *("observations", "observations_images", "action_output", "token_usage", "is_final_answer"),

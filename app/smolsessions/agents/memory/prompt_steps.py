@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from smolagents import CodeAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, TaskStep
 
-from smolsessions.agents.memory.plain_steps import stored_form
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, replaced_notes, text_in
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.values.images import holds_images
@@ -77,8 +76,6 @@ class PromptStep:
 
     @property
     def call_ids(self) -> tuple[str, ...]:
-        if plain := stored_form(self.step):
-            return tuple(call[-1] for call in plain[3] or ())
         return tuple(call.id for call in getattr(self.step, "tool_calls", None) or ())
 
     @property
@@ -149,7 +146,7 @@ class PromptMemory:
         else:
             new, steps, self._illustrated = memory, self._examined(memory), []
         self._has_notes = self._has_notes or NoteStep in set(map(type, new))
-        self._illustrated += [step for step in new if not stored_form(step) and holds_images(step)]
+        self._illustrated += filter(holds_images, new)
         self._memory, self._steps, self._newest = memory, steps, memory[-NEWEST:]
         return steps
 

@@ -9,7 +9,6 @@ from smolagents.memory import ActionStep, MemoryStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.plain_steps import shown_fields, stored_form
 from smolsessions.agents.run.effects import as_text
 from smolsessions.agents.values.json_forms import joined_text, utf8_text
 
@@ -76,8 +75,6 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
     They differ from smolagents' in two cases. A final answer forced by the step limit is shown as the user saw it,
     not as "Reached max steps. Now let's retry". Model output in parts, on which smolagents fails, is joined_text.
     """
-    if plain := stored_form(step):
-        return ActionStep.to_messages(shown_fields(plain), summary_mode=summary_mode)
     if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
         output = step.action_output
         text = "" if output is None else utf8_text(joined_text(output) or as_text(output)).strip()
