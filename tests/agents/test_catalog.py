@@ -227,7 +227,7 @@ def test_a_decorated_factory_names_its_agent_and_sets_its_options(workshop: Path
         shop, plain = service.get("/agents")["items"]
     assert (shop["name"], plain["name"]) == ("Shop-1", "make")
     assert shop["code_runs_in"] == "thread"
-    assert "note_write" in [tool["name"] if isinstance(tool, dict) else tool for tool in shop["tools"]]
+    assert "note_write" in [tool["name"] for tool in shop["tools"]]
 
 
 def test_agents_of_the_users_own_come_before_the_others(service: Service) -> None:

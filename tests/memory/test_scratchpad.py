@@ -167,8 +167,8 @@ def test_an_unfinished_step_leaves_no_note(service: Service) -> None:
 
 
 def test_managed_agents_have_no_scratchpad_tools(service: Service) -> None:
-    tools = {agent["name"]: agent["tools"] for agent in service.get("/agents")["items"]}
-    assert {"note_write", "note_read"} <= set(tools["noter"])
+    tools = {agent["name"]: {tool["name"] for tool in agent["tools"]} for agent in service.get("/agents")["items"]}
+    assert {"note_write", "note_read"} <= tools["noter"]
     task = json.dumps([writing("helper's"), DONE])
     turn = service.play({"call": [["helper", {"task": task}]]}, writing("boss's"), SEEN, agent="boss")
     assert turn["reply"] == "Note 1:\nboss's"

@@ -445,9 +445,12 @@ def test_agents_are_listed_with_their_properties(service: Service) -> None:
     assert [name for name, agent in agents.items() if agent["default"]] == ["scripted"]
     assert (agents["code"]["kind"], agents["scripted"]["kind"]) == ("CodeAgent", "ToolCallingAgent")
     assert {agent["smolagents"] for agent in agents.values()} == {"1.26.0"}
-    assert "echo" in agents["scripted"]["tools"]
-    assert "final_answer" not in agents["scripted"]["tools"]
-    assert "helper" in agents["manager"]["tools"]
+    scripted, manager = ({tool["name"]: tool for tool in agents[name]["tools"]} for name in ("scripted", "manager"))
+    assert "final_answer" not in scripted
+    assert scripted["echo"]["parameters"]["properties"]["text"]["type"] == "string"
+    assert scripted["echo"]["parameters"]["required"] == ["text"]
+    assert manager["helper"]["description"]
+    assert "task" in manager["helper"]["parameters"]["properties"]
     assert agents["scripted"]["max_steps"] == 6
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smolagents import MultiStepAgent
+from smolagents.models import get_tool_json_schema
 
 import smolsessions
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
@@ -26,7 +27,7 @@ from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.errors import StartError
-from smolsessions.core.records import AgentInfo, AgentName, AgentVersion
+from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, ToolInfo
 from smolsessions.options import factory_name, options_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
     info = AgentInfo(
         AgentVersion(AgentName(name), _kind(first), SMOLAGENTS),
         str(getattr(first, "description", None) or ""),
-        tuple(tool for tool in (*first.tools, *first.managed_agents) if tool != "final_answer"),
+        tuple(_tool_info(tool) for tool in _offered(first) if tool.name != "final_answer"),
         int(first.max_steps),
         code_runs_in(first),
         _fingerprint(first, unstable),
@@ -194,6 +195,16 @@ def _call(name: str, factory: Factory) -> MultiStepAgent:
             f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"
         )
     return agent
+
+
+def _tool_info(tool: Any) -> ToolInfo:
+    """Describe a tool or a managed agent by the schema that a model gets of it."""
+    schema = get_tool_json_schema(tool)["function"]
+    return ToolInfo(schema["name"], str(schema["description"]), json_form(schema["parameters"]))
+
+
+def _offered(agent: MultiStepAgent) -> list[Any]:
+    return [*agent.tools.values(), *agent.managed_agents.values()]
 
 
 def _with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:

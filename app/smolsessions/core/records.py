@@ -79,12 +79,21 @@ class AgentVersion:
 
 
 @record
+class ToolInfo:
+    """Tool or managed agent, as the model sees it. `parameters` is a JSON Schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@record
 class AgentInfo:
     """Description of an agent, as `GET /agents` returns it."""
 
     version: AgentVersion
     description: str
-    tools: tuple[str, ...]
+    tools: tuple[ToolInfo, ...]
     max_steps: int
     code_runs_in: Literal["child", "thread", "remote"] | None = None
     fingerprint: str = ""

@@ -146,7 +146,8 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
 
 
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
-    same = {name: getattr(info, name) for name in ("description", "tools", "max_steps", "code_runs_in", "policy")}
+    same = {name: getattr(info, name) for name in ("description", "max_steps", "code_runs_in", "policy")}
+    same["tools"] = [data_of(tool) for tool in info.tools]
     return {**data_of(info.version), **same, "code_confinement": confinement, "default": default}
 
 

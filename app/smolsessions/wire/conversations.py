@@ -140,11 +140,19 @@ class StepPage(BaseModel):
     next_cursor: str | None = Field(description=CURSOR)
 
 
+class Tool(BaseModel):
+    """A tool or a managed agent, as the model sees it."""
+
+    name: str = Field(description="Name by which the model calls it.")
+    description: str = Field(description="Text that tells the model what it does.")
+    parameters: dict[str, Any] = Field(description="JSON Schema of its arguments, an object.")
+
+
 class Agent(AgentVersion):
     """An agent that conversations can use."""
 
     description: str = Field(description="Text for people that choose an agent. May be empty.")
-    tools: list[str] = Field(description="Names of its tools and managed agents.")
+    tools: list[Tool] = Field(description="Its tools and managed agents.")
     max_steps: int = Field(description="Most steps of a turn that sets no `max_steps`.")
     code_runs_in: CodePlace | None = Field(
         description="Place where a CodeAgent's code runs (docs/security.md). Tool calls of a remote executor are not "

@@ -61,7 +61,7 @@ function card(agent, index) {
   const input = make("input", { type: "radio", name: "agent", value: agent.name, checked: agent.default, id });
   input.setAttribute("aria-labelledby", `${id}-name`);
   input.setAttribute("aria-describedby", `${id}-about`);
-  const tools = agent.tools.filter((name) => name !== "final_answer");
+  const tools = agent.tools.map((tool) => tool.name);
   const shown = tools.slice(0, MOST_TOOLS).map((name) => make("code", {}, name));
   if (tools.length > MOST_TOOLS) shown.push(make("span", { className: "note" }, `and ${tools.length - MOST_TOOLS} more`));
   return make("label", { className: "agent", htmlFor: id },
