@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.service import PLAIN, ROOT, Service
-from tests.support.terminal import CTRL_C, command, terminal_of
+from tests.support.terminal import CTRL_U, command, terminal_of
 from tests.support.waiting import wait_until
 
 
@@ -35,9 +35,7 @@ def test_bash_completes_commands_beside_a_broken_settings_file(tmp_path: Path) -
         shell.wait_for("export ")
         shell.type(b"--out\t")
         shell.wait_for("--output ")
-        shell.type(CTRL_C)
-        shell.wait_for("ready> ")
-        shell.type(b"exit 0\n")
+        shell.type(CTRL_U + b"exit 0\n")
         assert shell.process.wait(30) == 0
 
 

@@ -79,6 +79,9 @@ class Service:
     process: Process = field(init=False)
     client: httpx2.Client = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.settings = dict(self.settings)  # a test may change them
+
     def __enter__(self) -> Self:
         self.start()
         return self

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOON_S = 30.0
-CTRL_C, CTRL_D = b"\x03", b"\x04"
+CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
 
 LED_BY_TERMINAL = """import fcntl, os, sys, termios
 os.setsid()
@@ -69,8 +69,8 @@ def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Ter
         yield Terminal(ours, process)
     finally:
         process.terminate()
+        os.close(ours)  # an interactive shell ends with its terminal alone
         process.wait(SOON_S)
-        os.close(ours)
 
 
 def command(*arguments: str) -> tuple[str, ...]:
