@@ -124,10 +124,12 @@ def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_ends_a_command_and_leaves_the_earlier_file(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url)
-    name = service.play({"say": "x" * 5000})["conversation_id"]
-    full = ending("conversations", "export", name, "--url", url, shell='"$0" "$@" > /dev/full')
-    assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
-    assert "the output cannot be read or written (No space left on device)" in full.stderr
+    short, name = (service.play({"say": "x" * size})["conversation_id"] for size in (1, 5000))
+    buffered = 'env -u PYTHONUNBUFFERED "$0" "$@" > /dev/full'
+    for each in (short, name):  # a short document is written when the command ends
+        full = ending("conversations", "export", each, "--url", url, shell=buffered)
+        assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
+        assert "the output cannot be read or written (No space left on device)" in full.stderr
     file = tmp_path / "earlier.json"
     file.write_text("earlier")
     limited = 'ulimit -f 1; "$0" "$@"'  # one KiB

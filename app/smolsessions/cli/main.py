@@ -26,8 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     status = 1
     try:
-        status = _run(words)
+        ended = _run(words)
         sys.stdout.flush()
+        status = ended
     except StartError as error:
         _say(error.message)
         status = 2
