@@ -29,9 +29,10 @@ from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
 from smolsessions.web.metrics import Metrics, MetricsText, share_metrics
 from smolsessions.web.routes.common import Limits
+from smolsessions.worker.queue_watch import warn_of_waiting_turns
 from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
-from smolsessions.worker.worker import Worker, warn_of_waiting_turns
+from smolsessions.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -14,12 +14,12 @@ from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outco
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.events import ReplayState
     from smolsessions.core.records import AgentName, Turn
-    from smolsessions.core.store_ports import Lease, Queues, Scheduler
+    from smolsessions.core.store_ports import Lease, Scheduler
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
 
@@ -32,8 +32,6 @@ GRACE_S = 2.0  # longest time from a stop request to the end of the thread's job
 POLL_S = 2.0  # wake-ups are hints, so the worker also polls
 SWEEP_S = 0.4  # longest pause between two sweeps of expired leases
 HAND_BACK_S = 2.0
-LATE_TURN_S = 30.0  # from when a waiting turn is worth a warning
-LATE_LOOK_S = 5.0
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
@@ -388,20 +386,3 @@ def _failed_by(error: Exception, turn: Turn) -> Outcome:
         return Outcome("failed", error=Failure(error.code, error.message))
     log.error("turn %s#%d met a defect of this service", turn.ref, turn.number, exc_info=error)
     return Outcome("failed", error=Failure("internal", DEFECT_SENTENCE))
-
-
-async def warn_of_waiting_turns(queues: Callable[[], Awaitable[Queues]]) -> None:
-    """Warn once of each agent whose turns wait for long. For a process that runs no turns itself."""
-    warned: set[AgentName] = set()
-    while True:
-        found = await queues()
-        late = {agent: queue for agent, queue in found.of.items() if queue.oldest_s > LATE_TURN_S}
-        for agent in late.keys() - warned:
-            log.warning(
-                "%d conversations wait for agent %s, the first for %d s, and this process plays no turns: see that a "
-                "`work` or `serve` runs on this store, that it knows the agent, and has threads free",
-                *(late[agent].length, agent, late[agent].oldest_s),
-                extra={"action": "queue.late"},
-            )
-        warned = set(late) if not found.silent else warned | set(late)
-        await asyncio.sleep(LATE_LOOK_S)

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnQueued
+from smolsessions.core.events import FINAL, Logged, TurnEnded
 from smolsessions.core.records import changed
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE
@@ -20,6 +20,7 @@ from smolsessions.store.partition import SealedMetadata
 from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.seal import tag_of
 from smolsessions.store.turns.claim import StopRequest
+from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.turn_memory import TurnMemory
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ RETRY_S = 0.25
 LATE_S = 0.05
 PATIENCE_S = 600.0  # limit for a store outage; the turn's own deadline is shorter while the turn runs
 HELD_SHARE = 0.8  # share of a lease's time during which it certainly holds
-MOST_PACKED_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 
 
 class Write(NamedTuple):
@@ -52,48 +52,6 @@ class Write(NamedTuple):
     arguments: list[Argument]
     events: Sequence[Event]
     is_effect: bool
-
-
-class EventBuffer:
-    """Events of one claim, counted, and kept while they are small, so that the commit can pack the log.
-
-    `stored` is the length of the log once all emitted events are written. `last_seq` counts held events, too.
-    """
-
-    def __init__(self, logged: int) -> None:
-        """`logged` is the length of the log at the claim. A log that an earlier attempt began is not packed."""
-        self.stored = self.last_seq = logged
-        self._is_small = logged == 1
-        self._events: list[tuple[str, bytes]] = [(TurnQueued.type, codec.encode_event(TurnQueued()))]
-        self._bytes = 0
-
-    def add(self, event: Event) -> bytes:
-        """Count an event that is written, and return it encoded. None follows a held one."""
-        data = codec.encode_event(event)
-        self.stored += 1
-        self.last_seq += 1
-        self._bytes += len(data)
-        self._is_small &= self._bytes <= MOST_PACKED_BYTES
-        if self._is_small:
-            self._events.append((event.type, data))
-        else:
-            self._events.clear()
-        return data
-
-    def hold(self, events: Sequence[Event]) -> bool:
-        """Keep events for the packed log alone. Returns False if they must be written one by one."""
-        encoded = [(event.type, codec.encode_event(event)) for event in events]
-        size = self._bytes + sum([len(data) for _, data in encoded])
-        if not self._is_small or size > MOST_PACKED_BYTES:
-            return False
-        self._events += encoded
-        self._bytes = size
-        self.last_seq += len(encoded)
-        return True
-
-    def packed(self) -> bytes:
-        """Return the log as one record, or nothing if it is large or was begun by an earlier attempt."""
-        return codec.pack_events(self._events) if self._is_small else b""
 
 
 class HeldLease:
