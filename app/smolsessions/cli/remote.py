@@ -6,15 +6,13 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx2
 import typer
 from rich.console import Console
 
 from smolsessions.cli.flags import places_of
-from smolsessions.client import Client, ClientError
+from smolsessions.client import Client, ClientError, requests
 from smolsessions.core.errors import StartError
 
-PORTS = 65536
 LOCAL = "http://127.0.0.1:8000"
 
 if TYPE_CHECKING:
@@ -28,23 +26,19 @@ def check_url(context: typer.Context, url: str | None) -> str | None:
     if context.resilient_parsing:  # a shell completes the line
         return url
     places_of(context)
-    if url is not None and not _is_address(url):
-        raise StartError(f"{url!r} is no address of a service; write it as {LOCAL} (--url, SMOLSESSIONS_URL)")
+    try:
+        if url is not None:
+            requests.check_address(url)
+    except ValueError as error:
+        raise StartError(f"{error} (--url, SMOLSESSIONS_URL)") from None
     return url
 
 
-def _is_address(url: str) -> bool:
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, UnicodeError):
-        return False
-    return parsed.scheme in {"http", "https"} and bool(parsed.host) and (parsed.port or 0) < PORTS
-
-
 def check_key(key: str | None) -> str | None:
-    if key is not None and not re.fullmatch("[!-~]*", key):
-        raise StartError("the API key has characters that no key has; copy it again (--api-key, SMOLSESSIONS_API_KEY)")
-    return key
+    try:
+        return requests.check_key(key) if key else key
+    except ValueError as error:
+        raise StartError(f"{error} (--api-key, SMOLSESSIONS_API_KEY)") from None
 
 
 def check_id(conversation: str | None) -> str | None:

@@ -27,6 +27,7 @@ Image = str | bytes | Path
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+PORTS = 65536
 OUTAGES = {502, 503, 504}
 """Statuses of a service that is not there or not ready, also from a gateway in front of it."""
 NOT_DONE = {"overloaded", "shutting_down", "too_many_connections"}
@@ -71,9 +72,9 @@ def path_of(*parts: object) -> str:
 
 def check_address(url: str) -> httpx2.URL:
     """Return the address of a service as a URL. Raises `ValueError`."""
-    with suppress(httpx2.InvalidURL):
+    with suppress(httpx2.InvalidURL, UnicodeError):
         parsed = httpx2.URL(url)
-        if parsed.scheme in {"http", "https"} and parsed.host:
+        if parsed.scheme in {"http", "https"} and parsed.host and (parsed.port or 0) < PORTS:
             return parsed
     raise ValueError(f"{url!r} is no address of a service; write it as http://127.0.0.1:8000")
 

@@ -105,10 +105,8 @@ class Client:
 
     def get_turn(self, conversation_id: str, turn: int, *, include_internal_tools: bool = False) -> Turn:
         """Return a turn."""
-        path, params = (
-            path_of("conversations", conversation_id, "turns", turn),
-            named(include_internal_tools=include_internal_tools),
-        )
+        path = path_of("conversations", conversation_id, "turns", turn)
+        params = {"include_internal_tools": include_internal_tools}
         return self._connection.ask(Turn, "GET", path, params=params)
 
     def get_turn_events(
@@ -122,11 +120,8 @@ class Client:
         self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False
     ) -> Turn:
         """Request a turn to stop, and return it. `wait_s`: longest wait for its end."""
-        path, params = (
-            path_of("conversations", conversation_id, "turns", turn, "cancel"),
-            named(include_internal_tools=include_internal_tools),
-        )
-        headers = {"Prefer": f"wait={wait_s}"}
+        path = path_of("conversations", conversation_id, "turns", turn, "cancel")
+        params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
         return self._connection.ask(Turn, "POST", path, params=params, headers=headers, wait_s=wait_s)
 
     def create_conversation(

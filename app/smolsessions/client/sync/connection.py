@@ -113,10 +113,8 @@ class Connection:
                         if not frame.data:
                             continue  # a `retry:` of a process that ends
                         event = event_of(frame.data)
-                        begin, path = (
-                            None,
-                            path_of("conversations", event.conversation_id, "turns", event.turn, "events"),
-                        )
+                        begin = None
+                        path = path_of("conversations", event.conversation_id, "turns", event.turn, "events")
                         if event.seq > seq:
                             seq = event.seq
                             patience.restart()
