@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Factory = Callable[..., MultiStepAgent]
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
-CALLER = "caller"
 
 _ATTRIBUTES = "max_steps planning_interval additional_authorized_imports code_block_tags".split()
 _PREFIX = re.compile("^(make|create|build|get)_")
@@ -95,7 +94,7 @@ def make_agent(name: str, factory: Factory, caller: Caller) -> MultiStepAgent:
 def takes_caller(factory: Factory) -> bool:
     """Return whether a factory has a parameter named `caller`."""
     try:
-        return CALLER in inspect.signature(factory).parameters
+        return "caller" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a callable of C may have no signature
         return False
 

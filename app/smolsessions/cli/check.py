@@ -52,8 +52,8 @@ class _Report:
                 text = sentence(found)
         except (StartError, OSError) as error:
             self.has_failed = True
-            sentence_ = error.message if isinstance(error, StartError) else f"{error.filename}: {error.strerror}"
-            out.print(f"{name:<11} MEND  {sentence_}", style="red", markup=False)
+            defect = error.message if isinstance(error, StartError) else f"{error.filename}: {error.strerror}"
+            out.print(f"{name:<11} MEND  {defect}", style="red", markup=False)
             return None
         out.print(f"{name:<11} ok    {text}", markup=False)
         return found

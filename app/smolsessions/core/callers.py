@@ -50,7 +50,7 @@ class Caller:
         return claims
 
     def metadata(self) -> dict[str, Any]:
-        """Return the conversation's metadata as of the turn's start."""
+        """Return the conversation's metadata as of the start of the turn, or of the attempt that continues it."""
         return self._metadata()
 
     def has_claims_of(self, other: Caller) -> bool:

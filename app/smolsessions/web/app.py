@@ -59,6 +59,8 @@ HEADERS = {
 class Application(FastAPI):
     """FastAPI that begins with the middleware added to it. The four frames around it hold 1.4 KB of a stream."""
 
+    prefix = ""
+
     @cached_property
     def _first(self) -> ASGIApp:
         layer: Any = self.build_middleware_stack()
@@ -66,8 +68,6 @@ class Application(FastAPI):
             layer = layer.app
         first: ASGIApp = layer
         return first
-
-    prefix = ""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         """Return the coroutine of the first middleware. A path is taken with the prefix, and without it."""

@@ -111,7 +111,7 @@ class AgentSession:
         self.held_bytes = 0
 
     def serves(self, caller: Caller) -> bool:
-        """Tools may hold what the claims allow. Only a factory that took the caller has seen the metadata."""
+        """Compare the claims, as tools may hold what these allow, or the whole callers if the factory took one."""
         return self._made_for == caller if self._fingerprint else self._made_for.has_claims_of(caller)
 
     def run_turn(

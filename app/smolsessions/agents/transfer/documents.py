@@ -59,9 +59,12 @@ def export(
     documents: Iterable[dict[str, Any]] = (
         encode_plain(step) if isinstance(step, str | tuple) else encode_step(step) for step in without_gaps(opened)
     )
-    shown = _shown_images(documents := tuple(documents)) if attachments else []
+    images = {}
+    if attachments:
+        documents = tuple(documents)
+        images = {name: _image_json(attachments[name]) for name in _shown_images(documents)}
     values, missing = export_variables(variables, read_code)
-    return ExportedMemory(documents, {name: _image_json(attachments[name]) for name in shown}, values, missing)
+    return ExportedMemory(documents, images, values, missing)
 
 
 def _shown_images(documents: Sequence[dict[str, Any]]) -> list[str]:
