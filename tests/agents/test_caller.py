@@ -10,6 +10,7 @@ import pytest
 
 import smolsessions
 from smolsessions import Caller
+from smolsessions.web.auth import Authenticator
 from tests.support.callers import ASK, FREE, MADE, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.refusals import sentence_of
@@ -170,9 +171,18 @@ def test_the_command_line_makes_a_line_with_claims(tmp_path: Path) -> None:
     owner, digest, claims = line.strip().split(maxsplit=2)
     assert (status, owner, json.loads(claims)) == (0, "ada", PRO)
     assert hashlib.sha256(key.splitlines()[-1].encode()).hexdigest() == digest
-    status, _, sentence = run(tmp_path / "b", {}, "keys", "owner", "ada", "--claims", "[]")
-    assert status == 2
-    assert "--claims: its claims are no JSON object" in sentence
+    for wrong in ("[]", '{"plan": "\udcff"}'):
+        status, _, sentence = run(tmp_path / "b", {}, "keys", "owner", "ada", "--claims", wrong)
+        assert status == 2
+        assert "--claims: its claims are no JSON object" in sentence
+
+
+def test_claims_may_hold_text_of_any_language(tmp_path: Path) -> None:
+    claims = {"name": "Z\N{LATIN SMALL LETTER U WITH DIAERESIS}rich\N{LINE SEPARATOR}"}
+    keys = tmp_path / "keys"
+    keys.write_bytes(f"{owner_line('ada', ADA).strip()} {json.dumps(claims, ensure_ascii=False)}\r\n".encode())
+    keys.chmod(0o600)
+    assert Authenticator(keys, loopback=True).identify(f"Bearer {ADA}").claims == claims
 
 
 def test_a_caller_is_read_only_and_outside_of_a_turn_there_is_none() -> None:

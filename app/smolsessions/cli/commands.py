@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import sys
@@ -17,7 +18,7 @@ from smolsessions.cli.flags import read_files, with_settings
 from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, end_with_stdin, run
-from smolsessions.core.callers import claims_text, parse_claims
+from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
 from smolsessions.settings import Settings, settings_table
@@ -130,7 +131,7 @@ def owner(
     column = ""
     if claims:
         try:
-            column = f" {claims_text(parse_claims(claims))}"
+            column = f" {json.dumps(parse_claims(claims), separators=(',', ':'))}"
         except ValueError as error:
             raise StartError(f"--claims: {error}") from error
     key = secrets.token_urlsafe(32)

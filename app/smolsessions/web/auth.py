@@ -144,7 +144,7 @@ class Authenticator:
 
 def _read(path: Path) -> dict[bytes, Identity]:
     identities = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _KEY_LINE.fullmatch(line.strip())
