@@ -108,11 +108,11 @@ def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Servi
     assert (found.status_code, found.headers["Content-Type"]) == (200, "image/png"), link
 
 
-def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path) -> None:
+def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
-        [sys.executable, "-m", "smolsessions", "chat", "scripted", "--url", str(service.client.base_url)],
-        input='[{"say": "one"}]\n[{"say": "two"}]\n',
-        cwd=tmp_path,
+        [sys.executable, "-m", "smolsessions", "chat", *arguments],
+        input=messages,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
@@ -120,5 +120,20 @@ def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path) -> None:
+    ended = piped(tmp_path, '[{"say": "one"}]\n[{"say": "two"}]\n', "scripted", "--url", str(service.client.base_url))
     assert re.search("\none\n(.*\n)*two\n", ended.stdout), ended.stdout
     assert "\x1b" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.timeout(120)
+def test_the_last_line_of_a_chat_names_what_to_add_to_its_command(tmp_path: Path) -> None:
+    begun = ("tests.support.streaming:make_streamed", "--no-demo-agents", "--data-dir", "elsewhere")
+    last = piped(tmp_path, '[{"say": "one"}]\n', *begun).stdout.splitlines()[-1]
+    added = re.fullmatch(r"Add (--conversation \w+) to the command to go on with this conversation\.", last)
+    assert added, last
+    later = piped(tmp_path, '[{"say": "two"}]\n', *begun, *added[1].split()).stdout
+    assert re.search("\none\n(.*\n)*two\n", later), later

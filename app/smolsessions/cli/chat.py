@@ -148,7 +148,7 @@ class _Chat:
     def leave(self) -> None:
         """Show how to go on."""
         if name := self._place.get("conversation_id"):
-            out.print(f"\nsmolsessions chat --conversation {name} goes on with this conversation.", style="dim")
+            out.print(f"\nAdd --conversation {name} to the command to go on with this conversation.", style="dim")
 
     def play(self, message: str) -> None:
         """Play a turn and show it. Ctrl-C stops it. A refusal does not end a chat with a person."""
