@@ -189,6 +189,13 @@ def test_the_data_and_its_key_are_for_their_user_alone(service: Service) -> None
     assert modes == {"data": "0o700", "seal.key": "0o600"}
 
 
+def test_git_ignores_a_data_folder_that_the_service_creates(service: Service, tmp_path: Path) -> None:
+    assert (service.folder / "data" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "own").mkdir(mode=0o700)
+    with embedded_server(tmp_path / "own"):
+        assert not (tmp_path / "own" / ".gitignore").exists()
+
+
 @pytest.fixture(scope="module")
 def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the address, without the password, of a store that requires `SECRET`."""

@@ -32,7 +32,7 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
     """
     with ExitStack() as stack:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(folder)
             check_private(folder, "data folder")
             service = stack.enter_context((folder / "lock").open("a+b"))
             server = stack.enter_context((folder / "server.lock").open("a+b"))
@@ -44,6 +44,14 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
         except OSError as error:
             raise unusable(folder, error) from error
         yield server
+
+
+def _make(folder: Path) -> None:
+    """Create the folder if it does not exist. Git ignores a new one, since it holds the key that opens the data."""
+    is_new = not folder.exists()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if is_new:
+        (folder / ".gitignore").write_text("*\n")
 
 
 def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
