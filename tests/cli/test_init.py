@@ -31,6 +31,12 @@ def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
     assert "84" in turn["reply"]
 
 
+def test_the_next_command_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my shop"
+    _, output, _ = run(tmp_path, {}, "init", str(folder))
+    assert f"Next: cd '{folder}' && smolsessions serve --reload" in output
+
+
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     own = tmp_path / "new" / "my_agents.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -23,5 +24,5 @@ def init(
     for path, text in sorted(texts.items()):
         path.write_text(text, "utf-8")
         typer.echo(f"created {path}")
-    go = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    go = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     typer.echo(f"Next: {go}smolsessions serve --reload, or smolsessions chat, or pytest")
