@@ -40,9 +40,10 @@ def played(service: Service, *script: dict[str, Any]) -> str:
 
 
 def test_conversations_are_listed_as_a_table_and_as_json(service: Service, ask: Callable[..., Ending]) -> None:
+    played(service, DONE)
     name = played(service, ECHO, DONE)
     status, table, errors = ask("conversations", "list", "--limit", "1")
-    assert (status, errors) == (0, "")
+    assert (status, errors) == (0, "more exist than --limit 1 shows\n")
     head, row = table.splitlines()
     assert head.split() == ["id", "agent", "status", "turns", "updated", "title"]
     assert row.split()[:4] == [name, "scripted", "idle", "1"]

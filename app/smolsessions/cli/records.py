@@ -32,7 +32,7 @@ from smolsessions.cli.remote import (
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pydantic import BaseModel
 
@@ -54,8 +54,9 @@ def _progress(items: Sequence[T], action: str) -> Iterable[T]:
 
 
 def _table(
-    items: Iterable[BaseModel], columns: dict[str, Callable[[Any], object]], *, as_json: bool, empty: str
+    found: Iterator[BaseModel], columns: dict[str, Callable[[Any], object]], limit: int, *, as_json: bool, empty: str
 ) -> None:
+    items = itertools.islice(found, limit)
     if as_json:
         for item in items:
             line(item)
@@ -69,6 +70,8 @@ def _table(
         if not out.is_terminal:
             out.width = WIDE  # a row is a line for a program
         out.print(table, soft_wrap=False)
+        if next(found, None):
+            err.print(f"more exist than --limit {limit} shows", style="dim")
     else:
         err.print(empty, style="dim")
 
@@ -93,8 +96,14 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
         "title": lambda each: each.title,
     }
     with service(url, api_key) as client:
-        found = itertools.islice(client.list_conversations(agent=agent, status=status, q=q), limit)
-        _table(found, columns, as_json=as_json, empty="no conversation; POST /turn or `smolsessions chat` begins one")
+        found = client.list_conversations(agent=agent, status=status, q=q)
+        _table(
+            found,
+            columns,
+            limit,
+            as_json=as_json,
+            empty="no conversation; POST /turn or `smolsessions chat` begins one",
+        )
 
 
 @conversations.command("show")
@@ -219,8 +228,8 @@ def list_turns(
         "reply": lambda each: each.error.code if each.error else each.reply,
     }
     with service(url, api_key) as client:
-        found = itertools.islice(client.list_turns(conversation), limit)
-        _table(found, columns, as_json=as_json, empty="no turn yet")
+        found = client.list_turns(conversation)
+        _table(found, columns, limit, as_json=as_json, empty="no turn yet")
 
 
 @turns.command("show")
