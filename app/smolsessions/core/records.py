@@ -241,7 +241,7 @@ class ToolCall:
     step_id: str
     internal: bool
     ok: bool
-    duration_ms: float
+    duration_ms: Annotated[float, Field(allow_inf_nan=False)]
     repeated: bool = False
 
 
@@ -291,7 +291,7 @@ class TurnOptions:
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
     reset: bool = False
-    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_busy: OnBusy = "reject"
 
 
