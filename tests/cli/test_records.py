@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,19 @@ def test_conversations_are_listed_as_a_table_and_as_json(service: Service, ask: 
     assert json.loads(lines)["id"] == name
     _, nothing, said = ask("conversations", "list", "--search", "no such title")
     assert (nothing, said.startswith("no conversation; ")) == ("", True)
+
+
+def test_texts_of_others_do_not_control_the_terminal(service: Service, ask: Callable[..., Ending]) -> None:
+    evil = "\x1b]0;title\x07 \x1b[2J \x9b31m\x7f end"
+    name = played(service, {"say": evil})
+    service.client.patch(f"/conversations/{name}", json={"title": evil})
+    shown = [ask("conversations", "list")[1], ask("conversations", "list", "--json")[1]]
+    shown += [ask("turns", what, name, *more)[1] for what, *more in (["list"], ["show", "1"], ["events", "1"])]
+    for text in shown:
+        assert "end" in text
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text), text
+    assert json.loads(shown[3])["reply"] == evil
+    assert "\u241b[2J" in shown[0]
 
 
 def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[..., Ending]) -> None:

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.highlighter import JSONHighlighter
 
 from smolsessions.cli.flags import places_of
 from smolsessions.client import Client, ClientError, requests
 from smolsessions.core.errors import StartError
 
+_DELETE, _CONTROLS = 0x7F, range(0x80, 0xA0)  # which JSON does not escape
+_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t\r"} | {_DELETE: 0x2421}
+_SIGNS |= dict.fromkeys(_CONTROLS, 0xFFFD)
+_ESCAPES = {code: f"\\u{code:04x}" for code in (_DELETE, *_CONTROLS)}
 LOCAL = "http://127.0.0.1:8000"
 
 if TYPE_CHECKING:
@@ -56,8 +61,17 @@ def check_ids(conversations: list[str]) -> list[str]:
 Url = Annotated[str, typer.Option(envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SMOLSESSIONS_API_KEY", callback=check_key, help="Your API key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class _Screen(Console):
+    """Console that shows control characters, which would change the terminal, as signs."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+out = _Screen(highlight=False, soft_wrap=True)
+err = _Screen(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -80,14 +94,23 @@ def fail(sentence: str) -> typer.Exit:
 
 def show(record: BaseModel) -> None:
     """Print a record as indented JSON."""
-    out.print_json(record.model_dump_json())
+    out.print(JSONHighlighter()(_json(record, indent=2)), soft_wrap=True)
 
 
 def line(record: BaseModel) -> None:
     """Print a record as one line of JSON."""
-    typer.echo(record.model_dump_json())
+    typer.echo(_json(record))
+
+
+def _json(record: BaseModel, indent: int | None = None) -> str:
+    return record.model_dump_json(indent=indent).translate(_ESCAPES)
+
+
+def printable(text: str) -> str:
+    """Replace control characters except line breaks and tabs. Titles and replies are the texts of others."""
+    return text.translate(_SIGNS)
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    text = " ".join(str(value if value is not None else "").split())
+    text = printable(" ".join(str(value if value is not None else "").split()))
     return text if len(text) <= most else f"{text[: most - 1]}…"
