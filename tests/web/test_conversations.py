@@ -297,6 +297,18 @@ def test_a_patch_may_depend_on_the_state_that_was_read(service: Service) -> None
     problem(refused, 412, "precondition_failed")
 
 
+def test_a_list_of_tags_or_preferences_may_have_several_lines(service: Service, tmp_path: Path) -> None:
+    made = service.client.post("/conversations", json={"agent": "scripted"})
+    where, tag = made.headers["location"], made.headers["etag"]
+    lines = [("If-Match", '"other"'), ("If-Match", tag)]
+    assert service.client.patch(where, json={"title": "one"}, headers=lines).status_code == 200
+    message = json.dumps([{"call": [["wait_for", {"path": str(tmp_path / "gate")}]]}, {"say": "done"}])
+    lines = [("Prefer", "respond-async"), ("Prefer", "wait=1")]
+    answer = service.client.post(f"{where}/turns", json={"message": message}, headers=lines)
+    (tmp_path / "gate").touch()
+    assert answer.headers["preference-applied"] == "respond-async, wait=1"
+
+
 def test_the_first_message_titles_a_conversation(service: Service) -> None:
     long = "  What   is\n" + "the answer to everything, " * 40
     began = service.post("/turn", agent="demo", message=long).json()

@@ -83,7 +83,7 @@ def test_a_request_has_one_host(service: Service, hosts: bytes) -> None:
         problem_on(connection, 400, "malformed")
 
 
-@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Origin"])
+@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Origin", "Idempotency-Key", "Last-Event-ID"])
 def test_a_header_that_decides_is_sent_once(service: Service, name: str) -> None:
     headers = [(name, "application/json"), (name, "application/json")]
     problem(service.client.get("/agents", headers=headers), 400, "malformed")

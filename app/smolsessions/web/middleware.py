@@ -29,7 +29,13 @@ _HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f
 _ORIGIN = re.compile(rb"(https?)://(.+)")
 _PORTS = {b"http": 80, b"https": 443}
 _LAST_PORT = 65535
-_SINGLE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"})
+_SINGLE = frozenset(
+    {
+        *(b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"),
+        *(b"idempotency-key", b"last-event-id"),
+    }
+)
+_LISTS = frozenset({b"accept", b"if-match", b"prefer"})
 _LOOPBACK_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -99,6 +105,8 @@ class RequestChecks:
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if len(headers) != len(scope["headers"]):
             _check_single(scope["headers"])
+            scope["headers"] = _with_joined_lists(scope["headers"])
+            headers = dict(scope["headers"])
         host = _host_of(headers.get(b"host"), scope["http_version"])
         if self._authenticator.loopback and host[0] not in self._host_names:
             # A page of another site can make a browser call a loopback address under that site's name.
@@ -141,6 +149,18 @@ def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
     for name in seen:
         if seen.count(name) > 1:
             raise MalformedError(f"The request has two headers {name.decode()}; send one.")
+
+
+def _with_joined_lists(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers, with one line for each list in place of several (RFC 9110, 5.3)."""
+    lists: dict[bytes, list[bytes]] = {}
+    others = []
+    for name, value in headers:
+        if name in _LISTS:
+            lists.setdefault(name, []).append(value)
+        else:
+            others.append((name, value))
+    return others + [(name, b", ".join(values)) for name, values in lists.items()]
 
 
 def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]:
