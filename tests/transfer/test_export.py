@@ -318,6 +318,18 @@ def test_a_document_that_is_wrong_is_refused_with_the_place(
     refused(service, changed(document, path, value), pointer)
 
 
+@pytest.mark.parametrize("value", [b"[]", b'{"a":1}', b"1", b'""'])
+def test_a_document_of_millions_of_values_is_refused(service: Service, value: bytes) -> None:
+    body = b"[" + (value + b",") * 2_000_001 + b"1]"
+    response = service.client.post("/conversations/import", content=body, headers={"Content-Type": "application/json"})
+    problem(response, 413, "too_large")
+
+
+def test_texts_of_documents_may_hold_millions_of_separators(service: Service, document: dict[str, Any]) -> None:
+    text = 'a,b[{\\"' * 1_000_000
+    assert import_document(service, changed(document, "/steps/0/task", text))["turns"]
+
+
 VALUES = st.sampled_from(
     [
         None,

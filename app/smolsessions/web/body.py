@@ -26,6 +26,8 @@ LARGE_BYTES = 64 * 1024
 MAX_VALUES = 10_000
 MAX_QUOTES = 200_000
 MAX_BARE_BYTES = 256 * 1024
+MAX_DOCUMENT_VALUES = 2_000_000
+MAX_DOCUMENT_QUOTES = 2 * MAX_DOCUMENT_VALUES
 _MIN_IMAGE_BYTES = 4 * 1024  # a shorter string counts as text
 _IMAGE_URL = re.compile(rb"data:image\\?/[a-z0-9.+-]{1,40};base64,", re.IGNORECASE)
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
@@ -79,13 +81,29 @@ def check_structure(body: bytes, max_text_bytes: int) -> None:
     text = b'"'.join([first, *map(_without_image, parts)])
     if len(text) > max_text_bytes:
         raise TooLargeError(f"The body has more than {max_text_bytes} bytes beside its images; send less.")
-    # Without escapes, each quotation mark begins or ends a string.
-    strings = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    bare = b"".join(strings[::2]).translate(None, b" \t\r\n")
-    if sum(map(bare.count, (b",", b"[", b"{"))) > MAX_VALUES:
+    bare = _outside_strings(text).translate(None, b" \t\r\n")
+    if _separators(bare) > MAX_VALUES:
         raise TooLargeError(f"The body has more than {MAX_VALUES} values; send fewer.")
     if len(bare) > MAX_BARE_BYTES:
         raise TooLargeError(f"The body has more than {MAX_BARE_BYTES} bytes outside strings; send shorter numbers.")
+
+
+def check_document(body: bytes) -> None:
+    """Raise `TooLargeError` for a document for import of so many values that parsing blocks the event loop for long."""
+    if _separators(body) <= MAX_DOCUMENT_VALUES:
+        return
+    is_sound = body.count(b'"') - body.count(b'\\"') <= MAX_DOCUMENT_QUOTES
+    if not is_sound or _separators(_outside_strings(body)) > MAX_DOCUMENT_VALUES:
+        raise TooLargeError(f"The document has more than {MAX_DOCUMENT_VALUES} values; send fewer.")
+
+
+def _separators(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
+def _outside_strings(text: bytes) -> bytes:
+    # Without escapes, each quotation mark begins or ends a string.
+    return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
 def _without_image(part: bytes) -> bytes:

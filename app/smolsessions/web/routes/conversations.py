@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from hashlib import sha256
 from itertools import compress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
@@ -23,6 +22,7 @@ from smolsessions.core.records import (
     Sort,
     StepType,
 )
+from smolsessions.web.body import check_document, in_thread_if_large
 from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.links import link
 from smolsessions.web.problems import WRITE, responses
@@ -208,7 +208,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
     ) -> Response:
         """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
-        document = await asyncio.to_thread(read_json, await request.body())
+        document = await in_thread_if_large(_read_document, await request.body())
         made = await conversations.bring_in(owner, document, new_id, agent)
         return _created(made)
 
@@ -258,6 +258,11 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         return Response(await conversations.export(Ref(owner, conversation_id)), media_type="application/json")
 
     return router
+
+
+def _read_document(body: bytes) -> Any:
+    check_document(body)
+    return read_json(body)
 
 
 def _created(made: Conversation) -> Response:
