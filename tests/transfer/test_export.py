@@ -300,6 +300,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("/rollbacks", [[2, -1]], "/rollbacks/0/1"),
     ("/rollbacks", [[2, 1], [1, 0]], "/rollbacks/1/0"),
     ("/rollbacks", [[1, 0]] * 2, "/rollbacks/1/0"),
+    ("/rollbacks", [[1, 0]] * 1001, "/rollbacks"),
     ("/steps/5/turn", 3, "/turns"),
     ("/steps/0/turn", 0, "/steps/0/turn"),
     ("/steps/0/type", "thought", "/steps/0/type"),

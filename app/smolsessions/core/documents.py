@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
+MAX_ROLLBACKS = 1000
+"""A list of turns looks at all rollbacks for each turn."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
 _OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "additional_args"}
@@ -67,7 +69,7 @@ class ConversationDocument(MemoryDocument):
     version: Literal[1]
     id: str | None = None
     turns: tuple[TurnDocument, ...] = ()
-    rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = []
+    rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field([], max_length=MAX_ROLLBACKS)
     not_exported: list[dict[str, str]] = []
 
     @property
