@@ -33,7 +33,9 @@ def problem_on(connection: socket.socket, status: int, code: str) -> HTTPRespons
     """Check that the connection's last answer is this problem."""
     response, body = answer_on(connection)
     assert (response.status, response.headers["content-type"]) == (status, "application/problem+json"), body
-    assert json.loads(body)["code"] == code
+    found = json.loads(body)
+    assert found["code"] == code
+    assert found["instance"] == response.headers["x-request-id"]
     assert response.headers["connection"] == "close"
     assert response.headers["date"]
     with suppress(ConnectionResetError):  # more was sent than was read

@@ -6,6 +6,7 @@ import resource
 from collections import deque
 from enum import IntEnum
 from functools import partial
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -18,12 +19,14 @@ from smolsessions.core.errors import (
     ServiceError,
     TooManyConnectionsError,
 )
+from smolsessions.core.request_id import request_id
 from smolsessions.web.problems import response_to
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -221,7 +224,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._may_answer():
-            response = response_to(error)
+            response = _numbered(error)
             fields = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
             head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
             self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + response.body)
@@ -244,6 +247,15 @@ class Connection(HttpToolsProtocol):
             state.pop(_ON_DISCONNECT, _do_nothing)()
 
 
+def _numbered(error: ServiceError) -> Response:
+    """Return the answer to a request that no middleware has seen, with an id of its own."""
+    own = token_hex(8)
+    request_id.set(own)
+    response = response_to(error)
+    response.headers["X-Request-Id"] = own
+    return response
+
+
 def _do_nothing() -> None:
     pass
 
@@ -253,7 +265,7 @@ def _only_probes(app: ASGIApp) -> ASGIApp:
         if scope["path"] in PROBES:
             await app(scope, receive, send)
             return
-        response = response_to(TooManyConnectionsError())
+        response = _numbered(TooManyConnectionsError())
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
