@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
+from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.records import (
     Outcome,
 )
@@ -25,6 +25,7 @@ from tests.support.stores import (
     step_texts,
     submit,
 )
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from smolsessions.core.records import OnBusy
@@ -113,15 +114,19 @@ async def test_a_claim_brings_what_leaves_least(
     assert f"Turn {by} " in ended.outcome.error.message
 
 
+def listeners(raw: Raw) -> set[str]:
+    return {str(client["id"]) for client in raw.client_list(_type="pubsub")}
+
+
 async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores
     lease = await second_turn(stores, raw)
     one.scheduler.hear_stop(b"", b"local/c\n2\n1")
     assert await lease.stop_reason == "cancelled"
+    before = listeners(raw)
     raw.client_kill_filter(_type="pubsub")
+    await asyncio.to_thread(wait_until, lambda: len(listeners(raw) - before) == 2)  # both have connected again
     await submit(other, "c", on_busy="interrupt")
-    with suppress(StoreUnavailableError):  # the connection may be found closed by the first call
-        await one.scheduler.renew([lease])
     await one.scheduler.renew([lease])
     assert error_code_of(await lease.commit(replace(DONE, status="cancelled"))) == "interrupted"
 

@@ -36,7 +36,8 @@ NAMES = {
     "smolagents.memory": "ActionStep AgentMemory CallbackRegistry FinalAnswerStep MemoryStep PlanningStep "
     "SystemPromptStep TaskStep ToolCall",
     "smolagents.models": "ChatMessage ChatMessageStreamDelta ChatMessageToolCall ChatMessageToolCallFunction "
-    "ChatMessageToolCallStreamDelta MessageRole agglomerate_stream_deltas remove_content_after_stop_sequences",
+    "ChatMessageToolCallStreamDelta MessageRole agglomerate_stream_deltas get_tool_json_schema "
+    "remove_content_after_stop_sequences",
     "smolagents.monitoring": "AgentLogger LogLevel Timing TokenUsage",
     "smolagents.remote_executors": "RemotePythonExecutor",
     "smolagents.utils": "AgentError AgentGenerationError AgentMaxStepsError Retrying truncate_content",
@@ -69,6 +70,7 @@ PARAMETERS = {
     "smolagents.memory.ToolCall": "name arguments id",
     "smolagents.memory.CallbackRegistry.register": "step_cls callback",
     "smolagents.memory.CallbackRegistry.callback": "memory_step",
+    "smolagents.models.get_tool_json_schema": "tool",
     "smolagents.models.ChatMessage": "role content tool_calls raw token_usage",
     "smolagents.models.ChatMessageToolCall": "function id type",
     "smolagents.models.ChatMessageToolCallFunction": "arguments name",
