@@ -119,6 +119,8 @@ def no_old_fence_writes(_calm: Round, wild: Round) -> Iterator[str]:
 def _late_lines(lines: list[Line]) -> list[Line]:
     """Return the calls that a turn's first process began after the second process had begun one."""
     begun = [line for line in lines if line.phase == "begun"]
+    if len(begun) > 1 and begun[0].kind == "model" and begun[0].key == begun[1].key:
+        del begun[0]  # this process lost the turn before its attempt was known, and may be the one that takes it over
     second = next((place for place, line in enumerate(begun) if line.pid != begun[0].pid), len(begun))
     return [line for line in begun[second:] if line.pid == begun[0].pid]
 
