@@ -85,16 +85,18 @@ bench: $(VENV)/test-ready
 # The lock files hold names, versions and hashes for every platform and Python; no address of an index.
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 lock: $(VENV)/test-ready
-	$(LOCK) pyproject.toml --extra openai --group build -o requirements.lock
-	$(LOCK) pyproject.toml --extra openai --group build --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) pyproject.toml --extra openai --extra mcp --extra workspace --group build -o requirements.lock
+	$(LOCK) pyproject.toml --extra openai --extra mcp --extra workspace --extra bedrock --extra web-tools --extra docker --extra e2b --group build --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --group deploy -o requirements-deploy.lock
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 	echo 'pytest-agent-eval==0.3.* pydantic-ai-slim pydantic-graph logfire-api genai-prices griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/pytest-agent-eval.lock
+	echo 'litellm>=1.106 mcp>=2.2' | tr ' ' '\n' | $(LOCK) - -o tests/data/litellm.lock
 	echo 'openapi-python-client==0.29.*' | $(LOCK) - -o tests/data/openapi-python-client.lock
 
-# What is generated from the code: openapi.yaml with its examples, the settings table in README.md and the synchronous client.
+# What is generated from the code: openapi.yaml with its examples, the settings table in README.md, the turns in docs/pipelines and the synchronous client.
 refresh: $(VENV)/test-ready
 	$(BIN)/python -m tests.support.examples
+	$(BIN)/python -m tests.support.pipeline_pages
 	$(BIN)/python tools/refresh.py
 	$(BIN)/python tools/sync_client.py
 
